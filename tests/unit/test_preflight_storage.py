@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from chaosrun.preflight.checks.storage import CHECK, ROOM, SAVE
+from chaosrun.checkpoint.object_storage import ObjectStorage
+from chaosrun.preflight.checks.storage import CHECK, ROOM, SAVE, call
 from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.peers import against_peers
+from chaosrun.preflight.probes.storage_objects import try_objects
 from chaosrun.spec.source import Job
 from tests.preflight_answers import job_of, judged, nodes_of
 
@@ -153,3 +155,50 @@ def test_a_storage_that_the_job_names_and_that_is_not_on_every_node() -> None:
     assert statuses(job_of(checkpoint={"storage": "/data"})) == [Status.PASS, Status.PASS, Status.FAIL]
     # What nobody named is made where a run wants it.
     assert statuses(job_of()) == statuses(None) == [Status.PASS] * 3
+
+
+STORE = "s3://bucket/prefix"
+
+
+def store_row(objects: dict[str, Any]) -> Finding:
+    facts = {**facts_of(), "objects": objects}
+    return rows_of(facts, setting_of(job_of(checkpoint={"storage": f"{STORE}/"}, env={"AWS_PROFILE": "team"})))["object store"]
+
+
+def test_a_job_s_object_store_is_asked_for_with_the_job_s_settings() -> None:
+    asked = call(setting_of(job_of(checkpoint={"storage": f"{STORE}/"}, env={"AWS_PROFILE": "team"})), nodes_of("a")[0])
+    assert asked.parameters["objects"] == STORE and asked.env == {"AWS_PROFILE": "team"}
+    assert call(setting_of(), nodes_of("a")[0]).parameters["objects"] == ""
+    assert "object store" not in rows_of(facts_of())
+
+
+@pytest.mark.parametrize(
+    ("objects", "status", "words"),
+    [
+        ({"took_s": 0.25}, Status.PASS, "not overwritten in 250 ms"),
+        ({"took_s": 0.25, "late": True}, Status.WARN, "did not show an object"),
+        ({"failed": {"error": "it does not keep its word", "remedy": "another"}}, Status.FAIL, "does not keep its word"),
+    ],
+)
+def test_what_is_said_of_an_object_store(objects: dict[str, Any], status: Status, words: str) -> None:
+    row = store_row(objects)
+    assert (row.status, row.device) == (status, STORE) and words in str(row.measured)
+
+
+def test_the_probe_sees_a_store_that_keeps_its_word_and_ones_that_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/bucket"
+    found = try_objects(url)
+    assert found.failed is None and not found.late
+    assert [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()] == []
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStorage, "listed", lambda self, prefix: [])
+        assert try_objects(url).late
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStorage, "_create", lambda self, key, data: self.fs.pipe_file(self._path(key), data))
+        failed = try_objects(url).failed
+    assert failed is not None and "does not keep its word" in failed.error
+    (tmp_path / "file").write_bytes(b"")
+    failed = try_objects(f"file://{tmp_path}/file/below").failed
+    assert failed is not None and "Not a directory" in failed.error

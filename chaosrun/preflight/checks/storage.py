@@ -9,7 +9,9 @@ from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask
 from chaosrun.preflight.probes.storage import Speed, StorageFacts
 from chaosrun.preflight.probes.storage_kills import Saves
+from chaosrun.preflight.probes.storage_objects import ObjectFacts
 from chaosrun.preflight.probes.storage_place import Mount
+from chaosrun.records.places import is_url
 from chaosrun.spec.model import JobSpec
 from chaosrun.wording import duration, listed, size
 
@@ -47,6 +49,7 @@ _ATOMIC = (
 )
 _POWER = "a killed process leaves the kernel's cache as it is: what a power cut would leave cannot be seen from here"
 _HUNG = "see whether its server and the network to it are up (`mount`, and `dmesg` on the node), then mount it again"
+_LISTS = "name a store whose listings are consistent, as those of S3 and GCS are, or live with it"
 _SYNC = "mount it so that fsync waits for the disk, and run without libraries that disable it"
 
 
@@ -55,22 +58,43 @@ def call(setting: Setting, node: Node) -> Call:
     if setting.level is Level.DEEP:
         kills_s = DEEP_SHARE * setting.seconds if setting.seconds else effort["kills_s"]
         effort, limit_s = {**effort, "kills_s": kills_s, "kills": max(8, int(20 * kills_s))}, limit_s + kills_s
-    return ask("storage", limit_s, storage=str(setting.storage), **effort)
+    objects = _url(setting)
+    return ask("storage", limit_s, setting.env if objects else None, storage=str(setting.storage), objects=objects, **effort)
+
+
+def _url(setting: Setting) -> str:
+    """Of the object store that the job names; empty: none."""
+    storage = (setting.job and setting.job.spec.checkpoint.storage) or ""
+    return storage.rstrip("/") if is_url(storage) else ""
 
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[StorageFacts]) -> Iterator[Finding]:
     path = str(setting.storage)
     # What nobody named is made where a run wants it.
-    named = setting.job is not None and setting.job.spec.checkpoint.storage is not None
+    named = setting.job is not None and setting.job.spec.checkpoint.storage is not None and not _url(setting)
     there = [name for name, facts in told.answered.items() if named and facts.mount and facts.mount.base == path]
     for node in nodes:
         row = Rows(check="storage", node=node.name, device=path)
         if facts := told.answered.get(node.name):
+            if facts.objects is not None:
+                yield _objects(row.of(name="object store", device=_url(setting)), facts.objects)
             yield from _promises(row, setting, facts, listed(there, 1) if there and node.name not in there else "")
             if facts.mount is not None and facts.speed is not None:
                 yield from _for_the_job(row, setting, facts.mount.free_bytes, facts.speed)
         elif hung := no_answer(row.of(name="answers"), told.unanswered[node.name]):
             yield hung
+
+
+def _objects(row: Rows, objects: ObjectFacts) -> Finding:
+    if objects.failed is not None:
+        return row.fail(
+            objects.failed.error, "objects put, read, listed and deleted, and none put over another", objects.failed.remedy
+        )
+    measured = f"an object was put, read, listed, deleted and not overwritten in {duration(objects.took_s)}"
+    if objects.late:
+        why = "commits are looked up by their keys, so none is lost; what killed attempts left may stay there for longer"
+        return row.warn("a listing did not show an object that was there", "listings of what is there", _LISTS, reason=why)
+    return row.passed(measured)
 
 
 def no_answer(row: Rows, silence: Outcome) -> Finding | None:

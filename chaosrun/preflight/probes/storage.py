@@ -18,6 +18,7 @@ from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.cluster.guard import new_name
 from chaosrun.errors import ResourcesError
 from chaosrun.preflight.probes.storage_kills import Saves, kill_writers
+from chaosrun.preflight.probes.storage_objects import ObjectFacts, try_objects
 from chaosrun.preflight.probes.storage_place import Failed, Mount, mount_of, nearest_folder, own_folder, remove_stale
 
 BLOCK = 1 << 20
@@ -48,16 +49,19 @@ class StorageFacts(Struct, frozen=True, kw_only=True):
     speed: Speed | None = None
     failed: Failed | None = None
     """What ended it."""
+    objects: ObjectFacts | None = None
+    """Of the object store that the job names, if it names one."""
 
 
-def probe(*, storage: str, kills: int, kills_s: float, speed_s: float, speed_bytes: int) -> StorageFacts:
-    """The numbers say how much is tried, and for how long."""
-    facts = StorageFacts()
+def probe(*, storage: str, kills: int, kills_s: float, speed_s: float, speed_bytes: int, objects: str = "") -> StorageFacts:
+    """The numbers say how much is tried, and for how long. `objects`: a URL."""
+    _at("the object store")
+    facts = StorageFacts(objects=try_objects(objects) if objects else None)
     try:
         with storage_errors(Path(storage)), ExitStack() as stack:
             _at("looking for its mount")
             mount = mount_of(nearest_folder(Path(storage)))
-            facts, base = StorageFacts(mount=mount), Path(mount.base)
+            facts, base = structs.replace(facts, mount=mount), Path(mount.base)
             _at("saves")
             folder = stack.enter_context(own_folder(base / new_name()))
             remove_stale(base, folder)
