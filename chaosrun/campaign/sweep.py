@@ -194,7 +194,7 @@ class _SweepRun:
         undisturbed = list(_passages(reference, attempt, spec.workers))
         recovering = list(_passages(leg_of(run, "chaos"), 2, spec.workers))  # of the attempt after the kill, if it came to one
         trace = read_trace(reference.attempt(attempt).trace(0), attempt, 0, [])
-        epochs = {record.step: record.epoch for record in trace.steps}
+        epochs = {step: record.epoch for step, record in trace.steps.items()}
         last = max(epochs, default=0)
         if self.saves:
             steps = [_save_to_try(undisturbed, steps)]

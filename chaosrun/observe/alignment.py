@@ -7,7 +7,8 @@ optimizer without momentum keeps nothing. The chosen step agrees in the weights,
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaosrun.records.traces import Found, Moment
+from chaosrun.records.trace_reader import Moment
+from chaosrun.records.traces import Found
 
 NEAREST = 8
 """So many steps of a quantity are told at most."""

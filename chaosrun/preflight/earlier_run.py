@@ -82,7 +82,7 @@ def _newest_checkpoint(leg: LegLayout) -> int | None:
 def costs_of(legs: Sequence[LegHistory]) -> Costs:
     """A step that a save preceded, and the first one of an attempt, are left out: they have more to do."""
     attempts = [attempt for leg in legs for attempt in leg.attempts]
-    steps = [record.step for attempt in attempts for trace in attempt.traces.values() for record in trace.steps]
+    steps = [step for attempt in attempts for trace in attempt.traces.values() for step in trace.steps]
     return Costs(
         step_s=_median(seconds for attempt in attempts for seconds in _steps(attempt)),
         save_s=_median(seconds for attempt in attempts for seconds in _saves(attempt)),
@@ -105,7 +105,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 def _steps(attempt: Attempt) -> Iterator[float]:
     ends: dict[int, float] = {}
     for trace in attempt.traces.values():
-        for record in trace.steps:
+        for record in trace.steps.values():
             ends[record.step] = max(record.time_s, ends.get(record.step, record.time_s))
     saved = {record.step for trace in attempt.traces.values() for record in trace.checkpoints}
     for (before, begin_s), (step, end_s) in pairwise(sorted(ends.items())):

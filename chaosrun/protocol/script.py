@@ -34,8 +34,8 @@ from chaosrun.protocol.steps import Steps
 from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
-from chaosrun.records.trace_reader import read_moments
-from chaosrun.records.traces import Moment, SaveRecord
+from chaosrun.records.trace_reader import Moment, read_moments
+from chaosrun.records.traces import SaveRecord
 from chaosrun.wording import count, hiding
 
 

@@ -11,7 +11,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.codec import Count, Record
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.run_file import read_record
-from chaosrun.records.traces import Digests
+from chaosrun.records.traces import Digests, RankTrace
 
 
 class Began(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -28,6 +28,15 @@ def digest_of(ranks: Sequence[Digests]) -> str:
     """Of the complete state that a checkpoint holds, as digests of each rank's."""
     plain = [{name: dict(values) for name, values in rank.items()} for rank in ranks]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def saved_in(traces: Sequence[RankTrace], name: str) -> list[Digests]:
+    """What each rank recorded of this checkpoint's state. Raises LookupError where one did not, or its save changed it."""
+    saved = [each for trace in traces for each in trace.checkpoints if each.name == name and not each.changed]
+    states = [each.digests for each in saved if each.digests]
+    if len(states) != len(traces):
+        raise LookupError(f"{name} has no digests, or its save changed the training")
+    return states
 
 
 def read_began(leg: LegLayout, problems: list[str]) -> Began | None:

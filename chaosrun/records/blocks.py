@@ -115,6 +115,7 @@ class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A step. What may be nil is then as `_expected` of the step before it in its block."""
 
     step: AtLeastOne
+    """Of a block's first one; else how many steps after that."""
     ticks: int
     """Since the step before; of a block's first one, since 1970."""
     digests: Texts
@@ -179,7 +180,7 @@ class Scribe:
         before, expected = self._before, _expected(self._before)
         ids = None if record.ids is None else list(map(_packed_ids, record.ids))
         row = [
-            record.step,
+            record.step - self.first,
             _ticks(record) - (_ticks(before) if before else 0),
             _short([record.rng, record.grad, record.param, *record.batch]),
             _floats(_numbers(record.loss)),
@@ -199,7 +200,8 @@ class Scribe:
         self._param.update(f"{record.param} ".encode())
         texts = (record.rng, record.grad, record.param, record.state, record.settings, record.began)
         place = (record.step, record.epoch, record.batches)
-        self._digest.update(_pack((place, record.ids, record.batch, record.loss, record.lr, texts)))
+        words = (record.grads, record.params)
+        self._digest.update(_pack((place, record.ids, record.batch, record.loss, record.lr, texts, words)))
         self._before = record
 
     def block(self, at: int, size: int, others: Sequence[int] = ()) -> Block:
@@ -214,11 +216,12 @@ class Reading:
     def __init__(self, attempt: int, rank: int, tensors: Sequence[str] = (), names: "Names | None" = None) -> None:
         self._attempt, self._rank, self._tensors, self._names = attempt, rank, tensors, names
         self._before: StepRecord | None = None
+        self._first = 0
 
     def record(self, content: bytes) -> Line | None:
         """None for what ends a block. Raises ValueError."""
         if is_step(content):
-            return self._step(content)
+            return self.step(content)
         if is_footer(content):
             self._before = None
             return None
@@ -227,7 +230,8 @@ class Reading:
             self._tensors = found.tensors
         return found
 
-    def _step(self, content: bytes) -> StepRecord:
+    def step(self, content: bytes) -> StepRecord:
+        """Raises ValueError."""
         row, before = _ROWS.decode(content), self._before
         fields = _expected(before)
         for name, (_, unpack) in _REST.items():
@@ -237,7 +241,7 @@ class Reading:
         losses = struct.unpack(f"<{len(row.loss) // 4}f", row.loss) if isinstance(row.loss, bytes) else row.loss
         ids = [row.ids] if isinstance(row.ids, bytes) else row.ids
         found = StepRecord(
-            step=row.step,
+            step=row.step + (self._first if before else 0),
             time_s=(row.ticks + (_ticks(before) if before else 0)) / TICKS,
             rng=rng,
             grad=grad,
@@ -250,7 +254,7 @@ class Reading:
             **fields,
         )
         _expect_sound(found, self._tensors)
-        self._before = found
+        self._before, self._first = found, self._first if before else found.step
         return found
 
 
@@ -364,4 +368,5 @@ def _unpacked_ids(ids: Ids) -> tuple[Any, ...] | None:
         return None if ids is None else tuple(ids)
     if not isinstance(ids, bytes) or not ids or not ids[0] or (len(ids) - 1) % ids[0]:
         raise ValueError("no sample ids")
-    return tuple([int.from_bytes(ids[at : at + ids[0]], "little") for at in range(1, len(ids), ids[0])])
+    width, data = ids[0], ids[1:]
+    return tuple([int.from_bytes(data[at : at + width], "little") for at in range(0, len(data), width)])

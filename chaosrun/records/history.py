@@ -83,11 +83,11 @@ class _ByStep(Mapping[int, Mapping[int, StepRecord]]):
 
     def __init__(self, traces: Mapping[int, RankTrace]) -> None:
         self._traces = sorted(traces.items())
-        blocks = {block.steps for _, trace in self._traces for block in trace.steps.blocks}
+        blocks = {block.steps for _, trace in self._traces for block in trace.blocks}
         self._steps = sorted({step for steps in blocks for step in steps})
 
     def __getitem__(self, step: int) -> Mapping[int, StepRecord]:
-        found = {rank: record for rank, trace in self._traces if (record := trace.steps.at(step))}
+        found = {rank: record for rank, trace in self._traces if (record := trace.steps.get(step))}
         if not found:
             raise KeyError(step)
         return found

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +35,6 @@ from chaosrun.records.traces import (
     EndRecord,
     Line,
     LoaderWorkersRecord,
-    Moment,
     ProbeRecord,
     RankTrace,
     SaveRecord,
@@ -42,7 +42,6 @@ from chaosrun.records.traces import (
     StartRecord,
     StateRecord,
     StepRecord,
-    Steps,
 )
 
 ENDS_BYTES = 1 << 15
@@ -107,6 +106,24 @@ def read_start(path: Path) -> StartRecord | None:
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A trace between two steps: what a resume at this place has to begin with."""
+
+    step: int
+    """Done."""
+    weights: str
+    optimizer: str
+    rates: tuple[str, ...] | None
+    """As this step used them; None before the first."""
+    rates_after: tuple[str, ...] | None = None
+    """As the next step used them: None, as all that is of the next step, after the last."""
+    rng_after: str | None = None
+    data_after: str | None = None
+    weights_after: str | None = None
+    """Where the script changed them before the next step."""
+
+
 def read_moments(path: Path) -> list[Moment]:
     """The moments of one trace, from its start on, as far as it is sound; none where there is no trace."""
     moments: list[Moment] = []
@@ -143,13 +160,13 @@ class _Source:
 
 
 @lru_cache(maxsize=OPENED_BLOCKS)
-def _opened(source: _Source, block: Block) -> Sequence[StepRecord]:
+def _opened(source: _Source, block: Block, count: int) -> Sequence[StepRecord]:
     try:
         reading = Reading(source.attempt, source.rank, source.tensors)
         region = _bytes_at(source.path, block.at, block.size)
-        found = [reading.record(content) for _, content in frames(region) if is_step(content)]
-        steps = [record for record in found if isinstance(record, StepRecord)]
-        if [record.step for record in steps] != list(block.steps):
+        contents = (content for _, content in frames(region) if is_step(content))
+        steps = [reading.step(content) for content in islice(contents, count)]
+        if [record.step for record in steps] != list(block.steps[:count]):
             raise ValueError("other steps lie there")
     except ValueError as error:
         raise DamagedRecordError(f"{source.path}: steps {block.first} to {block.last}: {error}") from error
@@ -182,7 +199,8 @@ class _Found:
             sources=tuple(_of(SourceRecord, self._lines)),
             loader_workers=tuple(_of(LoaderWorkersRecord, self._lines)),
             buckets=tuple(_of(BucketsRecord, self._lines)),
-            steps=Steps(self.blocks, partial(_opened, _Source(self._path, self._attempt, self._rank, tensors))),
+            blocks=tuple(self.blocks),
+            read=partial(_opened, _Source(self._path, self._attempt, self._rank, tensors)),
             states=tuple(_of(StateRecord, self._lines)),
             checkpoints=tuple(_of(CheckpointRecord, self._lines)),
             saves=tuple(_of(SaveRecord, self._lines)),

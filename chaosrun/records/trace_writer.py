@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from chaosrun.records.blocks import Names, Scribe, framed, packed_footer, packed_record, summed
-from chaosrun.records.traces import BLOCK_STEPS, EndRecord, Line, StepRecord
+from chaosrun.records.traces import BLOCK_STEPS, CheckpointRecord, EndRecord, Line, StepRecord
 
 
 class TraceWriter:
@@ -32,6 +32,8 @@ class TraceWriter:
                 self._end_block()
             self._others.append(len(self._region))
             self._append(packed_record(record, self._names))
+            if isinstance(record, CheckpointRecord) and self._scribe.first:
+                self._end_block()
 
     def _append(self, content: bytes) -> None:
         frame = framed(content)

@@ -7,22 +7,24 @@ Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian u
 tensor: the 64-bit value decides. Floats are `float.hex()`. Knows what a trace says, not what any value should have been.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, overload
+from itertools import takewhile
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from chaosrun.records.codec import Count, Record, Text, changed
+from chaosrun.records.codec import Count, Record, Text
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.position import Position
 
 TRACE_VERSION = 3
 """Traces of version 2 were lines of JSON."""
 BLOCK_STEPS = 64
-"""A block ends with each multiple of these, so that the blocks of two legs meet wherever an attempt began."""
+"""A block ends with each multiple of these, and with each checkpoint: the blocks of two legs meet wherever an attempt began."""
 WORD_BYTES = 4
 ALIVE = "the script's "
 """With what names in `SaveRecord.held` begin that are of modules in memory, and not of what is saved."""
@@ -251,8 +253,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     param: bytes
     """Of the digest of the parameters after each step."""
     digest: bytes
-    """Of everything that two legs are compared by, so not of times, nor of the words of tensors. Empty, as `param`, of what is
-    but a part of a block."""
+    """Of everything that two legs are compared by, so not of times. Empty, as `param`, of what is but a part of a block."""
     running: bytes = b""
     """Of the file up to here: of that of the block before, of what stands above, and of the block's bytes."""
 
@@ -265,60 +266,87 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return range(self.first, self.first + self.count)
 
 
-class Steps(Sequence[StepRecord]):
-    """The steps of a trace in the order of time, read from its file block by block when somebody looks at them."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Successive steps of one block of a trace."""
 
-    def __init__(self, blocks: Sequence[Block] = (), read: Callable[[Block], Sequence[StepRecord]] | None = None) -> None:
-        self.blocks = tuple(blocks)
-        self._read = read
+    first: int
+    last: int
+    block: Block
+    trace: "RankTrace"
 
-    def of(self, block: Block) -> Sequence[StepRecord]:
-        """The records of one of the blocks. Raises DamagedRecordError where they are not what they were."""
-        assert self._read is not None, "steps without a file have no blocks"
-        return self._read(block)
+    def at(self, step: int) -> StepRecord:
+        """Raises DamagedRecordError where the file no longer holds what it held."""
+        return self.trace.read(self.block, self.last - self.block.first + 1)[step - self.block.first]
+
+    def part(self, first: int, last: int) -> "Span":
+        return Span(max(first, self.first), min(last, self.last), self.block, self.trace)
+
+    @property
+    def steps(self) -> range:
+        return range(self.first, self.last + 1)
+
+    @property
+    def digest(self) -> bytes:
+        """Its block's; empty of what is but a part of one."""
+        return self.block.digest if self.steps == self.block.steps else b""
+
+    @property
+    def knows_ids(self) -> bool:
+        """Of every micro-batch of its steps."""
+        return self.block.knows_ids or (not self.digest and all(self.at(step).knows_ids for step in self.steps))
+
+    def equals(self, other: "Span") -> bool:
+        """Both hold the same steps, whose records are alike in all that is compared, by their digests."""
+        return self.steps == other.steps and self.digest == other.digest != b""
+
+
+class Steps(Mapping[int, StepRecord]):
+    """Records by step, each step once, which are read from their files when somebody looks at them."""
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        self.spans: list[Span] = []
+        for span in spans:
+            self.add(span)
+
+    def span_of(self, step: int) -> Span | None:
+        place = bisect_right(self.spans, step, key=lambda span: span.first) - 1
+        return self.spans[place] if place >= 0 and step <= self.spans[place].last else None
+
+    def over(self, steps: range) -> Iterator[Span]:
+        """The parts of it that hold any of these steps."""
+        place = max(0, bisect_right(self.spans, steps.start, key=lambda span: span.first) - 1)
+        found = takewhile(lambda span: span.first < steps.stop, self.spans[place:])
+        return (span.part(steps.start, steps.stop - 1) for span in found if span.last >= steps.start)
+
+    def __getitem__(self, step: int) -> StepRecord:
+        if span := self.span_of(step):
+            return span.at(step)
+        raise KeyError(step)
+
+    def __contains__(self, step: object) -> bool:
+        return isinstance(step, int) and self.span_of(step) is not None
+
+    def __iter__(self) -> Iterator[int]:
+        return (step for span in self.spans for step in span.steps)
 
     def __len__(self) -> int:
-        return sum(block.count for block in self.blocks)
+        return sum(len(span.steps) for span in self.spans)
 
-    @overload
-    def __getitem__(self, index: int) -> StepRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[StepRecord]: ...
-    def __getitem__(self, index: int | slice) -> StepRecord | Sequence[StepRecord]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        number = range(len(self))[index]
-        for block in self.blocks:
-            if number < block.count:
-                return self.of(block)[number]
-            number -= block.count
-        raise IndexError(index)
-
-    def __iter__(self) -> Iterator[StepRecord]:
-        return (record for block in self.blocks for record in self.of(block))
-
-    def at(self, step: int) -> StepRecord | None:
-        """The last record of a step."""
-        block = next((block for block in reversed(self.blocks) if step in block.steps), None)
-        return block and self.of(block)[step - block.first]
-
-    def up_to(self, step: int) -> "Steps":
-        """Those that are not after a step."""
-        whole = [block for block in self.blocks if block.last <= step]
-        parts = [block for block in self.blocks if block.first <= step < block.last]
-        cut = {changed(block, count=step - block.first + 1, digest=b"", param=b""): block for block in parts}
-        return Steps([*whole, *cut], lambda block: self.of(cut.get(block, block))[: block.count])
-
-    @cached_property
+    @property
     def last(self) -> int:
-        """The highest step; 0 where there is none."""
-        return max((block.last for block in self.blocks), default=0)
+        """0 where there is no step."""
+        return self.spans[-1].last if self.spans else 0
+
+    def add(self, span: Span) -> list[int]:
+        """Take on what is not there yet; the steps that are."""
+        held = [step for step in span.steps if step in self] if span.first <= self.last else []
+        for new in [span] if not held else [span.part(step, step) for step in span.steps if step not in held]:
+            self.spans.insert(bisect_right(self.spans, new.first, key=lambda span: span.first), new)
+        return held
 
 
-NO_STEPS = Steps()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """One trace file. `start` is None when the rank died before it wrote its first record."""
 
@@ -329,34 +357,27 @@ class RankTrace:
     sources: tuple[SourceRecord, ...] = ()
     loader_workers: tuple[LoaderWorkersRecord, ...] = ()
     buckets: tuple[BucketsRecord, ...] = ()
-    steps: Steps = NO_STEPS
+    blocks: tuple[Block, ...] = ()
+    read: Callable[[Block, int], Sequence[StepRecord]] = lambda _, count: ()
+    """The first steps of one of them. Raises DamagedRecordError."""
     states: tuple[StateRecord, ...] = ()
     """Of the checkpoints, too."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     saves: tuple[SaveRecord, ...] = ()
     end: EndRecord | None = None
 
+    @property
+    def spans(self) -> list[Span]:
+        """In the order in which they were written."""
+        return [Span(block.first, block.last, block, self) for block in self.blocks]
+
+    @cached_property
+    def steps(self) -> Steps:
+        return Steps(self.spans)
+
     def tensor(self, index: int) -> str | None:
         """Name of the tensor at `index` of `params` and `grads`."""
         return self.start.tensors[index] if self.start and index < len(self.start.tensors) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """A trace between two steps: what a resume at this place has to begin with."""
-
-    step: int
-    """Done."""
-    weights: str
-    optimizer: str
-    rates: tuple[str, ...] | None
-    """As this step used them; None before the first."""
-    rates_after: tuple[str, ...] | None = None
-    """As the next step used them: None, as all that is of the next step, after the last."""
-    rng_after: str | None = None
-    data_after: str | None = None
-    weights_after: str | None = None
-    """Where the script changed them before the next step."""
 
 
 def expect_words(words: bytes, tensors: Sequence[str], where: str = "", what: str = "fingerprints") -> None:

@@ -76,7 +76,7 @@ def landing(fault: Fault, history: LegHistory) -> Landed:
         landed=True,
         attempt=seen.attempt,
         rank=seen.rank,
-        step=max((record.step for record in trace.steps), default=None) if trace else None,
+        step=(trace.steps.last or None) if trace else None,
         pid=seen.pid,
         evidence=Observation.of(fault, seen).words,
     )

@@ -177,7 +177,7 @@ def _reached(attempt: Attempt) -> int:
 def _pace(trace: RankTrace) -> float | None:
     if len(trace.steps) < 2:
         return None
-    first, last = trace.steps[-RECENT_STEPS:][0], trace.steps[-1]
+    first, last = (trace.steps[step] for step in ([*trace.steps][-RECENT_STEPS:][0], trace.steps.last))
     steps, took_s = last.step - first.step, last.time_s - first.time_s
     return took_s / steps if steps > 0 and took_s > 0 else None
 

@@ -1,6 +1,6 @@
 """Where the chaos leg of a drill begins: at the reference's checkpoint before the first fault, if the verdict can rest on it.
 
-What it rests on says docs/exactness.md ("Where a drill begins"); whether a leg that began there may be judged, `verify.began`.
+What it rests on says docs/exactness.md ("Where a drill begins"); whether a leg that began there may be judged, `verify.check`.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import RESTORE_PHASES
-from chaosrun.records.began import Began, digest_of, read_began
+from chaosrun.records.began import Began, digest_of, read_began, saved_in
 from chaosrun.records.layout import AttemptLayout, LegLayout, RunLayout, checkpoint_name
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import Early, RunInfo, read_run, recorded_leg, write_record
@@ -23,7 +23,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.early import LONG
 from chaosrun.supervise.objects import give_objects, remove_objects
 from chaosrun.supervise.reference import final_step
-from chaosrun.verify.compare import exact_weights
+from chaosrun.verify.compare import undecided
 from chaosrun.verify.corruption import corrupts
 
 EVERY_ONE = 10**9
@@ -76,7 +76,7 @@ def _give(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, c
         return f"the reference keeps no checkpoint before step {before}"
     names = [checkpoint_name(step) for step in steps[-max(FEWEST_KEPT, spec.checkpoint.keep) :]]
     try:
-        states = {name: _given(kept, chaos, name, _saved(traces, name)) for name in names}
+        states = {name: _given(kept, chaos, name, saved_in(traces, name)) for name in names}
         for name in names:
             give_objects(chaos, name)
     except (ChaosrunError, OSError, LookupError) as error:
@@ -93,14 +93,9 @@ def has_begun_there(leg: LegLayout) -> bool:
 
 
 def _refusals(spec: JobSpec, plan: FaultPlan, reference: LegLayout) -> Iterator[str]:
-    if spec.by == "script":
-        yield "a script that resumes by itself keeps more than chaosrun knows of"
-    if not exact_weights(spec.verify) or not spec.verify.losses.exact:
-        yield "a tolerance was given"
+    yield from undecided(spec, reference)
     if corrupts(plan):
         yield "the plan corrupts memory"
-    if not reference.repeats.is_file():
-        yield "the job was not shown to repeat itself yet"
     if not any(fault.facts.ends_attempt for fault in plan.faults):
         yield "no fault has the job come back"
     if not any(fault.at_step for fault in plan.faults):
@@ -131,15 +126,6 @@ def _kept(info: RunInfo, reference: LegLayout) -> LegLayout:
         return LegLayout(Path(info.reference.source))
     other = RunLayout(Path(info.reference.mode))
     return recorded_leg(other, read_run(other), "reference")
-
-
-def _saved(traces: Sequence[RankTrace], name: str) -> list[Digests]:
-    """The state of each rank, as the reference recorded it. Raises LookupError where it did not, or a save changed it."""
-    saved = [next((each for each in trace.checkpoints if each.name == name), None) for trace in traces]
-    states = [each.digests for each in saved if each and each.digests and not each.changed]
-    if len(states) < len(traces):
-        raise LookupError(f"{name} has no digests, or its save changed the training")
-    return states
 
 
 def _given(kept: LegLayout, chaos: LegLayout, name: str, saved: list[Digests]) -> str:

@@ -199,7 +199,7 @@ class Drill:
         for trace in traces:
             for save in trace.saves:
                 savers[save.step] |= frozenset() if save.how == "remove" else {trace.rank}
-        epochs = {step.step: step.epoch for step in traces[0].steps}
+        epochs = {step: record.epoch for step, record in traces[0].steps.items()}
         missing = ""
         try:
             expect_strace()

@@ -19,7 +19,7 @@ from chaosrun.records.settled import DIFFERED, SETTLED
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.lifecycle import Finish
 from chaosrun.supervise.reference import final_step
-from chaosrun.verify.compare import exact_weights
+from chaosrun.verify.compare import undecided
 from chaosrun.verify.corruption import corrupts
 
 
@@ -51,7 +51,7 @@ def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) ->
     Nothing where no end is ever shown to follow: a script that resumes by itself keeps its place, its schedule and its loaders
     where no digest looks; tolerances have no equal state; an injected corruption is looked for to the end.
     """
-    if spec.by == "script" or not (exact_weights(spec.verify) and spec.verify.losses.exact) or corrupts(plan):
+    if any(undecided(spec, None)) or corrupts(plan):
         return ""
     if early == "never" or (early == "long" and final_step(reference) <= LONG):
         return ""

@@ -100,7 +100,7 @@ class RecoveryJudge:
             history = read_leg(self._leg)
             before = [each for each in history.attempts if each.number < attempt]
             known = recorded(LegHistory(name=history.name, layout=self._leg, attempts=tuple(before)))
-            self._targets[attempt] = {rank: known.chain(rank).last for rank in known.steps}
+            self._targets[attempt] = {rank: steps.last for rank, steps in known.steps.items()}
         ranks = range(self._spec.workers)
         return all(self._step(attempt, rank) > self._targets[attempt].get(rank, 0) for rank in ranks)
 

@@ -94,7 +94,7 @@ def _is_shuffled(ids: list[str]) -> bool:
 def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | None]]:
     """Epochs of the undisturbed leg with their sample ids, but for the last batch, which padding fills up; None where not all
     are known."""
-    for epoch, records in groupby(drill.reference_lineage.chain(rank).values(), key=lambda record: record.epoch):
+    for epoch, records in groupby(drill.reference_lineage.of(rank).values(), key=lambda record: record.epoch):
         batches = [ids for record in records for ids in record.ids or (None,)]
         known = [ids for ids in batches if ids is not None]
         yield epoch, [repr(sample) for ids in known[:-1] for sample in ids] if len(known) == len(batches) else None

@@ -313,9 +313,11 @@ def _rescaled(moment: Moment) -> bool:
 def _drew_otherwise(moment: Moment) -> bool:
     """The random streams, which agree before this step, differ before the next one on some rank."""
     after = moment.step + 1
-    seen = [record for rank in moment.records for record in moment.attempt.traces[rank].steps if record.step == after]
-    expected = [moment.drill.reference_lineage.at(record.rank, after) for record in seen]
-    return any(other and other.rng != record.rng for record, other in zip(seen, expected, strict=True))
+    pairs = (
+        (moment.attempt.traces[rank].steps.get(after), moment.drill.reference_lineage.at(rank, after))
+        for rank in moment.records
+    )
+    return any(seen and expected and seen.rng != expected.rng for seen, expected in pairs)
 
 
 def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:

@@ -5,18 +5,19 @@ Pure values. A check is a function `(Drill) -> Check`; the list of them is in `c
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.began import digest_of, saved_in
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile
 from chaosrun.records.traces import BucketsRecord, RankTrace, StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
-from chaosrun.verify.began import began_at
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, alike, compare, compared_fields, exact_weights
-from chaosrun.verify.lineage import Lineage, lineage, spans_of
+from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, alike, compare, compared_fields, exact_weights, undecided
+from chaosrun.verify.lineage import Lineage, lineage
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]
 
@@ -74,6 +75,8 @@ class Drill:
     chaos_lineage: Lineage
     spec: JobSpec
     plan: FaultPlan
+    in_both: int
+    """Steps of the lineages that both hold, over all ranks."""
     apart: Mapping[int, AbstractSet[int]]
     """By rank, steps of which some attempt of the chaos leg has a record that is not the reference's in everything."""
     opened_to_confirm: tuple[OpenedFile, ...] = ()
@@ -83,7 +86,7 @@ class Drill:
     whole: int = 0
     """The last step of the reference, where that is another one."""
     began: int = 0
-    """The step that the chaos leg began at, with the reference's checkpoint; see `verify.began`."""
+    """The step that the chaos leg began at, with the reference's checkpoint; see `unproven`."""
     streams_count: bool = True
     """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""
 
@@ -96,15 +99,17 @@ class Drill:
         plan: FaultPlan,
         opened_to_confirm: tuple[OpenedFile, ...] = (),
     ) -> "Drill":
-        expected, began = lineage(reference), began_at(reference, chaos, spec)
+        expected, began = lineage(reference), _began_at(reference, chaos, spec)
+        seen = lineage(chaos, expected, began)
         drill = cls(
             reference=reference,
             chaos=chaos,
             reference_lineage=expected,
-            chaos_lineage=lineage(chaos, expected, began),
+            chaos_lineage=seen,
             spec=spec,
             plan=plan,
             opened_to_confirm=opened_to_confirm,
+            in_both=_in_both(expected, seen, spec.workers),
             apart=_apart(expected, chaos.traces),
             began=began,
         )
@@ -126,7 +131,8 @@ class Drill:
             reference=reference,
             chaos=chaos,
             reference_lineage=expected,
-            chaos_lineage=lineage(chaos),
+            chaos_lineage=(seen := lineage(chaos)),
+            in_both=_in_both(expected, seen, spec.workers),
             spec=spec,
             plan=plan,
             apart=_apart(expected, (trace for attempt in looked_at for trace in attempt.traces.values())),
@@ -147,7 +153,7 @@ class Drill:
             record
             for trace in self.chaos.traces
             for step in sorted(self.apart.get(trace.rank, ()))
-            if (record := trace.steps.at(step))
+            if (record := trace.steps.get(step))
         )
         pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
         return not any(expected and compare(field, expected, seen, self.chaos) for expected, seen in pairs for field in numbers)
@@ -170,7 +176,7 @@ class Drill:
 
     def reference_start(self, rank: int) -> StartRecord | None:
         """With what the attempt began that made the reference's first step."""
-        span = self.reference_lineage.chain(rank).span_of(1)
+        span = self.reference_lineage.of(rank).span_of(1)
         return span.trace.start if span else None
 
     @property
@@ -202,17 +208,46 @@ class Drill:
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", self.opened_to_confirm))
 
 
+def _in_both(expected: Lineage, seen: Lineage, workers: int) -> int:
+    return sum(expected.common(span) for rank in range(workers) for span in seen.of(rank).spans)
+
+
 def _apart(expected: Lineage, traces: Iterable[RankTrace]) -> dict[int, set[int]]:
     """What is not alike is compared field by field, and nothing else has to be. Blocks of equal digests are not opened."""
     found: dict[int, set[int]] = {}
     for trace in traces:
         apart = found.setdefault(trace.rank, set())
-        for seen in spans_of(trace):
-            for held in expected.chain(trace.rank).over(seen.steps):
+        for seen in trace.spans:
+            for held in expected.of(trace.rank).over(seen.steps):
                 if not held.equals(seen):
-                    steps = held.part(seen.first, seen.last).steps
-                    apart.update(step for step in steps if not alike(held.at(step), seen.at(step)))
+                    apart.update(step for step in held.steps if not alike(held.at(step), seen.at(step)))
     return found
+
+
+def _began_at(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> int:
+    """The step that the first attempt went on from, where that is shown to be the reference's state; else 0."""
+    first = chaos.attempts[0] if chaos.attempts else None
+    return first.resume_step if first and first.resume and not unproven(reference, chaos, spec) else 0
+
+
+def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | None:
+    """Why a first attempt that went on from a checkpoint is not shown to have been given the reference's: of a job that repeats
+    itself, a leg from the beginning would have come to this very state (docs/exactness.md, "Where a drill begins"). What it
+    made of that checkpoint is for the checks of every resume."""
+    first, began = chaos.attempts[0], chaos.began
+    if began is None or not began.states:
+        return "nothing says whose it was"
+    if first.number != 1 or first.resume not in began.states:
+        return f"attempt {first.number} went on from {first.resume}, it had been given {', '.join(began.states)}"
+    if why := next(undecided(spec, reference.layout), None):
+        return why
+    for name, state in began.states.items():
+        with suppress(LookupError):
+            traces = [reference.attempts[-1].traces[rank] for rank in range(spec.workers)]
+            if state == digest_of(saved_in(traces, name)):
+                continue
+        return f"{name} is not what the reference saved"
+    return None
 
 
 def streams_apart(check: Check, drill: Drill) -> Check:

@@ -4,12 +4,13 @@ Pure. Owns what "equal" means, bitwise or within a tolerance; decides nothing ab
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
 from chaosrun.records.history import LegHistory
+from chaosrun.records.layout import LegLayout
 from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance, VerifySpec
 
@@ -82,6 +83,17 @@ part, and in later ones, over which rounding adds up. The numbers of NeMo Automo
 def exact_weights(verify: VerifySpec) -> bool:
     """Bits of weights can be compared: fingerprints say nothing about "nearly"."""
     return verify.weights.exact and verify.profile == "strict"
+
+
+def undecided(spec: JobSpec, reference: LegLayout | None) -> Iterator[str]:
+    """Why equal state of a job would not show that what follows is equal, too; `reference`: None where a whole leg shows
+    whether it repeats itself."""
+    if spec.by == "script":
+        yield "a script that resumes by itself keeps more than chaosrun knows of"
+    if not (exact_weights(spec.verify) and spec.verify.losses.exact):
+        yield "a tolerance was given"
+    if reference and not reference.repeats.is_file():
+        yield "the job was never shown to repeat itself"
 
 
 def compared_fields(spec: JobSpec) -> tuple[Field, ...]:

@@ -150,7 +150,7 @@ def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -
 def schedule_shift(drill: Drill, attempt: Attempt, rank: int, first: int) -> int | None:
     """By how many steps an attempt's learning rates are off from step `first` on: as if its schedule had begun anew, else the
     fewest; None where no shift makes them the reference's."""
-    used = [(record.step, record.lr) for record in attempt.traces[rank].steps if record.step >= first and record.lr]
+    used = [(step, record.lr) for step, record in attempt.traces[rank].steps.items() if step >= first and record.lr]
     by_step = {step: record.lr for step, record in drill.reference_lineage.steps[rank].items() if record.lr}
     shifts = [-attempt.start_of(rank), *sorted((step - first for step in by_step), key=abs)]
     fitting = (
@@ -203,7 +203,7 @@ def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
     """Each rank that saved came to its next step: what follows the last file, a rename perhaps, was done, too."""
     last = {rank: max(saved.time_s for by, saved in own if by == rank) for rank, _ in own}
     traces = {rank: attempt.traces[rank] for rank in last}
-    return all(trace.end or any(step.time_s > last[rank] for step in trace.steps) for rank, trace in traces.items())
+    return all(trace.end or any(step.time_s > last[rank] for step in trace.steps.values()) for rank, trace in traces.items())
 
 
 def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:

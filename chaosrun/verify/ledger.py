@@ -25,7 +25,7 @@ class _Entry:
 def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     """Explain micro-batch `micro_batch` of the chaos leg's record `first`, which is not the reference's."""
     trace = drill.chaos.trace(first.attempt, first.rank)
-    following = [record for record in trace.steps if record.step >= first.step] if trace else [first]
+    following = [record for record in trace.steps.values() if record.step >= first.step] if trace else [first]
     by_ids = _knows_ids(following) and _knows_ids(_reference_steps(drill, first.rank))
     seen = [entry.key for entry in _entries(following, by_ids)][micro_batch : micro_batch + WINDOW]
     ledger = _entries(_reference_steps(drill, first.rank), by_ids)

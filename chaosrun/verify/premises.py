@@ -15,13 +15,11 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
-from chaosrun.verify.began import unproven
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, unproven
 from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Kind, Mismatch, compare, differing_keys, unlike_orders
 from chaosrun.verify.corruption import injections
-from chaosrun.verify.lineage import spans_of
 from chaosrun.verify.restored import saved_difference
 
 
@@ -98,7 +96,7 @@ def _reference_gap(drill: Drill) -> str | None:
     if chain.repeated:
         return f"step {chain.repeated[0].step} of rank {chain.repeated[0].rank} is there twice"
     for rank in drill.ranks:
-        missing = chain.chain(rank).missing(chain.final_step)
+        missing = chain.missing(rank, chain.final_step)
         if missing:
             return f"rank {rank} lacks step {missing[0]}"
     return None
@@ -222,7 +220,7 @@ def _alone(drill: Drill) -> str | None:
         if (one.resume, one.resume_step) != (other.resume, other.resume_step) or injections(drill):
             continue
         again = {rank: trace.steps for rank, trace in other.traces.items()}
-        both = (pair for pair in _pairs_apart(drill, one) if pair[1].rank in again and again[pair[1].rank].at(pair[1].step))
+        both = (pair for pair in _pairs_apart(drill, one) if pair[1].rank in again and again[pair[1].rank].get(pair[1].step))
         differing = next(filter(None, (_mismatch(drill, *pair) for pair in both)), None)
         if differing is None or not _in_both(drill, other, differing.step):
             continue
@@ -250,8 +248,8 @@ def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[Kind, str, str, str]
 
 def _in_both(drill: Drill, attempt: Attempt, until: int) -> int:
     """How many records of the attempt, up to a step, the reference has, too."""
-    spans = (span.part(span.first, until) for trace in attempt.traces.values() for span in spans_of(trace))
-    return sum(drill.reference_lineage.chain(span.trace.rank).common(span.steps) for span in spans)
+    spans = (span.part(span.first, until) for trace in attempt.traces.values() for span in trace.spans)
+    return sum(map(drill.reference_lineage.common, spans))
 
 
 def _pairs_apart(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:

@@ -18,7 +18,7 @@ from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence, divergence_of
-from chaosrun.verify.lineage import Chain, Lineage, lineage, spans_of
+from chaosrun.verify.lineage import Lineage, lineage
 from chaosrun.verify.restored import reference_state
 from chaosrun.verify.ruling import OUTCOME_EXIT_CODES, Ruling, about_check, end_of, of_divergence
 from chaosrun.verify.steps import reference_parameters
@@ -77,7 +77,7 @@ def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, sin
     before = _up_to(history, number - 1)
     expected = recorded(before, since)
     drill = Drill.between(before, _up_to(history, number), expected, spec, plan, looked_at=(attempt,))
-    again = {step for rank, trace in attempt.traces.items() for step in _done_before(expected.chain(rank), trace)}
+    again = {step for trace in attempt.traces.values() for step in _done_before(expected, trace)}
     return Recovery(
         attempt=number,
         steps=len(again),
@@ -94,7 +94,7 @@ def recorded(history: LegHistory, since: int = 1) -> Lineage:
     known = lineage(history)
     for span in reversed(known.cut_off):
         if span.trace.attempt >= since:
-            known.chain(span.trace.rank).add(span)
+            known.of(span.trace.rank).add(span)
     return known
 
 
@@ -102,10 +102,8 @@ def _up_to(history: LegHistory, number: int) -> LegHistory:
     return replace(history, attempts=tuple(each for each in history.attempts if each.number <= number))
 
 
-def _done_before(chain: Chain, trace: RankTrace) -> Iterator[int]:
-    for own in spans_of(trace):
-        for span in chain.over(own.steps):
-            yield from span.part(own.first, own.last).steps
+def _done_before(expected: Lineage, trace: RankTrace) -> Iterator[int]:
+    return (step for own in trace.spans for held in expected.of(trace.rank).over(own.steps) for step in held.steps)
 
 
 def _is_comparable(drill: Drill, attempt: Attempt, rank: int) -> bool:

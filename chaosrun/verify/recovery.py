@@ -14,7 +14,6 @@ from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare
-from chaosrun.verify.lineage import spans_of
 from chaosrun.wording import count
 
 
@@ -33,8 +32,8 @@ def lineage(drill: Drill) -> Check:
         repeated = len(chain.repeated)
         return failed("step_done_twice", rank=record.rank, step=record.step, attempt=record.attempt, repeated=repeated)
     for rank in drill.ranks:
-        own = chain.chain(rank)
-        missing, beyond = own.missing(final), [step for step in own if step > final] if own.last > final else []
+        own = chain.of(rank)
+        missing, beyond = chain.missing(rank, final), [step for step in own if step > final] if own.last > final else []
         if missing or beyond:
             code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
             return failed(code, rank=rank, step=step, final=final, missing=missing, beyond=beyond)
@@ -152,7 +151,7 @@ def wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
 
 
 def _wrong_first_step(trace: RankTrace) -> str | None:
-    first = trace.steps.blocks[0].first if trace.steps.blocks else None
+    first = trace.blocks[0].first if trace.blocks else None
     if trace.start and first is not None and first != trace.start.position.step + 1:
         return f"recorded step {first} first after going on from step {trace.start.position.step}"
     return None
@@ -162,12 +161,9 @@ def replay_agreement(drill: Drill) -> Check:
     """Steps that were rolled back and done again came out the same both times."""
     compared = 0
     for span in drill.chaos_lineage.cut_off:
-        chain = drill.chaos_lineage.chain(span.trace.rank)
-        compared += chain.common(span.steps)
-        for step in (step for held in chain.over(span.steps) if not held.equals(span) for step in held.steps):
-            if step not in span.steps:
-                continue
-            tail, again = span.at(step), chain[step]
+        compared += drill.chaos_lineage.common(span)
+        apart = (held for held in drill.chaos_lineage.of(span.trace.rank).over(span.steps) if not held.equals(span))
+        for tail, again in ((span.at(step), held.at(step)) for held in apart for step in held.steps):
             for field in drill.fields:
                 found = compare(field, tail, again, drill.chaos, drill.losses_of(again))
                 if found:
@@ -235,14 +231,14 @@ def _in_force(trace: RankTrace | None, step: int) -> BucketsRecord | None:
 
 def _stretches(drill: Drill, trace: RankTrace) -> Iterator[tuple[range, RankTrace]]:
     """The steps of a trace that the reference has, too, as far as no layout changes in either; and the reference's trace."""
-    for own in spans_of(trace):
-        for held in drill.reference_lineage.chain(trace.rank).over(own.steps):
-            steps = held.part(own.first, own.last).steps
+    for own in trace.spans:
+        for held in drill.reference_lineage.of(trace.rank).over(own.steps):
+            steps = held.steps
             changes = {entry.step for each in (trace, held.trace) for entry in each.buckets if entry.step in steps[1:]}
             for begin, end in pairwise([steps.start, *sorted(changes), steps.stop]):
                 yield range(begin, end), held.trace
 
 
 def _same_gradient(drill: Drill, trace: RankTrace, step: int) -> bool:
-    seen, expected = trace.steps.at(step), drill.reference_lineage.at(trace.rank, step)
+    seen, expected = trace.steps.get(step), drill.reference_lineage.at(trace.rank, step)
     return seen is not None and expected is not None and seen.grad == expected.grad

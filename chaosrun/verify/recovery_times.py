@@ -86,7 +86,7 @@ def _recovery(before: Sequence[JournalEvent], attempt: Attempt) -> RecoveryTimes
         next((record.time_s for record in before if isinstance(record, AttemptStopped)), None),
         max(entered) if whole and len(entered) == len(known) else None,
         max(start.time_s for start in known) if whole else None,
-        min((trace.steps[0].time_s for trace in attempt.traces.values() if trace.steps), default=None),
+        min((next(iter(trace.steps.values())).time_s for trace in attempt.traces.values() if trace.steps), default=None),
     )
     spans = [_span(*pair) for pair in pairwise(moments)]
     return RecoveryTimes(

@@ -133,7 +133,7 @@ def _apart_in(attempt: Attempt, records: Mapping[int, StartRecord | StepRecord])
 
 def _blocks(attempt: Attempt, ranks: Iterable[int] | None = None) -> Iterator[Block]:
     chosen = attempt.traces if ranks is None else ranks
-    return (block for rank in chosen for block in attempt.traces[rank].steps.blocks)
+    return (block for rank in chosen for block in attempt.traces[rank].blocks)
 
 
 def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:

@@ -73,7 +73,7 @@ def is_scaler(name: str) -> bool:
 
 def reference_state(drill: Drill, rank: int, step: int) -> Digests | None:
     """What the reference saved at `step` on this rank; None where it saved no checkpoint, or did not digest it."""
-    span = drill.reference_lineage.chain(rank).span_of(step)
+    span = drill.reference_lineage.of(rank).span_of(step)
     return next((saved.digests for saved in span.trace.checkpoints if saved.step == step), None) if span else None
 
 

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.codec import changed
 from chaosrun.records.events import FaultObserved
 from chaosrun.records.history import LegHistory
 from chaosrun.records.position import Position
 from chaosrun.records.settled import State, state_of
-from chaosrun.records.traces import EndRecord, RankTrace, StateRecord
+from chaosrun.records.traces import Block, EndRecord, RankTrace, StateRecord
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
+from chaosrun.verify.compare import undecided
 from chaosrun.wording import listed
 
 EARLY = ("settled", "differed")
@@ -39,7 +41,7 @@ def _up_to(leg: LegHistory, step: int) -> LegHistory:
 
 def _trace(trace: RankTrace, step: int) -> RankTrace:
     saved = next((record for record in trace.states if record.step == step), None)
-    at = trace.steps.at(step)
+    at = trace.steps.get(step)
     end = None
     if saved and saved.digests and at:
         end = EndRecord(
@@ -52,12 +54,17 @@ def _trace(trace: RankTrace, step: int) -> RankTrace:
         )
     return replace(
         trace,
-        steps=trace.steps.up_to(step),
+        blocks=tuple(_part(block, step) for block in trace.blocks if block.first <= step),
         buckets=tuple(record for record in trace.buckets if record.step <= step),
         states=tuple(record for record in trace.states if record.step <= step),
         checkpoints=tuple(record for record in trace.checkpoints if record.step <= step),
         end=end,
     )
+
+
+def _part(block: Block, step: int) -> Block:
+    """Of a part nothing is known but its records."""
+    return block if block.last <= step else changed(block, count=step - block.first + 1, digest=b"", param=b"")
 
 
 def early_end(drill: Drill) -> Check:
@@ -92,10 +99,7 @@ def settled_step(drill: Drill) -> int | None:
 def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str]:
     """What keeps "the rest follows" from being shown at this step. `control`: of a whole leg, which is its own proof that the
     job repeats itself."""
-    if drill.by_script or not drill.exact_weights or not drill.spec.verify.losses.exact:
-        yield "nothing says that its state is complete"
-    if not control and not drill.reference.layout.repeats.is_file():
-        yield "the job was never shown to repeat itself"
+    yield from undecided(drill.spec, None if control else drill.reference.layout)
     attempts = drill.chaos.attempts
     late = _late(drill.plan, drill.chaos, attempts[-1].number)
     if len(attempts) < 2 or late:

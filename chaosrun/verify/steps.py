@@ -24,7 +24,7 @@ def data_order(drill: Drill) -> Check:
     if _alike(digest for record in records for digest in record.batch):
         return inconclusive("batches_all_alike", **check.evidence)
     lineages = (drill.reference_lineage, drill.chaos_lineage)
-    known = all(span.knows_ids for each in lineages for rank in each.steps for span in each.chain(rank).spans)
+    known = all(span.knows_ids for each in lineages for rank in each.steps for span in each.of(rank).spans)
     how = "" if known else " (by the bytes of the batches: the loader does not tell every sample id)"
     return passed(f"{check.summary}{how}", ids_known=known, **check.evidence)
 
@@ -77,11 +77,9 @@ def parameters(drill: Drill) -> Check:
 def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
     fields: list[Field] = [field for field in wanted if field in compared_fields(drill.spec)]
     first: Mismatch | None = None
-    compared = 0
     differing = 0
     for rank in drill.ranks:
-        expected, seen = (each.chain(rank) for each in (drill.reference_lineage, drill.chaos_lineage))
-        compared += sum(expected.common(span.steps) for span in seen.spans) - drill.given
+        expected, seen = (each.of(rank) for each in (drill.reference_lineage, drill.chaos_lineage))
         # Of the others it is known that nothing differs.
         for step in sorted(drill.apart.get(rank, ())):
             if step not in expected or step not in seen:
@@ -91,6 +89,7 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
             if mismatch := next(filter(None, found), None):
                 differing += 1
                 first = min(first or mismatch, mismatch, key=lambda each: (each.step, each.rank))
+    compared = drill.in_both - drill.given * len(drill.ranks)
     total = (drill.reference_lineage.final_step - drill.given) * len(drill.ranks)
     evidence: dict[str, Any] = {"compared": compared, "of": total, "differing": differing}
     if first:

@@ -152,16 +152,16 @@ def records_table(sizes: list[dict[str, Any]]) -> Table:
         "steps",
         "verdict",
         "records a second",
-        "a rank, of the fewest ranks'",
+        "processor time for each rank more",
         "peak",
         "bytes a step and rank",
         "with checkpoints",
     ):
         table.add_column(name, justify="right")
-    few = sizes[0]["seconds"] / sizes[0]["ranks"]
-    for found in sizes:
+    fixed, more = records.each_rank(sizes)
+    for found, each in zip(sizes, (f"{1e3 * fixed:.0f} ms for none", *(f"{1e3 * each:.1f} ms" for each in more)), strict=True):
         cells = [f"{found['ranks']}", f"{found['steps']}", f"{found['seconds']:.1f} s"]
-        cells += [f"{found['records'] / found['seconds']:,.0f}", f"{found['seconds'] / found['ranks'] / few:.2f} ×"]
+        cells += [f"{found['records'] / found['seconds']:,.0f}", each]
         table.add_row(
             *cells, f"{found['peak_bytes'] / 1e6:.0f} MB", f"{found['bytes_a_step']:.0f}", f"{found['all_bytes_a_step']:.0f}"
         )

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,9 +42,9 @@ from chaosrun.records.traces import (
 from tests.unit.events import event
 from tests.unit.run_files import write_info
 
-__all__ = ["SIZES", "TARGETS", "measure_records"]
+__all__ = ["SIZES", "TARGETS", "each_rank", "measure_records"]
 
-SIZES = ((4, 2000), (64, 2000))
+SIZES = ((4, 2000), (64, 2000), (256, 2000))
 """Ranks and steps."""
 TENSORS = 100
 BATCH = 8
@@ -65,6 +66,13 @@ def measure_records(sizes: tuple[tuple[int, int], ...], progress: Callable[[str]
             found.append({"ranks": ranks, "steps": steps, **measured, **_sizes(run, ranks, steps)})
             progress(f"records: {found[-1]}")
     return found
+
+
+def each_rank(sizes: list[dict[str, Any]]) -> tuple[float, list[float]]:
+    """Processor seconds of a verdict whatever its ranks, and for each rank more from one size to the next. (Seconds by ranks
+    are no cost of a rank: for warnings the first two alone are looked at.)"""
+    more = [(after["cpu_s"] - before["cpu_s"]) / (after["ranks"] - before["ranks"]) for before, after in pairwise(sizes)]
+    return sizes[0]["cpu_s"] - sizes[0]["ranks"] * more[0], more
 
 
 def _judged(path: Path) -> dict[str, Any]:

@@ -96,7 +96,8 @@ def test_five_ways_to_cut_the_global_batch(warm_drills: WarmDrills, tmp_path: Pa
     assert result.as_expected
     # What a step counted is on record, the same in every shape; the naive loop counts nothing.
     counted = {
-        name: {record.step: record.items for record in reference(run).attempts[0].traces[0].steps} for name, run in runs.items()
+        name: {step: record.items for step, record in reference(run).attempts[0].traces[0].steps.items()}
+        for name, run in runs.items()
     }
     assert all(counted[name] == counted["1x8x1"] for name in runs if name not in naive)
     assert None not in counted["1x8x1"].values()
@@ -114,7 +115,7 @@ def test_windows_are_exact_where_everything_is_uneven(drills: Drills) -> None:
     result = drills(3, 3, 3, "--samples", 110, "--dropout", 0.1, faults=faults)
     assert_exact(result.verdict)
     assert (len(result.verdict.faults), result.verdict.steps) == (5, 15)
-    steps = reference(result.run).attempts[0].traces[0].steps
+    steps = [*reference(result.run).attempts[0].traces[0].steps.values()]
     assert [(step.epoch, step.batches, len(step.batch)) for step in steps[3:6]] == [(0, 12, 3), (0, 13, 1), (1, 3, 3)]
     assert {check.name: check.status for check in result.verdict.checks}["bucket_layout"] == "pass"
 
@@ -135,7 +136,7 @@ def test_the_short_window_at_the_end_of_an_epoch(drills: Drills, two_by_two_by_t
     assert_exact(whole.verdict)
     found = differences({"1x8x1": whole.run, "2x2x2": two_by_two_by_two})["2x2x2"]
     assert found.within and found.steps == 18, found
-    last = reference(two_by_two_by_two).attempts[0].traces[1].steps[8]
+    last = reference(two_by_two_by_two).attempts[0].traces[1].steps[9]
     assert (last.batches, len(last.batch), [len(ids) for ids in last.ids or () if ids is not None]) == (17, 1, [2])
 
 

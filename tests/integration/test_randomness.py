@@ -52,7 +52,7 @@ def drill(warm_drills: WarmDrills, tmp_path: Path) -> Drill:
 def batches(result: RunResult) -> list[list[tuple[str, ...]]]:
     """Digests of the reference's batches, by rank and step."""
     (attempt,) = read_leg(result.run.leg("reference")).attempts
-    return [[step.batch for step in trace.steps] for _, trace in sorted(attempt.traces.items())]
+    return [[step.batch for step in trace.steps.values()] for _, trace in sorted(attempt.traces.items())]
 
 
 def assert_exact(result: RunResult) -> None:

@@ -69,8 +69,8 @@ class Ranks:
 
     def first_difference(self, *, rank: int = 0, attempt: int = 2) -> tuple[int, list[str]] | None:
         """The first step of the restart that is not the reference's, and in what."""
-        expected = {step.step: step for step in self.trace(self.reference, rank=rank).steps}
-        for step in self.trace(self.chaos, attempt=attempt, rank=rank).steps:
+        expected = self.trace(self.reference, rank=rank).steps
+        for step in self.trace(self.chaos, attempt=attempt, rank=rank).steps.values():
             if differing := _differing(step, expected[step.step]):
                 return step.step, differing
         return None
@@ -106,12 +106,12 @@ def test_a_script_comes_back_by_itself(ranks: Ranks, workers: int) -> None:
     ranks.drill("plain_ddp.py", workers=workers, kill={"at_step": 10})
     for rank in range(workers):
         killed, again = ranks.trace(ranks.chaos, rank=rank), ranks.trace(ranks.chaos, attempt=2, rank=rank)
-        assert killed.start and killed.start.found is None and killed.steps[-1].step == 10
+        assert killed.start and killed.start.found is None and killed.steps.last == 10
         assert again.start and again.start.found and again.start.position.step == 8
         found = again.start.found
         assert (found.step, found.weights, found.optimizer, found.rng, found.data) == (8, (8,), (8,), (8,), (8,))
-        assert [step.step for step in again.steps] == list(range(9, 12 + 1 if workers == 3 else 36 + 1))
-        assert all(step.knows_ids and len(step.loss) == 1 for step in again.steps)
+        assert list(again.steps) == list(range(9, 12 + 1 if workers == 3 else 36 + 1))
+        assert all(step.knows_ids and len(step.loss) == 1 for step in again.steps.values())
         assert ranks.first_difference(rank=rank) is None and ranks.ends_equal(rank=rank)
         assert again.buckets[0].primed == (workers > 1)
 
@@ -234,9 +234,9 @@ def test_loops_of_many_kinds_are_counted_and_come_back(ranks: Ranks, kind: str) 
     ranks.drill("loops.py", kind, workers=workers, kill={"at_step": steps - 1})
     for rank in range(workers):
         trace, again = ranks.trace(ranks.reference, rank=rank), ranks.trace(ranks.chaos, attempt=2, rank=rank)
-        assert [step.step for step in trace.steps] == list(range(1, steps + 1))
+        assert list(trace.steps) == list(range(1, steps + 1))
         if batches:
-            assert {(len(step.batch), len(step.loss)) for step in trace.steps} == {(batches, losses)}
+            assert {(len(step.batch), len(step.loss)) for step in trace.steps.values()} == {(batches, losses)}
         assert again.start and again.start.found
         assert again.start.found.step == steps * 2 // 3, again.start.found
         assert again.end and again.end.digests["optimizer"]

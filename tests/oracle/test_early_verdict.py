@@ -76,7 +76,7 @@ def test_a_training_that_hides_nothing_settles(drills: Drills) -> None:
     assert (early.status, early.code, early.steps, early.outcome) == ("PASS", "settled", SETTLES, "settled"), early.cause
     assert early.settled == f"settled at step {SETTLES} of {STEPS}: complete state equal"
     chaos = read_leg(run.leg("chaos"))
-    assert {trace.steps[-1].step for trace in chaos.traces if trace.attempt == 2} == {SETTLES}
+    assert {trace.steps.last for trace in chaos.traces if trace.attempt == 2} == {SETTLES}
 
 
 def test_a_difference_ends_the_leg_one_checkpoint_later(drills: Drills) -> None:

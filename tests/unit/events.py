@@ -9,7 +9,7 @@ from chaosrun.records.events import JournalEvent
 from chaosrun.records.heartbeat import Heartbeat
 from chaosrun.records.history import LegHistory, history_of
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.traces import Block, Position, RankTrace, StartRecord, StepRecord, Steps
+from chaosrun.records.traces import Block, Position, RankTrace, StartRecord, StepRecord
 from chaosrun.report.picture import LegPicture, fired, lanes_of
 
 _KINDS: dict[str, Any] = {str(kind.__struct_config__.tag): kind for kind in get_args(JournalEvent)}
@@ -67,12 +67,10 @@ def history(*records: dict[str, Any]) -> LegHistory:
     return history_of(LegLayout(Path("/nowhere/chaos")), journal(*records), None, [])
 
 
-def steps_of(records: Sequence[StepRecord]) -> Steps:
+def steps_of(records: Sequence[StepRecord]) -> dict[str, Any]:
     """In no file."""
-    if not records:
-        return Steps()
-    block = Block(records[0].step, len(records), 0, 0, (), False, b"", b"")
-    return Steps((block,), lambda _: records)
+    blocks = [Block(records[0].step, len(records), 0, 0, (), False, b"", b"")] if records else []
+    return {"blocks": tuple(blocks), "read": lambda _, count: records[:count]}
 
 
 def trace(attempt: int, rank: int, steps: range, *, began_s: float = 10.0, step_s: float = 0.5) -> RankTrace:
@@ -83,7 +81,7 @@ def trace(attempt: int, rank: int, steps: range, *, began_s: float = 10.0, step_
     words |= {"grad": "", "grads": b"", "param": "p", "params": bytes(4), "attempt": attempt, "rank": rank}
     start = StartRecord(v=3, **about, position=position, param="p", params=bytes(4), tensors=("w",))  # pyright: ignore[reportArgumentType]
     done = tuple(StepRecord(step=step, time_s=began_s + step * step_s, **words) for step in steps)
-    return RankTrace(attempt=attempt, rank=rank, start=start, steps=steps_of(done))
+    return RankTrace(attempt=attempt, rank=rank, start=start, **steps_of(done))
 
 
 def leg_picture(

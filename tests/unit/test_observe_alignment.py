@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from chaosrun.observe.alignment import NEAREST, Standing, find
-from chaosrun.records.traces import Moment
+from chaosrun.records.trace_reader import Moment
 
 
 def moment(step: int, last: int, **changes: object) -> Moment:

@@ -11,6 +11,7 @@ from chaosrun.records.blocks import frames
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.lineage import lineage
+from chaosrun.verify.verdict import judge
 from tests.records import read_lines, torn, write_lines
 
 
@@ -33,7 +34,7 @@ def test_reads_everything_a_leg_wrote(run: RunLayout) -> None:
     assert history.outcome == "completed"
     assert sorted(history.ends) == [0, 1, 2]
     trace = history.trace(2, 1)
-    assert trace is not None and [record.step for record in trace.steps] == [5, 6, 7, 8, 9]
+    assert trace is not None and list(trace.steps) == [5, 6, 7, 8, 9]
     assert trace.tensor(1) == "block.weight"
 
 
@@ -68,7 +69,7 @@ def test_torn_last_line_is_tolerated(run: RunLayout) -> None:
     history = read_leg(run.leg("chaos"))
     trace = history.trace(1, 1)
     assert history.problems == ()
-    assert trace is not None and trace.steps[-1].step == 6
+    assert trace is not None and trace.steps.last == 6
 
 
 def test_trace_of_a_rank_killed_before_its_first_line(run: RunLayout) -> None:
@@ -88,29 +89,29 @@ def test_damaged_middle_line_is_a_problem_and_what_came_before_is_kept(run: RunL
     history = read_leg(run.leg("chaos"))
     trace = history.trace(2, 1)
     assert len(history.problems) == 1 and f"{path}: record 4" in history.problems[0]
-    assert trace is not None and [record.step for record in trace.steps] == [5]
+    assert trace is not None and list(trace.steps) == [5]
 
 
 @pytest.mark.parametrize(
     ("edit", "complaint"),
     [
-        (only("step", put(loss=["0.5.1"]), step=6), "loss"),
-        (only("step", put(loss=[]), step=6), "loss"),
-        (only("step", put(batch=[]), step=6), "batch"),
-        (only("step", put(rng=""), step=6), "rng"),
-        (only("step", put(lr=[]), step=6), "gradients without lr"),
-        (only("step", put(grad="", grads=""), step=6), "0 gradients of 3 tensors"),
-        (only("step", put(params="AAAA"), step=6), "0.75 parameters of 3 tensors"),
-        (only("step", put(params="?"), step=6), "params"),
-        (only("step", put(grads="AAAAAA=="), step=6), "gradients of 3 tensors"),
-        (only("step", lambda line: {key: value for key, value in line.items() if key != "param"}, step=6), "param"),
+        (only("step", put(loss=["0.5.1"]), step=9), "loss"),
+        (only("step", put(loss=[]), step=9), "loss"),
+        (only("step", put(batch=[]), step=9), "batch"),
+        (only("step", put(rng=""), step=9), "rng"),
+        (only("step", put(lr=[]), step=9), "gradients without lr"),
+        (only("step", put(grad="", grads=""), step=9), "0 gradients of 3 tensors"),
+        (only("step", put(params="AAAA"), step=9), "0.75 parameters of 3 tensors"),
+        (only("step", put(params="?"), step=9), "params"),
+        (only("step", put(grads="AAAAAA=="), step=9), "gradients of 3 tensors"),
+        (only("step", lambda line: {key: value for key, value in line.items() if key != "param"}, step=9), "param"),
         (only("start", drop), "out of place"),
         (only("start", put(v=7)), "version 7"),
         (only("checkpoint", put(step=7)), "checkpoint step-00000008 is said to be of step 7"),
         (only("start", put(pid=999)), "its trace is of process 999"),
         (only("start", put(rank=0)), "says it is of attempt 2 rank 0"),
         (only("start", put(tensors=[])), "of 0 tensors"),
-        (only("step", put(kind="stop"), step=6), "Invalid value 'stop' at `kind`"),
+        (only("step", put(kind="stop"), step=9), "Invalid value 'stop' at `kind`"),
     ],
 )
 def test_malformed_line_is_a_problem(
@@ -119,6 +120,13 @@ def test_malformed_line_is_a_problem(
     edit_trace(run, "chaos", 2, 1, edit)
     problems = read_leg(run.leg("chaos")).problems
     assert problems and complaint in problems[0]
+
+
+def test_a_malformed_step_of_a_whole_block_is_seen_where_it_is_compared(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 2, 1, only("step", put(lr=[]), step=6))
+    assert not read_leg(run.leg("chaos")).problems
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "records_damaged") and "gradients without lr" in verdict.cause
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def test_work_done_twice_is_counted_apart(whole: RunLayout) -> None:
     leg = chaos(whole)
     work = work_of(leg, lineage(leg))
     assert work.lost_steps == judge(whole).lost_steps == 7
-    steps_s = {(attempt.number, record.step): record.time_s for attempt in leg.attempts for record in attempt.traces[2].steps}
+    traces = [(attempt.number, attempt.traces[2]) for attempt in leg.attempts]
+    steps_s = {(number, step): record.time_s for number, trace in traces for step, record in trace.steps.items()}
     # A step's time runs from the last rank's record of the one before to the last rank's record of it.
     assert work.kept_s + work.lost_s == pytest.approx(
         sum(

@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Break, str]] = {
         lambda run: edit_trace(run, "chaos", 1, 0, only("step", put(step=9), step=6)),
         "an earlier attempt had come to step 9",
     ),
-    "tolerance": (with_spec(verify={"losses": {"rtol": 1e-3}}), "nothing says that its state is complete"),
+    "tolerance": (with_spec(verify={"losses": {"rtol": 1e-3}}), "a tolerance was given"),
 }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from chaosrun.records.traces import StepRecord
+from chaosrun.records.traces import StepRecord, Steps
 from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Source
 from chaosrun.verify.compare import first_difference
@@ -62,10 +62,7 @@ def _seen(source: Source, number: int | None) -> Lineage:
     attempt = next((entry for entry in source.chaos.history.attempts if entry.number == number), None)
     if attempt is None:
         return chain
-    steps: dict[int, Mapping[int, StepRecord]] = {
-        rank: {**chain.steps.get(rank, {}), **{record.step: record for record in trace.steps}}
-        for rank, trace in attempt.traces.items()
-    }
+    steps = {rank: Steps([*trace.spans, *chain.of(rank).spans]) for rank, trace in attempt.traces.items()}
     return Lineage(steps={**chain.steps, **steps})
 
 
@@ -106,7 +103,7 @@ def _batches(record: StepRecord | None, by_ids: bool) -> Sequence[Any]:
 def _origins(expected: Lineage, rank: int, by_ids: bool) -> Mapping[Any, list[int]]:
     """Steps of the undisturbed leg by what their micro-batches held."""
     found: dict[Any, list[int]] = {}
-    for step, record in expected.steps.get(rank, {}).items():
+    for step, record in expected.of(rank).items():
         for batch in _batches(record, by_ids):
             found.setdefault(_key(batch), []).append(step)
     return found

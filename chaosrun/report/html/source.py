@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
+from chaosrun.records.traces import Steps
 from chaosrun.report.diagnosis import read_diagnosis
 from chaosrun.report.view import RunView, readable
-from chaosrun.verify.lineage import Chain, Lineage, lineage
+from chaosrun.verify.lineage import Lineage, lineage
 
 if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis
@@ -66,7 +67,7 @@ def read_source(view: RunView) -> Source:
 
 def _rolled_back(leg: Leg) -> Leg:
     """What was done before a restart and again after it, as it was the first time: what a run is compared with."""
-    chains = {rank: Chain() for rank in leg.chain.steps}
+    chains = {rank: Steps() for rank in leg.chain.steps}
     for span in leg.chain.cut_off:
         chains[span.trace.rank].add(span)
     return Leg(history=LegHistory(name=leg.name, layout=leg.history.layout), chain=Lineage(steps=chains))

@@ -182,15 +182,15 @@ def _bars(source: Source, attempt: Attempt, after: Attempt | None, clock: Clock,
         trains = end if start is None else min(max(clock.at(start.time_s), begin), end)
         lost_s = None if after is None else _last_kept(attempt, rank, chain)
         lost = end if after is None else trains if lost_s is None else min(max(clock.at(lost_s), trains), end)
-        if after is not None and trace and trace.steps and after.start_of(rank) >= trace.steps[-1].step:
+        if after is not None and trace and trace.steps and after.start_of(rank) >= trace.steps.last:
             lost = end
         yield _Bar(rank=rank, attempt=attempt.number, begin=begin, trains=trains, lost=lost, end=end)
 
 
 def _last_kept(attempt: Attempt, rank: int, chain: Lineage) -> float | None:
     """When the rank recorded its last step that leads to the final weights."""
-    steps = attempt.traces[rank].steps if rank in attempt.traces else ()
-    return next((record.time_s for record in reversed(steps) if chain.at(rank, record.step) is record), None)
+    steps = attempt.traces[rank].steps if rank in attempt.traces else {}
+    return next((record.time_s for step in reversed([*steps]) if chain.at(rank, step) is (record := steps[step])), None)
 
 
 def _drawn_bars(bars: Sequence[_Bar], place: Mapping[int, float], scale: Scale) -> Iterator[Markup]:
@@ -241,7 +241,7 @@ def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> Mark:
     own = attempt.number - 1
     found = source.view.verdict.attempts[own : own + 1]
     summary = found[0] if found and found[0].attempt == attempt.number else None
-    steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
+    steps = [step for trace in attempt.traces.values() for step in trace.steps]
     place = f"step {attempt.resume_step}" if attempt.by == "script" and attempt.went_on else "the beginning"
     parts = [f"Attempt {attempt.number}, from {attempt.resume or place}"]
     parts.append(f"steps {min(steps)} to {max(steps)}" if steps else "no step recorded")
