@@ -110,7 +110,7 @@ SPOILED: dict[str, tuple[Callable[[LegLayout], object], str]] = {
     "an older one": (rename_an_older_one, "not as it saved them"),
     "another run's": (save_of_another_state, "not as it saved them"),
     "gone": (lambda reference: shutil.rmtree(reference.checkpoints), "keeps no checkpoint before step 7"),
-    "never repeated": (lambda reference: reference.repeats.unlink(), "not shown to repeat itself"),
+    "never repeated": (lambda reference: reference.repeats.unlink(), "never shown to repeat itself"),
     "wrote a file": (lambda reference: reference.attempt(1).effects(1).write_text("it wrote x"), "rank 1: it wrote x"),
 }
 
