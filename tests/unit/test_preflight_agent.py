@@ -62,8 +62,8 @@ def test_no_answer(do: str, ended: str, error: str, tmp_path: Path) -> None:
 
 
 def test_a_limit(tmp_path: Path) -> None:
-    told = run(1.0, do="hang", leave=str(tmp_path / "pid"))
-    assert (told.ended, told.error) == ("limit", "no answer within 1 s: printed by a library")
+    told = run(3.0, do="hang", leave=str(tmp_path / "pid"))
+    assert (told.ended, told.error) == ("limit", "no answer within 3 s: printed by a library")
     assert gone(tmp_path / "pid")
 
 
