@@ -62,6 +62,10 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+START_FIELD, EXIT_STATUS_FIELD = 19, 49
+"""Of /proc/PID/stat, counted from the third field on, as `stat_fields` gives them."""
+
+
 def stat_fields(pid: int) -> list[bytes] | None:
     """Fields of /proc/<pid>/stat from the third (state) on; None when there is no such process."""
     try:
@@ -75,7 +79,7 @@ def stat_fields(pid: int) -> list[bytes] | None:
 def identify(pid: int) -> ProcessIdentity | None:
     """The identity of a live or zombie process, None when there is none of that pid."""
     fields = stat_fields(pid)
-    return None if fields is None else ProcessIdentity(pid, int(fields[19]))
+    return None if fields is None else ProcessIdentity(pid, int(fields[START_FIELD]))
 
 
 def start_ticks(pid: int) -> int | None:
@@ -87,19 +91,19 @@ def start_ticks(pid: int) -> int | None:
 def is_alive(identity: ProcessIdentity) -> bool:
     """Whether this very process still runs. A zombie does not: it holds nothing but its exit status."""
     fields = stat_fields(identity.pid)
-    return fields is not None and int(fields[19]) == identity.start_ticks and fields[0] not in (b"Z", b"X")
+    return fields is not None and int(fields[START_FIELD]) == identity.start_ticks and fields[0] not in (b"Z", b"X")
 
 
 def is_dying(pid: int) -> bool:
     """Whether it is dead, or the kernel is about to end it after a SIGKILL (which its exit status tells from Linux 6.7 on)."""
     fields = stat_fields(pid)
-    return fields is None or fields[0] in (b"Z", b"X") or int(fields[49]) == signal.SIGKILL
+    return fields is None or fields[0] in (b"Z", b"X") or int(fields[EXIT_STATUS_FIELD]) == signal.SIGKILL
 
 
 def state_of(identity: ProcessIdentity) -> str | None:
     """The letter of its state in /proc/PID/stat: R, S, D, T (stopped), Z, …; None when it is gone."""
     fields = stat_fields(identity.pid)
-    return fields[0].decode() if fields is not None and int(fields[19]) == identity.start_ticks else None
+    return fields[0].decode() if fields is not None and int(fields[START_FIELD]) == identity.start_ticks else None
 
 
 def cpu_and_state(pid: int) -> tuple[float, str | None]:

@@ -70,9 +70,13 @@ class RunningAttempt:
         """Of a rank that says that it has completed the training."""
         return seen.exit_code == 0
 
-    def kill_all(self) -> None:
-        """SIGKILL what lives of it. Who is dead by then, though nobody has seen it yet, was not killed by this."""
+    def _count_killed(self) -> None:
+        """Just before they are: who is dead by then, though nobody has seen it yet, is not."""
         self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks and not is_dying(pid))
+
+    def kill_all(self) -> None:
+        """SIGKILL what lives of it."""
+        self._count_killed()
         for pid in self.live:
             kill_group(pid)
 
@@ -121,7 +125,7 @@ class CommandAttempt(RunningAttempt):
 
     def kill_all(self) -> None:
         self.ending = True
-        self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks and not is_dying(pid))
+        self._count_killed()
         # First who would start others in the place of those that die.
         if self.launcher in self.live:
             kill_group(self.launcher)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from chaosrun.cluster.messages import Announced, LauncherFailed
 from chaosrun.faults.kinds import KINDS
-from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, identify, stat_fields
+from chaosrun.processes import EXIT_STATUS_FIELD, PACKAGE_ROOT, START_FIELD, ProcessIdentity, identify, stat_fields
 from chaosrun.records.claims import VARIABLE, Answer, Claim, LauncherCode, Startup, decode_claim
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import LegLayout
@@ -35,8 +35,6 @@ CLAIM_LIMIT_S = 5.0
 SAID_BYTES, SAID_LINES = 8192, 12
 
 _PEER = struct.Struct("3i")
-_START_FIELD, _EXIT_STATUS_FIELD = 19, 49
-"""Of /proc/PID/stat, counted from the third field on."""
 _INFO = struct.Struct("QQ11Ii")
 _INFO_EXIT = 1 << 3
 _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
@@ -264,8 +262,8 @@ def _answer(connection: socket.socket, answer: Answer) -> None:
 def _exit_code(process: ProcessIdentity, pidfd: int) -> int | None:
     """Of a process that has ended, whoever collects it; -N: by signal N; None where nobody says."""
     fields = stat_fields(process.pid)
-    if fields is not None and fields[0] == b"Z" and int(fields[_START_FIELD]) == process.start_ticks:
-        return os.waitstatus_to_exitcode(int(fields[_EXIT_STATUS_FIELD]))
+    if fields is not None and fields[0] == b"Z" and int(fields[START_FIELD]) == process.start_ticks:
+        return os.waitstatus_to_exitcode(int(fields[EXIT_STATUS_FIELD]))
     info = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
     with suppress(OSError):
         fcntl.ioctl(pidfd, _GET_INFO, info)

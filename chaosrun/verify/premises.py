@@ -26,11 +26,18 @@ from chaosrun.verify.restored import saved_difference
 def records(drill: Drill) -> Check:
     """Both legs' files can be read in full and do not contradict each other."""
     problems = [f"{leg.name}: {problem}" for leg in (drill.reference, drill.chaos) for problem in leg.problems]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return inconclusive("records_damaged", first=problems[0], more=more, problems=problems)
+    if damaged := records_damaged(problems):
+        return damaged
     traces = sum(len(attempt.traces) for leg in (drill.reference, drill.chaos) for attempt in leg.attempts)
     return passed(f"{traces} traces and 2 journals read in full", traces=traces)
+
+
+def records_damaged(problems: Sequence[str]) -> Check | None:
+    """None where there are none."""
+    if not problems:
+        return None
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return inconclusive("records_damaged", first=problems[0], more=more, problems=list(problems))
 
 
 def completed(drill: Drill) -> Check:
@@ -115,9 +122,8 @@ def environment(drill: Drill) -> Check:
         first = f"{keys[0]} was {expected.get(keys[0])!r}, then {seen.get(keys[0])!r}"
         return inconclusive("environment_differs", first=first, differences=differences)
     heard = list(_canaries(drill))
-    for where, value in heard[1:]:
-        if value != heard[0][1]:
-            return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=dict(heard))
+    if differ := bits_differ(heard):
+        return differ
     summary = f"{len(expected)} facts equal in both legs"
     if heard:
         summary += f", {len(heard)} processes compute the same bits"
@@ -134,6 +140,14 @@ def _canaries(drill: Drill) -> Iterator[tuple[str, str]]:
         for trace in leg.traces:
             if trace.start and trace.start.canary is not None:
                 yield f"rank {trace.rank} of {leg.name} attempt {trace.attempt}", trace.start.canary
+
+
+def bits_differ(heard: Sequence[tuple[str, str]]) -> Check | None:
+    """`heard`: by process, what it computed of the same numbers. None where all are alike."""
+    for where, value in heard[1:]:
+        if value != heard[0][1]:
+            return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=dict(heard))
+    return None
 
 
 def own_files(drill: Drill) -> Check:

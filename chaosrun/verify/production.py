@@ -19,6 +19,7 @@ from chaosrun.verify.checks import run_checks
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence, divergence_of
 from chaosrun.verify.lineage import Lineage, lineage
+from chaosrun.verify.premises import bits_differ, records_damaged
 from chaosrun.verify.restored import reference_state
 from chaosrun.verify.ruling import OUTCOME_EXIT_CODES, Ruling, about_check, end_of, of_divergence
 from chaosrun.verify.steps import reference_parameters
@@ -145,10 +146,8 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
 
 def records(drill: Drill) -> Check:
     """The leg's files can be read in full and do not contradict each other."""
-    problems = list(drill.chaos.problems)
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return inconclusive("records_damaged", first=problems[0], more=more, problems=problems)
+    if damaged := records_damaged(drill.chaos.problems):
+        return damaged
     return passed(f"{sum(1 for _ in drill.chaos.traces)} traces and the journal read in full")
 
 
@@ -176,9 +175,8 @@ def environment(drill: Drill) -> Check:
         for trace in drill.chaos.traces
         if trace.start and trace.start.canary is not None
     ]
-    for where, value in heard[1:]:
-        if value != heard[0][1]:
-            return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=dict(heard))
+    if differ := bits_differ(heard):
+        return differ
     return passed(f"{len(heard)} processes compute the same bits", canaries=len(heard))
 
 
