@@ -234,10 +234,10 @@ def _file_system(scheme: str, env: dict[str, str]) -> Any:
     from fsspec import filesystem
     from fsspec.config import set_conf_env
 
-    settings: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, object]] = {}
     set_conf_env(settings, {**os.environ, **env})
     # What the environment holds boto finds by itself; what only the job file's env has it is told.
-    told: dict[str, Any] = {option: env[name] for name, option in _OPTIONS.items() if scheme == "s3" and name in env}
+    told: dict[str, object] = {option: env[name] for name, option in _OPTIONS.items() if scheme == "s3" and name in env}
     if scheme == "s3" and (region := env.get("AWS_REGION", env.get("AWS_DEFAULT_REGION"))):
         told["client_kwargs"] = {"region_name": region}
     if scheme == "gs" and "GOOGLE_APPLICATION_CREDENTIALS" in env:

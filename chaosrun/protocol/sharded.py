@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.errors import InvalidCheckpointError, MisuseError, UnsafeCheckpointError
-from chaosrun.protocol.state import TrainingState
+from chaosrun.protocol.state import StateDict, TrainingState
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Parts of parameters' names that DCP leaves out."""
@@ -110,11 +110,11 @@ class ShardedState(TrainingState):
         for each in optimizers:
             _load_optimizer(each, [next(groups) for _ in each.param_groups], state["optimizer"]["state"])
 
-    def _rest(self) -> dict[str, Any]:
+    def _rest(self) -> StateDict:
         scaler = self._accelerator.scaler
         return {"scheduler": self._scheduler_states(), "scaler": None if scaler is None else scaler.state_dict()}
 
-    def _load_rest(self, saved: Mapping[str, Any]) -> None:
+    def _load_rest(self, saved: StateDict) -> None:
         for number, scheduler in enumerate(self._accelerator._schedulers):
             scheduler.load_state_dict(saved["scheduler"][str(number)])
         if self._accelerator.scaler is not None and saved["scaler"] is not None:
@@ -130,11 +130,11 @@ class ShardedState(TrainingState):
         models = [self._accelerator.unwrap_model(model) for model in self._accelerator._models]
         return models[0] if len(models) == 1 else torch.nn.ModuleList(models)
 
-    def _by_name(self) -> dict[str, Any]:
+    def _by_name(self) -> StateDict:
         """All optimizers' state as `get_optimizer_state_dict` gives it, which may make a step for that."""
         names = {id(parameter): _bare(name) for name, parameter in self._named("named_parameters")}
-        state: dict[str, Any] = {}
-        groups: list[dict[str, Any]] = []
+        state: StateDict = {}
+        groups: list[StateDict] = []
         for optimizer in self.optimizers():
             state |= {names[id(p)]: dict(entries) for p, entries in optimizer.state.items() if entries}
             groups += [{**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
@@ -161,7 +161,7 @@ def _bare(name: str) -> str:
     return name
 
 
-def _load_optimizer(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], state: Mapping[str, Any]) -> None:
+def _load_optimizer(optimizer: Optimizer, groups: Sequence[StateDict], state: StateDict) -> None:
     """`groups` and `state` as DCP has them: by names, where torch's own state_dict has numbers."""
     numbers = {name: number for number, name in enumerate(name for group in groups for name in group["params"])}
     numbered = [{**group, "params": [numbers[name] for name in group["params"]]} for group in groups]

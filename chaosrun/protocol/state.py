@@ -4,7 +4,7 @@ Knows nothing of files' names beyond the rank file it is given, nothing of steps
 """
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from chaosrun.observe.rng import capture_rng, restore_rng
 from chaosrun.observe.state import ObservedState
 from chaosrun.protocol.loader_workers import worker_processes
 from chaosrun.protocol.plain_values import load_values, plain_values, refuse_code, unpicklable
+
+StateDict = dict[str, Any]
+"""What torch's objects hand out and take back."""
 
 
 class TrainingState(ObservedState):
@@ -138,11 +141,11 @@ class TrainingState(ObservedState):
         with self._custom_objects_left_alone():
             self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
 
-    def _rest(self) -> dict[str, Any]:
+    def _rest(self) -> StateDict:
         """What `save` leaves to the rank files."""
         return {}
 
-    def _load_rest(self, saved: Mapping[str, Any]) -> None:
+    def _load_rest(self, saved: StateDict) -> None:
         """Of a rank file, what `_rest` gave."""
 
     def _local(self, state: Any) -> Any:

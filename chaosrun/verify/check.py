@@ -15,7 +15,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile
 from chaosrun.records.traces import BucketsRecord, RankTrace, StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
-from chaosrun.verify.codes import Cause
+from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, alike, compare, compared_fields, exact_weights, undecided
 from chaosrun.verify.lineage import Lineage, lineage
 
@@ -29,7 +29,7 @@ class Check:
     status: Status
     summary: str
     """One sentence for people."""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Params = field(default_factory=dict)
     """JSON values."""
     cause: Cause | None = None
     """Of a check that did not pass, and was not skipped."""
@@ -56,7 +56,7 @@ def inconclusive(code: str, /, *, because: str | None = None, **evidence: Any) -
     return _found("inconclusive", code, because, evidence)
 
 
-def _found(status: Status, code: str, because: str | None, evidence: Mapping[str, Any]) -> Check:
+def _found(status: Status, code: str, because: str | None, evidence: Params) -> Check:
     cause = Cause(code, evidence, because)
     return Check(status=status, summary=cause.sentence, evidence=evidence, cause=cause)
 

@@ -7,7 +7,6 @@ the job, they make the drill inconclusive. Pure.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import permutations
-from typing import Any
 
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import TRAINED, FaultRequested
@@ -17,7 +16,7 @@ from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, unproven
 from chaosrun.verify.code_checks import wandering
-from chaosrun.verify.codes import Cause
+from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import KINDS, Kind, Mismatch, compare, differing_keys, unlike_orders
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.restored import saved_difference
@@ -164,7 +163,7 @@ def file_that_differs(drill: Drill) -> Cause | None:
     return Cause.of("file_of_another_leg", **_about_files(found)) if found else None
 
 
-def _about_files(found: Sequence[tuple[str, OpenedFile]]) -> dict[str, Any]:
+def _about_files(found: Sequence[tuple[str, OpenedFile]]) -> Params:
     leg, first = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     everything = [{"leg": leg, **to_plain(opened)} for leg, opened in found]

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Any
 
 from chaosrun.errors import UserScriptError
 from chaosrun.records.events import CheckpointQuarantined, DeathUnplanned, FaultObserved
@@ -13,6 +12,7 @@ from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import compare
 from chaosrun.wording import count
 
@@ -49,7 +49,7 @@ def resume_points(drill: Drill) -> Check:
     committed = {name: checkpoint_step(name) or 0 for name in began.states} if began else {}
     reached = began.step if began else 0
     restores = 0
-    points: list[dict[str, Any]] = []
+    points: list[Params] = []
     for attempt in drill.chaos.attempts:
         # Older ones than these retention may have deleted before the newer ones turned out to be damaged.
         kept = sorted(committed.values())[-drill.spec.checkpoint.keep :]
@@ -207,7 +207,7 @@ def bucket_layout(drill: Drill) -> Check:
                 if seen.layout != expected.layout:
                     why = "" if seen.primed and expected.primed else ": the buckets were not primed"
                     where = {"attempt": attempt.number, "step": at, "rank": rank}
-                    layouts: dict[str, Any] = {"expected": expected.layout, "seen": seen.layout}
+                    layouts: Params = {"expected": expected.layout, "seen": seen.layout}
                     return failed("bucket_layout_differs", why=why, **where, **layouts)
     if not compared:
         return inconclusive("bucket_layout_unseen")

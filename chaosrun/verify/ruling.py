@@ -15,7 +15,7 @@ from chaosrun.verify import libraries
 from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
-from chaosrun.verify.codes import Cause
+from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.corruption import explained
 from chaosrun.verify.divergence import Divergence, first_divergence
@@ -291,7 +291,7 @@ def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> R
     if drill.began:
         tested += f"; it began at step {drill.began} from the reference's checkpoint"
     if drill.ended_early is not None:
-        about: dict[str, Any] = {"step": drill.ended_early, "whole": drill.whole, "ranks": drill.spec.workers, "faults": landed}
+        about: Params = {"step": drill.ended_early, "whole": drill.whole, "ranks": drill.spec.workers, "faults": landed}
         return Ruling(status="PASS", reason=Cause.of("settled", **about, more=f"; {tested}"))
     reason = Cause.of(
         "never_saves" if exact and unseen else "exact" if exact else "within_tolerance",

@@ -6,10 +6,10 @@ Each one counts what it compared: fewer records than the job has steps times ran
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
 
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, streams_apart
+from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import Field, Mismatch, compare, compared_fields, first_difference, unlike_orders
 
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
@@ -91,7 +91,7 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
                 first = min(first or mismatch, mismatch, key=lambda each: (each.step, each.rank))
     compared = drill.in_both - drill.given * len(drill.ranks)
     total = (drill.reference_lineage.final_step - drill.given) * len(drill.ranks)
-    evidence: dict[str, Any] = {"compared": compared, "of": total, "differing": differing}
+    evidence: Params = {"compared": compared, "of": total, "differing": differing}
     if first:
         where = f"{first.place}{f' ({first.tensor})' if first.tensor else ''}"
         return failed("records_differ", **evidence, what=what, where=where, first=asdict(first))
@@ -143,7 +143,7 @@ def _wrong_names(drill: Drill) -> Check | None:
                     return failed("parameter_order", message=message)
                 index = first_difference(start.tensors, other.tensors) or 0
                 names = [tensors[index : index + 1] for tensors in (start.tensors, other.tensors)]
-                about: dict[str, Any] = {"rank": rank, "attempt": attempt.number, "index": index}
+                about: Params = {"rank": rank, "attempt": attempt.number, "index": index}
                 return failed("parameters_renamed", **about, expected=names[0], seen=names[1])
     return None
 
@@ -154,7 +154,7 @@ def _wrong_restore(drill: Drill) -> Check | None:
         for rank, start in attempt.starts.items():
             expected = reference_parameters(drill, rank, start.position.step)
             if expected is not None and expected != start.param:
-                where: dict[str, Any] = {"attempt": attempt.number, "step": start.position.step, "rank": rank}
+                where: Params = {"attempt": attempt.number, "step": start.position.step, "rank": rank}
                 return failed("weights_differ_at_start", **where, expected=expected, seen=start.param)
     return None
 
