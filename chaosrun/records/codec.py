@@ -35,7 +35,7 @@ class EarlierVersionError(DamagedRecordError):
     """A record that an earlier chaosrun wrote."""
 
 
-class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What is written down: a value that is not changed. Fields that hold their default are not written."""
 
 

@@ -7,6 +7,7 @@ problems is never judged to be exact. Knows the record schemas (chaosrun.records
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -37,7 +38,7 @@ TraceReader = Callable[[Path, int, int, list[str]], RankTrace]
 """As `records.trace_reader.read_trace`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One incarnation: what the journal says of it, and the traces its ranks left."""
 
@@ -57,12 +58,12 @@ class Attempt:
     by: Literal["chaosrun", "script"] = "chaosrun"
     """Who resumed."""
 
-    @property
+    @cached_property
     def starts(self) -> Mapping[int, StartRecord]:
         """Of the ranks that began to train, in their order."""
         return {rank: trace.start for rank, trace in sorted(self.traces.items()) if trace.start}
 
-    @property
+    @cached_property
     def steps(self) -> Mapping[int, Mapping[int, StepRecord]]:
         """What ranks recorded of each step, in the order of time."""
         return _ByStep(self.traces)
@@ -99,7 +100,7 @@ class _ByStep(Mapping[int, Mapping[int, StepRecord]]):
         return len(self._steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LegHistory:
     name: str
     layout: LegLayout
@@ -122,7 +123,7 @@ class LegHistory:
     def outcome(self) -> Outcome | None:
         return self.finished.outcome if self.finished else None
 
-    @property
+    @cached_property
     def ends(self) -> Mapping[int, EndRecord]:
         """`end` records of the last attempt by rank."""
         return {rank: trace.end for rank, trace in self.attempts[-1].traces.items() if trace.end} if self.attempts else {}

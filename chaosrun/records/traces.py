@@ -239,7 +239,7 @@ Line = (
 )
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Successive steps of one trace: where they lie in its file, and what they come to. Digests are xxh3, big-endian."""
 
     first: AtLeastOne
@@ -277,7 +277,8 @@ class Span:
 
     def at(self, step: int) -> StepRecord:
         """Raises DamagedRecordError where the file no longer holds what it held."""
-        return self.trace.read(self.block, self.last - self.block.first + 1)[step - self.block.first]
+        count = 1 if step == self.block.first else self.last - self.block.first + 1
+        return self.trace.read(self.block, count)[step - self.block.first]
 
     def part(self, first: int, last: int) -> "Span":
         return Span(max(first, self.first), min(last, self.last), self.block, self.trace)

@@ -61,6 +61,8 @@ def main() -> int:
         report["records"] = {"targets": records.TARGETS, "sizes": records.measure_records(records.SIZES, progress)}
         failures += [found["cause"] for found in report["records"]["sizes"] if found["status"] != "PASS"]
         console.print(records_table(report["records"]["sizes"]))
+        for name, (value, is_met) in records.met(report["records"]["sizes"]).items():
+            console.print(f"{name} {value:,.4g}, target {records.TARGETS[name]:,.4g}: {'met' if is_met else 'missed'}")
     if "control_plane" in parts:
         by_ranks = control_plane.measure_control_plane(arguments.repeats, progress)
         failures += [failure for each in by_ranks for failure in each.failures]

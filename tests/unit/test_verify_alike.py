@@ -1,10 +1,16 @@
 """Records that are shown to be alike are compared no further: what alike means, and a single difference is found and named."""
 
+import gc
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from chaosrun.errors import UsageError
 from chaosrun.records.codec import changed
+from chaosrun.records.layout import RunLayout
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.compare import FIELDS, alike
 from chaosrun.verify.verdict import judge
@@ -51,3 +57,40 @@ def test_a_single_difference_among_many_records_is_named(tmp_path: Path, rank: i
 
 def test_none_is_none(tmp_path: Path) -> None:
     assert judge(write_run(tmp_path, 3, 200, tensors=10)).status == "PASS"
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_again_after_a_run_that_cannot_be_judged(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        judge(RunLayout(tmp_path))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        judge(write_run(tmp_path, 2, 200, tensors=10))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_what_a_rank_costs_does_not_grow_with_the_ranks(tmp_path: Path) -> None:
+    """In lines that are executed, which does not depend on what else the machine does."""
+    lines = {ranks: _lines(write_run(tmp_path / str(ranks), ranks, 40, tensors=2)) for ranks in (4, 20, 80)}
+    more = [(lines[20] - lines[4]) / 16, (lines[80] - lines[20]) / 60]
+    assert more[1] < 1.01 * more[0]
+
+
+def _lines(run: RunLayout) -> int:
+    executed = 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal executed
+        executed += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        judge(run)
+    finally:
+        sys.settrace(before)
+    return executed
