@@ -39,6 +39,9 @@ def main() -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(FEATURES, args.width), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(args.width, CLASSES)
     )
+    if args.frozen_megabytes:
+        frozen = torch.ones(args.frozen_megabytes * 250_000)
+        model.register_parameter("frozen", torch.nn.Parameter(frozen, requires_grad=False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # accelerate steps a prepared scheduler once for each process at every optimizer step.
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10 * accelerator.num_processes, gamma=0.9)
@@ -74,6 +77,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--loader-workers", type=int, default=0, help="processes that load data, for each worker")
     parser.add_argument("--persistent", action="store_true", help="keep the loader's processes from epoch to epoch")
     parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--frozen-megabytes", type=int, default=0, help="add so much state that is saved and never trained")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="sleep this long at every optimizer step")
     parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
     parser.add_argument("--print-losses", action="store_true", help="print the exact training losses of worker 0 at every step")

@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import control_plane, own_scripts, preflight, readme, records, recovery, startup, step_time
+from tests.benchmarks import control_plane, own_scripts, preflight, readme, records, recovery, startup, step_time, throughput
 from tests.benchmarks.samples import Samples
 
-PARTS = ("recovery", "steps", "scripts", "startup", "preflight", "records", "control_plane")
+PARTS = ("recovery", "sizes", "throughput", "steps", "scripts", "startup", "preflight", "records", "control_plane")
 
 
 def main() -> int:
@@ -42,6 +42,15 @@ def main() -> int:
         if missing := recovery.why_no_ray_train():
             report["recovery"]["Ray Train"] = None
             console.print(missing)
+    if "sizes" in parts:
+        sizes = {size: recovery.measure_recovery(arguments.repeats, progress, size) for size in recovery.MEGABYTES}
+        failures += [failure for times in sizes.values() for failure in times["chaosrun"].failures]
+        report["sizes"] = {size: {name: each.to_json() for name, each in times.items()} for size, times in sizes.items()}
+        console.print(sizes_table(sizes))
+    if "throughput" in parts:
+        rates = throughput.measure_throughput(arguments.repeats, progress)
+        report["throughput"] = {"bytes": throughput.BYTES, **{name: samples.to_json() for name, samples in rates.items()}}
+        console.print(throughput_table(rates))
     if "steps" in parts:
         steps = step_time.measure_steps(arguments.repeats, progress)
         failures += steps.wall["chaosrun"].failures
@@ -85,6 +94,26 @@ def recovery_table(times: dict[str, Samples]) -> Table:
         target = met(samples.median, recovery.TARGET_S, "s") if name == "chaosrun" else ""
         table.add_row(name, *columns(samples, 1, "s", 3), f"{len(samples.failures)}", target)
     return table
+
+
+def sizes_table(sizes: dict[int, dict[str, Samples]]) -> Table:
+    table = new_table("SIGKILL of one rank → first new optimizer step, by megabytes of state", "failed", "of torchrun's")
+    for megabytes, times in sizes.items():
+        for name, samples in times.items():
+            cells = (*columns(samples, 1, "s", 3), f"{len(samples.failures)}", of(samples, times["torchrun"]))
+            table.add_row(f"{megabytes} MB, {name}", *cells)
+    return table
+
+
+def throughput_table(rates: dict[str, Samples]) -> Table:
+    table = new_table(f"One thread and {throughput.BYTES // 1_000_000} MB in memory or page cache", "of memcpy's")
+    for name, samples in rates.items():
+        table.add_row(name, *columns(samples, 1, "s", 3), of(samples, rates["memcpy"]))
+    return table
+
+
+def of(samples: Samples, other: Samples) -> str:
+    return f"{samples.median / other.median:.2f} ×" if samples.median is not None and other.median else ""
 
 
 def steps_table(steps: step_time.StepTimes) -> Table:

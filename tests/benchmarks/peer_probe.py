@@ -1,8 +1,8 @@
 """The training of jobs/probe, saved and resumed with accelerate alone, for launchers other than chaosrun.
 
-`peer_probe.py FOLDER`: saves a checkpoint every 10 steps, goes on from the newest, and kills rank 1 once after step 21. Each
-process appends its events to FOLDER/events-<pid>.jsonl. Runs under any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT.
+`peer_probe.py FOLDER [MEGABYTES]`: saves a checkpoint every 10 steps, goes on from the newest, and kills rank 1 once after step
+21. MEGABYTES of state are saved and restored beside the model's own, and never trained. Each process appends its events to
+FOLDER/events-<pid>.jsonl. Runs under any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 import json
@@ -22,7 +22,7 @@ KILLED_RANK = 1
 STEP_S = 0.02
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path, rank: int, megabytes: int = 0) -> None:
     events = folder / f"events-{os.getpid()}.jsonl"
 
     def note(event: str, **fields: object) -> None:
@@ -40,6 +40,8 @@ def main(folder: Path, rank: int) -> None:
     set_seed(1)
     data = TensorDataset(torch.randn(340, 64), torch.randint(10, (340,)))
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(256, 10))
+    if megabytes:
+        model.register_parameter("frozen", torch.nn.Parameter(torch.ones(megabytes * 250_000), requires_grad=False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10 * accelerator.num_processes, gamma=0.9)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
@@ -75,4 +77,4 @@ def main(folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(os.environ["RANK"]))
+    main(Path(sys.argv[1]), int(os.environ["RANK"]), *map(int, sys.argv[2:]))

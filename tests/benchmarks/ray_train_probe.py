@@ -1,4 +1,4 @@
-"""`ray_train_probe.py FOLDER`: runs peer_probe on two workers of Ray Train, with its own recovery from failures."""
+"""`ray_train_probe.py FOLDER MEGABYTES`: runs peer_probe so on two workers of Ray Train, which recovers by its own means."""
 
 import sys
 from pathlib import Path
@@ -15,15 +15,15 @@ def train(config: dict[str, Any]) -> None:
     sys.path.insert(0, config["here"])
     import peer_probe  # pyright: ignore[reportMissingImports]
 
-    peer_probe.main(Path(config["folder"]), ray.train.get_context().get_world_rank())
+    peer_probe.main(Path(config["folder"]), ray.train.get_context().get_world_rank(), config["megabytes"])
 
 
 if __name__ == "__main__":
-    folder = sys.argv[1]
+    folder, megabytes = sys.argv[1], int(sys.argv[2])
     ray.init(num_cpus=4, include_dashboard=False, _temp_dir=f"{folder}/r")
     TorchTrainer(
         train,
-        train_loop_config={"folder": folder, "here": str(Path(__file__).parent)},
+        train_loop_config={"folder": folder, "here": str(Path(__file__).parent), "megabytes": megabytes},
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False, resources_per_worker={"CPU": 1}),
         run_config=RunConfig(storage_path=folder, name="run", failure_config=FailureConfig(max_failures=3)),
     ).fit()

@@ -1,8 +1,9 @@
 """From the SIGKILL of one rank to the first optimizer step that any rank of the restarted job completes.
 
-The same training everywhere (jobs/probe), 2 workers, a checkpoint every 10 steps, one kill after step 21. Times are the
-wall clock's, noted by the processes themselves: by the one that is about to be killed (chaosrun's before it has brought its
-fault marker to the disk, which counts as recovery here), and by the new ones after the step.
+The same training everywhere (jobs/probe, with more state that is saved, restored and never trained), 2 workers, a checkpoint
+every 10 steps, one kill after step 21. Times are the wall clock's, noted by the processes themselves: by the one that is about
+to be killed (chaosrun's before it has brought its fault marker to the disk, which counts as recovery here), and by the new ones
+after the step.
 """
 
 import importlib.util
@@ -17,30 +18,33 @@ from tests.benchmarks.peer_probe import KILL_AFTER_STEP, STEP_S, STEPS
 from tests.benchmarks.samples import Samples
 from tests.records import read_lines
 
-__all__ = ["TARGET_S", "measure_recovery", "why_no_ray_train"]
+__all__ = ["MEGABYTES", "TARGET_S", "measure_recovery", "why_no_ray_train"]
 
 TARGET_S = 0.3
+MEGABYTES = (0, 100, 500, 2000)
+"""Of state beside the tiny model's own, to see what size costs."""
+BIG_LIMIT_S = 300.0
 HERE = Path(__file__).parent
 JOB = REPOSITORY / "jobs" / "probe" / "job.yaml"
 
 
-def measure_recovery(repeats: int, progress: Callable[[str], None]) -> dict[str, Samples]:
+def measure_recovery(repeats: int, progress: Callable[[str], None], megabytes: int = 0) -> dict[str, Samples]:
     """Kill to first step in seconds for each launcher that can be had, one run of each at a time, in turn."""
-    launchers: dict[str, Callable[[Path], float]] = {"chaosrun": _chaosrun, "torchrun": _torchrun}
+    launchers: dict[str, Callable[[Path, int], float]] = {"chaosrun": _chaosrun, "torchrun": _torchrun}
     if why_no_ray_train() is None:
         launchers["Ray Train"] = _ray_train
-    found = {name: Samples(limit_s=LIMIT_S) for name in launchers}
+    found = {name: Samples(limit_s=_limit_s(megabytes)) for name in launchers}
     for repeat in range(1, repeats + 1):
         for name, once in launchers.items():
             with scratch() as folder:
                 try:
-                    seconds = once(folder)
+                    seconds = once(folder, megabytes)
                 except LaunchError as error:
                     found[name].failures.append(str(error))
-                    progress(f"recovery {repeat}/{repeats}: {name} failed: {str(error).splitlines()[0]}")
+                    progress(f"recovery of {megabytes} MB {repeat}/{repeats}: {name} failed: {str(error).splitlines()[0]}")
                 else:
                     found[name].values.append(seconds)
-                    progress(f"recovery {repeat}/{repeats}: {name} {seconds:.3f} s")
+                    progress(f"recovery of {megabytes} MB {repeat}/{repeats}: {name} {seconds:.3f} s")
     return found
 
 
@@ -52,35 +56,40 @@ def why_no_ray_train() -> str | None:
     return f"Ray Train is not measured: {' and '.join(missing)} not installed (pip install 'ray[train]', or make bench)"
 
 
-def _chaosrun(folder: Path) -> float:
+def _limit_s(megabytes: int) -> float:
+    return BIG_LIMIT_S if megabytes else LIMIT_S
+
+
+def _chaosrun(folder: Path, megabytes: int) -> float:
     command = [
         *(chaosrun_command(), "submit", str(JOB), "--root", str(folder), "--quiet", "-o", "json"),
-        f"args=[--steps, {STEPS}, --seed, 1, --step-seconds, {STEP_S}, --cpu]",
+        f"args=[--steps, {STEPS}, --seed, 1, --step-seconds, {STEP_S}, --cpu, --frozen-megabytes, {megabytes}]",
         "per_worker.gpu=0",
         "checkpoint.every_steps=10",
         f"faults.schedule=[{{rank: 1, at_step: {KILL_AFTER_STEP}}}]",
     ]
     # Exit code 0: the recovery was exact as well.
-    account = json.loads(launch(command, folder))
+    account = json.loads(launch(command, folder, limit_s=_limit_s(megabytes)))
     leg = RunLayout(Path(account["path"])).leg("chaos")
     killed_s = json.loads((leg.faults / "F1.json").read_text())["time_s"]
     traces = [leg.attempt(2).trace(rank) for rank in (0, 1)]
     return min(line["time_s"] for trace in traces for line in read_lines(trace) if line["kind"] == "step") - killed_s
 
 
-def _torchrun(folder: Path) -> float:
+def _torchrun(folder: Path, megabytes: int) -> float:
     launch(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"),
-            *(str(HERE / "peer_probe.py"), str(folder)),
+            *(str(HERE / "peer_probe.py"), str(folder), str(megabytes)),
         ],
         folder,
+        limit_s=_limit_s(megabytes),
     )
     return _peer_recovery_s(folder)
 
 
-def _ray_train(folder: Path) -> float:
-    launch([sys.executable, str(HERE / "ray_train_probe.py"), str(folder)], folder)
+def _ray_train(folder: Path, megabytes: int) -> float:
+    launch([sys.executable, str(HERE / "ray_train_probe.py"), str(folder), str(megabytes)], folder, limit_s=_limit_s(megabytes))
     return _peer_recovery_s(folder)
 
 
