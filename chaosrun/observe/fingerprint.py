@@ -244,12 +244,11 @@ def part_of(tensor: torch.Tensor) -> str:
     placements = getattr(tensor, "placements", ())
     if all(placement.is_replicate() for placement in placements):
         return ""
+    if not local_part(tensor).numel():
+        # Where there are more ranks than rows. Two that hold nothing do not hold the same.
+        return f"[nothing, rank {torch.distributed.get_rank()}]"
     # As torch.distributed.checkpoint asks for it.
     chunks = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
-    return (
-        "+".join(
-            f"[{', '.join(f'{at}:{at + size}' for at, size in zip(chunk.offsets, chunk.sizes, strict=True))}]"
-            for chunk in chunks
-        )
-        or "[nothing]"
+    return "+".join(
+        f"[{', '.join(f'{at}:{at + size}' for at, size in zip(chunk.offsets, chunk.sizes, strict=True))}]" for chunk in chunks
     )
