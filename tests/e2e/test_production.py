@@ -84,7 +84,7 @@ def expect_the_alarm(verdict: dict[str, Any], leg: LegLayout) -> None:
     assert found["code"] == alarm["code"] == verdict["code"]
 
 
-@pytest.mark.parametrize("policy", ["stop", "warn"])
+@pytest.mark.parametrize("policy", ["stop", pytest.param("warn", marks=pytest.mark.nightly)])
 def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(shell: Shell, policy: str) -> None:
     job = write_job(
         shell.folder, f"{HELD}{FORGETS_RNG}time.sleep(0.5)\n", f"recovery: {{hang_timeout: 300s, on_divergence: {policy}}}"
@@ -112,6 +112,7 @@ def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(shell: Shell, polic
     assert ("diverged" in shell.run("status", run.run_id).stdout) is (policy == "stop")
 
 
+@pytest.mark.nightly
 def test_a_killed_supervisor_is_followed_by_another_and_the_recovery_still_judged(shell: Shell) -> None:
     job = write_job(shell.folder, HELD, HOLD)
     process = shell.start("run", job)
@@ -228,7 +229,9 @@ while step < 12:
 """
 
 
-@pytest.mark.parametrize("forgets", ["", "1"], ids=["right", "forgets its random streams"])
+@pytest.mark.parametrize(
+    "forgets", [pytest.param("", marks=pytest.mark.nightly, id="right"), pytest.param("1", id="forgets its random streams")]
+)
 def test_a_script_that_resumes_by_itself_is_held_against_its_own_steps(shell: Shell, forgets: str) -> None:
     (shell.folder / "train.py").write_text(OWN)
     job = shell.folder / "job.yaml"

@@ -62,8 +62,15 @@ def expect_exact(result: Any, resumed: list[int]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("copies", ["kept", "lost"])
-@pytest.mark.parametrize("scheme", ["s3", "file"])
+@pytest.mark.parametrize(
+    ("scheme", "copies"),
+    [
+        ("s3", "kept"),
+        ("file", "lost"),
+        pytest.param("s3", "lost", marks=pytest.mark.nightly),
+        pytest.param("file", "kept", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_drill_comes_back_from_the_store(
     warm_drills: WarmDrills, server: ObjectServer, tmp_path: Path, scheme: str, copies: str
 ) -> None:

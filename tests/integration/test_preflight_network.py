@@ -64,6 +64,7 @@ def test_all_reach_all_and_a_closed_port_of_ray_is_named(no_sums: None, listenin
     assert passed(findings, "interface") == ["a", "b", "c"]
 
 
+@pytest.mark.nightly
 def test_a_node_that_listens_to_nobody_and_one_that_nobody_hears_are_named(
     no_sums: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
