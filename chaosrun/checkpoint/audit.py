@@ -10,6 +10,8 @@ import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import xxhash
+
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.layout import MANIFEST_NAME
@@ -41,8 +43,8 @@ def audit_directory(directory: Path, step: int, *, hashed: Collection[str] | Non
             if found[name].st_size != entry.size:
                 raise _invalid(directory, name, f"has {found[name].st_size} bytes instead of {entry.size}")
         for name, entry in manifest.files.items():
-            if (hashed is None or name in hashed) and hash_member(directory, name).sha256 != entry.sha256:
-                raise _invalid(directory, name, "has the right size but other contents (sha256 differs)")
+            if (hashed is None or name in hashed) and hash_member(directory, name) != entry:
+                raise _invalid(directory, name, "has the right size but other contents (its hash differs)")
         return manifest
 
 
@@ -92,17 +94,17 @@ def open_member(directory: Path, name: str) -> int:
 
 
 def hash_member(directory: Path, name: str, *, sync: Callable[[Path, int], None] | None = None) -> FileEntry:
-    """Size and sha256 of one file; `sync` is given its path and descriptor first, to bring its bytes to the disk."""
+    """Size and hash of one file; `sync` is given its path and descriptor first, to bring its bytes to the disk."""
     with open(open_member(directory, name), "rb", buffering=0) as file:
         if sync is not None:
             sync(directory / name, file.fileno())
         try:
-            digest = hashlib.file_digest(file, "sha256")
+            digest = hashlib.file_digest(file, xxhash.xxh3_128)
         except OSError as error:
             if error.errno == errno.EIO:
                 raise _invalid(directory, name, "cannot be read (input/output error)") from error
             raise
-        return FileEntry(size=file.tell(), sha256=digest.hexdigest())
+        return FileEntry(size=file.tell(), xxh3=digest.hexdigest())
 
 
 def _read_manifest(directory: Path) -> Manifest:

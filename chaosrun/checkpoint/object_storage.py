@@ -6,6 +6,7 @@ there as a UsageError. Must not know what the objects mean.
 
 import base64
 import errno
+import hashlib
 import os
 import random
 import secrets
@@ -74,10 +75,11 @@ class ObjectStorage:
         return f"{self._place.url}/{key}"
 
     def put_file(self, path: Path, key: str, entry: FileEntry) -> None:
-        """Upload a file whose size and sha256 are known, and see that the store has all of it."""
+        """Upload a file whose size is known, and see that the store has all of it."""
         options: dict[str, str] = {}
         if self._scheme == "s3" and entry.size < ONE_REQUEST_BYTES:
-            options = {"ChecksumSHA256": base64.b64encode(bytes.fromhex(entry.sha256)).decode()}
+            with path.open("rb") as file:
+                options = {"ChecksumSHA256": base64.b64encode(hashlib.file_digest(file, "sha256").digest()).decode()}
         self._ask("put", key, lambda: self.fs.put_file(str(path), self._path(key), **options))
         if self._scheme == "file":
             self._sync(key)

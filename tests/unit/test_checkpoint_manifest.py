@@ -3,9 +3,10 @@ import json
 import pytest
 from pydantic import ValidationError
 
+from chaosrun.errors import UsageError
 from chaosrun.records.manifest import FileEntry, Manifest, Position
 
-ENTRY = FileEntry(size=3, sha256="ab" * 32)
+ENTRY = FileEntry(size=3, xxh3="ab" * 16)
 
 
 def manifest(**changes):
@@ -55,15 +56,15 @@ def test_only_plain_relative_paths_are_members(name):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"v": 2},
+        {"v": 3},
         {"step": 49},
         {"step": -1},
         {"world_size": 0},
         {"time_s": float("nan")},
         {"extra": 1},
-        {"files": {"a": {"size": -1, "sha256": "0" * 64}}},
-        {"files": {"a": {"size": 1, "sha256": "0" * 63}}},
-        {"files": {"a": {"size": 1, "sha256": "0" * 64 + "\n"}}},
+        {"files": {"a": {"size": -1, "xxh3": "0" * 32}}},
+        {"files": {"a": {"size": 1, "xxh3": "0" * 31}}},
+        {"files": {"a": {"size": 1, "xxh3": "0" * 32 + "\n"}}},
     ],
 )
 def test_wrong_fields_are_refused(changes):
@@ -90,3 +91,9 @@ def test_the_reason_is_one_line(data, why):
 def test_digests_must_be_json():
     with pytest.raises(ValueError):
         manifest(digests={"loss": float("nan")}).to_bytes()
+
+
+def test_a_manifest_of_version_1_is_said_to_be_one():
+    fields = json.loads(manifest().to_bytes()) | {"v": 1, "files": {"a": {"size": 1, "sha256": "0" * 64}}}
+    with pytest.raises(UsageError, match="is of version 1: an earlier chaosrun wrote it"):
+        Manifest.from_bytes(json.dumps(fields).encode())
