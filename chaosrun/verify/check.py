@@ -6,17 +6,28 @@ Pure values. A check is a function `(Drill) -> Check`; the list of them is in `c
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.began import digest_of, saved_in
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile
-from chaosrun.records.traces import BucketsRecord, RankTrace, StartRecord, StepRecord
+from chaosrun.records.traces import BucketsRecord, StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.codes import Cause, Params
-from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, alike, compare, compared_fields, exact_weights, undecided
+from chaosrun.verify.compare import (
+    ENVELOPES,
+    FIELDS,
+    Field,
+    Mismatch,
+    alike,
+    compare,
+    compared_fields,
+    exact_weights,
+    undecided,
+)
 from chaosrun.verify.lineage import Lineage, lineage
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]
@@ -65,7 +76,7 @@ def skipped(summary: str, **evidence: Any) -> Check:
     return Check(status="skip", summary=summary, evidence=evidence)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Drill:
     """Everything a check may look at."""
 
@@ -87,8 +98,6 @@ class Drill:
     """The last step of the reference, where that is another one."""
     began: int = 0
     """The step that the chaos leg began at, with the reference's checkpoint; see `unproven`."""
-    streams_count: bool = True
-    """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""
 
     @classmethod
     def of(
@@ -98,10 +107,15 @@ class Drill:
         spec: JobSpec,
         plan: FaultPlan,
         opened_to_confirm: tuple[OpenedFile, ...] = (),
+        *,
+        recorded: Lineage | None = None,
+        looked_at: Sequence[Attempt] | None = None,
     ) -> "Drill":
-        expected, began = lineage(reference), _began_at(reference, chaos, spec)
+        """`recorded`: of a leg without a reference, what it is held against: its own earlier steps. `looked_at`: its attempts
+        that are compared; None: all."""
+        expected, began = recorded or lineage(reference), 0 if recorded else _began_at(reference, chaos, spec)
         seen = lineage(chaos, expected, began)
-        drill = cls(
+        return cls(
             reference=reference,
             chaos=chaos,
             reference_lineage=expected,
@@ -109,37 +123,14 @@ class Drill:
             spec=spec,
             plan=plan,
             opened_to_confirm=opened_to_confirm,
-            in_both=_in_both(expected, seen, spec.workers),
-            apart=_apart(expected, chaos.traces),
+            in_both=sum(expected.common(span) for rank in range(spec.workers) for span in seen.of(rank).spans),
+            apart=_apart(expected, chaos.attempts if looked_at is None else looked_at),
             began=began,
         )
-        return replace(drill, streams_count=drill._streams_count())
 
-    @classmethod
-    def between(
-        cls,
-        reference: LegHistory,
-        chaos: LegHistory,
-        expected: Lineage,
-        spec: JobSpec,
-        plan: FaultPlan,
-        *,
-        looked_at: Sequence[Attempt] = (),
-    ) -> "Drill":
-        """Of a leg whose `expected` steps are its own earlier ones. `looked_at`: its attempts that are compared."""
-        drill = cls(
-            reference=reference,
-            chaos=chaos,
-            reference_lineage=expected,
-            chaos_lineage=(seen := lineage(chaos)),
-            in_both=_in_both(expected, seen, spec.workers),
-            spec=spec,
-            plan=plan,
-            apart=_apart(expected, (trace for attempt in looked_at for trace in attempt.traces.values())),
-        )
-        return replace(drill, streams_count=drill._streams_count())
-
-    def _streams_count(self) -> bool:
+    @cached_property
+    def streams_count(self) -> bool:
+        """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""
         return not (self.by_script and (self._numbers_agree() or self._streams_rest()))
 
     def _streams_rest(self) -> bool:
@@ -158,7 +149,7 @@ class Drill:
         pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
         return not any(expected and compare(field, expected, seen, self.chaos) for expected, seen in pairs for field in numbers)
 
-    @property
+    @cached_property
     def given(self) -> int:
         """How many steps of the chaos leg's lineage, from the first on, are the reference's own, of which nothing is compared:
         fewer than it began with where an attempt went on from before."""
@@ -194,6 +185,11 @@ class Drill:
         """Of a step, those that can be compared and count."""
         return tuple(field for field in compared_fields(self.spec) if field != "rng" or self.streams_count)
 
+    def mismatch(self, expected: StepRecord, seen: StepRecord, fields: Iterable[Field]) -> Mismatch | None:
+        """The first of these fields in which a record of the chaos leg is not what it should be."""
+        found = (compare(field, expected, seen, self.chaos, self.losses_of(seen)) for field in fields)
+        return next(filter(None, found), None)
+
     def losses_of(self, record: StepRecord) -> Tolerance:
         """How far this step's losses may be apart from those expected."""
         verify = self.spec.verify
@@ -208,14 +204,10 @@ class Drill:
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", self.opened_to_confirm))
 
 
-def _in_both(expected: Lineage, seen: Lineage, workers: int) -> int:
-    return sum(expected.common(span) for rank in range(workers) for span in seen.of(rank).spans)
-
-
-def _apart(expected: Lineage, traces: Iterable[RankTrace]) -> dict[int, set[int]]:
+def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[int, set[int]]:
     """What is not alike is compared field by field, and nothing else has to be. Blocks of equal digests are not opened."""
     found: dict[int, set[int]] = {}
-    for trace in traces:
+    for trace in (trace for attempt in attempts for trace in attempt.traces.values()):
         apart = found.setdefault(trace.rank, set())
         for seen in trace.spans:
             for held in expected.of(trace.rank).over(seen.steps):

@@ -15,7 +15,7 @@ from chaosrun.verify import causes
 from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import KINDS, Field, Kind, compare, first_difference
+from chaosrun.verify.compare import KINDS, Field, Kind, first_difference
 from chaosrun.verify.evidence import Standing, cause_of, saved_while_training, standing
 from chaosrun.verify.kept import comparable, kept_difference
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
@@ -220,7 +220,7 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
             for rank, record in moment.records.items()
             if moment.step in drill.apart[rank]
             and (expected := drill.reference_lineage.at(rank, moment.step))
-            and (mismatch := compare(field, expected, record, drill.chaos, drill.losses_of(record)))
+            and (mismatch := drill.mismatch(expected, record, (field,)))
         ]
         if mismatches:
             ranks, reason = [mismatch.rank for mismatch in mismatches], causes.of_field(field, moment, mismatches)

@@ -17,7 +17,7 @@ from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, unproven
 from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause, Params
-from chaosrun.verify.compare import KINDS, Kind, Mismatch, compare, differing_keys, unlike_orders
+from chaosrun.verify.compare import KINDS, Kind, differing_keys, unlike_orders
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.restored import saved_difference
 
@@ -193,13 +193,10 @@ def reproducible(drill: Drill) -> Check:
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     compared = _in_both(drill, first, drill.reference_lineage.final_step if damage is None else damage.clean_step)
     for expected_step, step in _pairs_apart(drill, first):
-        for field in drill.fields:
-            if damage and damage.may_show(first.number, step.step, field):
-                continue
-            found = compare(field, expected_step, step, drill.chaos, drill.losses_of(step))
-            if found:
-                how = f"{field} differs at {found.place}, before the first fault"
-                return inconclusive("job_not_repeatable", because=wandering(KINDS[field]), how=how, first=asdict(found))
+        fields = (field for field in drill.fields if not (damage and damage.may_show(first.number, step.step, field)))
+        if found := drill.mismatch(expected_step, step, fields):
+            how = f"{found.field} differs at {found.place}, before the first fault"
+            return inconclusive("job_not_repeatable", because=wandering(KINDS[found.field]), how=how, first=asdict(found))
     for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):
         if damage and damage.may_show(first.number, step, None):
             continue
@@ -234,20 +231,15 @@ def _alone(drill: Drill) -> str | None:
             continue
         again = {rank: trace.steps for rank, trace in other.traces.items()}
         both = (pair for pair in _pairs_apart(drill, one) if pair[1].rank in again and again[pair[1].rank].get(pair[1].step))
-        differing = next(filter(None, (_mismatch(drill, *pair) for pair in both)), None)
+        differing = next(filter(None, (drill.mismatch(*pair, drill.fields) for pair in both)), None)
         if differing is None or not _in_both(drill, other, differing.step):
             continue
         apart = (pair for pair in _pairs_apart(drill, other) if pair[1].step <= differing.step)
-        if not any(_mismatch(drill, *pair) for pair in apart):
+        if not any(drill.mismatch(*pair, drill.fields) for pair in apart):
             where = f"{differing.field} differs from the reference at {differing.place}"
             point = one.resume or f"step {one.resume_step}"
             return f"of attempts that went on from {point}, {where}, and not in attempt {other.number}"
     return None
-
-
-def _mismatch(drill: Drill, expected: StepRecord, seen: StepRecord) -> Mismatch | None:
-    found = (compare(field, expected, seen, drill.chaos, drill.losses_of(seen)) for field in drill.fields)
-    return next(filter(None, found), None)
 
 
 def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[Kind, str, str, str]]:

@@ -77,7 +77,7 @@ def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, sin
     attempt = next(each for each in history.attempts if each.number == number)
     before = _up_to(history, number - 1)
     expected = recorded(before, since)
-    drill = Drill.between(before, _up_to(history, number), expected, spec, plan, looked_at=(attempt,))
+    drill = Drill.of(before, _up_to(history, number), spec, plan, recorded=expected, looked_at=(attempt,))
     again = {step for trace in attempt.traces.values() for step in _done_before(expected, trace)}
     return Recovery(
         attempt=number,
@@ -136,7 +136,7 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
         found.append(judge_recovery(history, attempt.number, spec, plan, since=since))
         since = attempt.number if found[-1].divergence else since
     empty = LegHistory(name=history.name, layout=history.layout)
-    drill = Drill.between(empty, history, recorded(history), spec, plan, looked_at=history.attempts)
+    drill = Drill.of(empty, history, spec, plan, recorded=recorded(history))
     points = evidence.resume_evidence if drill.by_script else recovery.resume_points
     asked = (records, completed, environment, recovery.lineage, points, replicas.rank_agreement)
     checks = run_checks(drill, (*asked, *([landed.faults_landed] if plan.faults else [])))

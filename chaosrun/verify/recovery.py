@@ -13,7 +13,6 @@ from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.codes import Params
-from chaosrun.verify.compare import compare
 from chaosrun.wording import count
 
 
@@ -164,10 +163,8 @@ def replay_agreement(drill: Drill) -> Check:
         compared += drill.chaos_lineage.common(span)
         apart = (held for held in drill.chaos_lineage.of(span.trace.rank).over(span.steps) if not held.equals(span))
         for tail, again in ((span.at(step), held.at(step)) for held in apart for step in held.steps):
-            for field in drill.fields:
-                found = compare(field, tail, again, drill.chaos, drill.losses_of(again))
-                if found:
-                    return failed("replay_differs", field=field, place=found.place, before=tail.attempt, first=asdict(found))
+            if found := drill.mismatch(tail, again, drill.fields):
+                return failed("replay_differs", field=found.field, place=found.place, before=tail.attempt, first=asdict(found))
     if not compared:
         return skipped("no step was computed twice", records=0)
     return passed(f"{compared} step records computed twice, equal", records=compared)

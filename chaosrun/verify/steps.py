@@ -10,7 +10,7 @@ from dataclasses import asdict
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, streams_apart
 from chaosrun.verify.codes import Params
-from chaosrun.verify.compare import Field, Mismatch, compare, compared_fields, first_difference, unlike_orders
+from chaosrun.verify.compare import Field, Mismatch, compared_fields, first_difference, unlike_orders
 
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 
@@ -84,9 +84,7 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
         for step in sorted(drill.apart.get(rank, ())):
             if step not in expected or step not in seen:
                 continue
-            record = seen[step]
-            found = (compare(field, expected[step], record, drill.chaos, drill.losses_of(record)) for field in fields)
-            if mismatch := next(filter(None, found), None):
+            if mismatch := drill.mismatch(expected[step], seen[step], fields):
                 differing += 1
                 first = min(first or mismatch, mismatch, key=lambda each: (each.step, each.rank))
     compared = drill.in_both - drill.given * len(drill.ranks)
