@@ -10,14 +10,14 @@ from itertools import permutations
 
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import TRAINED, FaultRequested
-from chaosrun.records.history import Attempt
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, unproven
 from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause, Params
-from chaosrun.verify.compare import KINDS, Kind, differing_keys, unlike_orders
+from chaosrun.verify.compare import FIELDS, KINDS, Kind, differing_keys, unlike_orders
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.restored import saved_difference
 
@@ -42,15 +42,10 @@ def records_damaged(problems: Sequence[str]) -> Check | None:
 def completed(drill: Drill) -> Check:
     """Both legs ran to the same end, on every rank."""
     for leg in (drill.reference, drill.chaos):
-        if leg.finished is None:
-            return inconclusive("leg_unfinished", leg=leg.name)
-        if leg.outcome == "inexact_restore" and leg is drill.chaos:
+        if leg is drill.chaos and leg.finished and leg.outcome == "inexact_restore":
             return failed("inexact_restore", leg=leg.name, message=leg.finished.message)
-        if leg.outcome not in (TRAINED if leg is drill.chaos else ("completed",)):
-            return inconclusive("leg_not_completed", leg=leg.name, outcome=leg.outcome, message=leg.finished.message)
-        missing = [rank for rank in drill.ranks if rank not in leg.ends]
-        if missing:
-            return inconclusive("end_not_recorded", leg=leg.name, who=_ranks(missing), ranks=missing)
+        if lacking := not_ended(leg, drill, TRAINED if leg is drill.chaos else ("completed",)):
+            return lacking
     expected = {drill.reference.ends[rank].step for rank in drill.ranks}
     if len(expected) != 1 or 0 in expected:
         return inconclusive("reference_ends_differ", steps=sorted(expected))
@@ -65,6 +60,16 @@ def completed(drill: Drill) -> Check:
             f"the reference ended at step {drill.whole}; the chaos leg was ended at step {step} on every rank", step=step
         )
     return passed(f"both legs ended at step {step} on every rank", step=step)
+
+
+def not_ended(leg: LegHistory, drill: Drill, outcomes: Sequence[str]) -> Check | None:
+    """None where it came to one of these ends, on every rank."""
+    if leg.finished is None:
+        return inconclusive("leg_unfinished", leg=leg.name)
+    if leg.outcome not in outcomes:
+        return inconclusive("leg_not_completed", leg=leg.name, outcome=leg.outcome, message=leg.finished.message)
+    missing = [rank for rank in drill.ranks if rank not in leg.ends]
+    return inconclusive("end_not_recorded", leg=leg.name, who=_ranks(missing), ranks=missing) if missing else None
 
 
 def reference(drill: Drill) -> Check:
@@ -120,7 +125,7 @@ def environment(drill: Drill) -> Check:
         differences = {key: {"reference": expected.get(key), "chaos": seen.get(key)} for key in keys}
         first = f"{keys[0]} was {expected.get(keys[0])!r}, then {seen.get(keys[0])!r}"
         return inconclusive("environment_differs", first=first, differences=differences)
-    heard = list(_canaries(drill))
+    heard = list(canaries(drill.reference, drill.chaos))
     if differ := bits_differ(heard):
         return differ
     summary = f"{len(expected)} facts equal in both legs"
@@ -134,15 +139,16 @@ def _comparable(environment: Mapping[str, object] | None) -> Mapping[str, object
     return environment and {key: value for key, value in environment.items() if key != "libraries"}
 
 
-def _canaries(drill: Drill) -> Iterator[tuple[str, str]]:
-    for leg in (drill.reference, drill.chaos):
+def canaries(*legs: LegHistory) -> Iterator[tuple[str, str]]:
+    """By process, what it computed of the same numbers."""
+    for leg in legs:
         for trace in leg.traces:
             if trace.start and trace.start.canary is not None:
                 yield f"rank {trace.rank} of {leg.name} attempt {trace.attempt}", trace.start.canary
 
 
 def bits_differ(heard: Sequence[tuple[str, str]]) -> Check | None:
-    """`heard`: by process, what it computed of the same numbers. None where all are alike."""
+    """`heard`: as `canaries`. None where all are alike."""
     for where, value in heard[1:]:
         if value != heard[0][1]:
             return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=dict(heard))
@@ -193,8 +199,8 @@ def reproducible(drill: Drill) -> Check:
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     compared = _in_both(drill, first, drill.reference_lineage.final_step if damage is None else damage.clean_step)
     for expected_step, step in _pairs_apart(drill, first):
-        fields = (field for field in drill.fields if not (damage and damage.may_show(first.number, step.step, field)))
-        if found := drill.mismatch(expected_step, step, fields):
+        damaged = [field for field in FIELDS if damage and damage.may_show(first.number, step.step, field)]
+        if found := drill.mismatch(expected_step, step, (field for field in drill.fields if field not in damaged)):
             how = f"{found.field} differs at {found.place}, before the first fault"
             return inconclusive("job_not_repeatable", because=wandering(KINDS[found.field]), how=how, first=asdict(found))
     for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):

@@ -19,9 +19,9 @@ from chaosrun.verify.checks import run_checks
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence, divergence_of
 from chaosrun.verify.lineage import Lineage, lineage
-from chaosrun.verify.premises import bits_differ, records_damaged
+from chaosrun.verify.premises import bits_differ, canaries, not_ended, records_damaged
 from chaosrun.verify.restored import reference_state
-from chaosrun.verify.ruling import OUTCOME_EXIT_CODES, Ruling, about_check, end_of, of_divergence
+from chaosrun.verify.ruling import Ruling, first_of, of_check, of_divergence, of_end
 from chaosrun.verify.steps import reference_parameters
 from chaosrun.wording import count
 
@@ -154,14 +154,9 @@ def records(drill: Drill) -> Check:
 def completed(drill: Drill) -> Check:
     """It ran to its end, on every rank at the same step."""
     leg = drill.chaos
-    if leg.finished is None:
-        return inconclusive("leg_unfinished", leg=leg.name)
-    if leg.outcome != "completed":
-        return inconclusive("leg_not_completed", leg=leg.name, outcome=leg.outcome, message=leg.finished.message)
+    if lacking := not_ended(leg, drill, ("completed",)):
+        return lacking
     ends = {rank: end.step for rank, end in leg.ends.items()}
-    missing = [rank for rank in drill.ranks if rank not in ends]
-    if missing:
-        return inconclusive("end_not_recorded", leg=leg.name, who=f"rank {missing[0]}", ranks=missing)
     other = next((rank for rank in drill.ranks if ends[rank] != ends[0]), None)
     if other is not None:
         return failed("ended_at_another_step", leg=leg.name, rank=other, step=ends[other], expected=ends[0])
@@ -170,11 +165,7 @@ def completed(drill: Drill) -> Check:
 
 def environment(drill: Drill) -> Check:
     """Every process computed the same bits from the same numbers, on whichever node it ran (hazards K1, K2, K7)."""
-    heard = [
-        (f"rank {trace.rank} of attempt {trace.attempt}", trace.start.canary)
-        for trace in drill.chaos.traces
-        if trace.start and trace.start.canary is not None
-    ]
+    heard = list(canaries(drill.chaos))
     if differ := bits_differ(heard):
         return differ
     return passed(f"{len(heard)} processes compute the same bits", canaries=len(heard))
@@ -198,19 +189,14 @@ def _rule(drill: Drill, checks: Sequence[Check], found: Sequence[Recovery]) -> R
     end = leg.finished
     if end is None:
         return Ruling(status="INCONCLUSIVE", reason=Cause.of("not_finished", leg=leg.name))
-    message = end.message or end.outcome
     if end.outcome == "inexact_restore":
-        reason = end_of(leg, message)
-        return Ruling(status="FAIL", reason=reason, hint=reason.hint or end.hint)
-    if wrong := next((check for check in checks if check.status == "fail" and check.cause), None):
-        assert wrong.cause
-        return Ruling(status="FAIL", reason=wrong.cause, headline=about_check(wrong))
+        return of_end(leg, fails=True)
+    if wrong := first_of(checks, "fail"):
+        return of_check(wrong)
     if end.outcome != "completed":
-        exit_code = OUTCOME_EXIT_CODES.get(end.outcome)
-        return Ruling(status="INCONCLUSIVE", reason=end_of(leg, message), hint=end.hint, exit_code=exit_code)
-    if doubt := next((check for check in checks if check.status == "inconclusive" and check.cause), None):
-        assert doubt.cause
-        return Ruling(status="INCONCLUSIVE", reason=doubt.cause, headline=about_check(doubt))
+        return of_end(leg)
+    if doubt := first_of(checks, "inconclusive"):
+        return of_check(doubt)
     judged = [each for each in found if each.judged != "nothing"]
     return Ruling(
         status="PASS",

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, Literal
 
-from chaosrun.records.events import TRAINED, FaultObserved
+from chaosrun.records.events import TRAINED, FaultObserved, LegFinished
 from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
 from chaosrun.verify.account import AttemptSummary
-from chaosrun.verify.check import Check, Drill
+from chaosrun.verify.check import Check, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import first_difference
@@ -112,12 +112,12 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     if divergence and "stood" in divergence.reason.params:
         # Begun with what is not of one step, it may well fail.
         ruling = of_divergence(divergence, drill.spec.data.resume)
-        return replace(ruling, place=f"{ruling.place}; then {end.message or end.outcome}")
+        return replace(ruling, place=f"{ruling.place}; then {_message(end)}")
     known = {fault.id: fault for fault in drill.plan.faults}
     # What had spoilt a file in the same attempt is what it met, more than the kill.
     beside = sorted({seen.fault for seen in chaos.events(FaultObserved) if seen.attempt == last.attempt})
     told = [f"{name} ({known[name].describe() if name in known else name})" for name in beside]
-    reason = Cause.of("never_came_back", fault=" and ".join(told), message=end.message or end.outcome)
+    reason = Cause.of("never_came_back", fault=" and ".join(told), message=_message(end))
     return Ruling(status="FAIL", reason=reason, hint=end.hint)
 
 
@@ -130,16 +130,12 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
             damaged = any(check.code == "records_damaged" and not _only_missing(reference, chaos) for check in checks)
             reason = Cause.of("not_finished", because="records_damaged" if damaged else None, leg=leg.name)
             return Ruling(status="INCONCLUSIVE", reason=reason)
-        message, hint = leg.finished.message or leg.outcome or "", leg.finished.hint
-        if leg is chaos and leg.outcome == "inexact_restore":
-            reason = end_of(leg, message)
-            return Ruling(status="FAIL", reason=reason, hint=reason.hint or hint)
-        exit_code = OUTCOME_EXIT_CODES.get(leg.outcome or "")
+        ruling = of_end(leg, fails=leg is chaos and leg.outcome == "inexact_restore")
         if leg.outcome == "user_error" and (found := drift(leg)):
-            headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {message}"
+            headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {_message(leg.finished)}"
             reason = Cause.of("replicas_drift", because="undisturbed", leg=leg.name, what=found.what, aside="")
-            return Ruling(status="INCONCLUSIVE", reason=reason, headline=headline, exit_code=exit_code)
-        return Ruling(status="INCONCLUSIVE", reason=end_of(leg, message), hint=hint, exit_code=exit_code)
+            return replace(ruling, reason=reason, headline=headline, hint=None)
+        return ruling
     return None
 
 
@@ -148,10 +144,18 @@ def _only_missing(*legs: LegHistory) -> bool:
     return all(len(leg.problems) <= (not leg.layout.journal.exists()) for leg in legs)
 
 
-def end_of(leg: LegHistory, message: str) -> Cause:
-    assert leg.finished is not None
-    code = leg.finished.code or END_CODES[leg.outcome or "recovery_failed"]
-    return Cause(code, {"leg": leg.name, "message": message})
+def of_end(leg: LegHistory, *, fails: bool = False) -> Ruling:
+    """Of a leg that did not complete, by what its end says."""
+    end = leg.finished
+    assert end is not None
+    reason = Cause(end.code or END_CODES[end.outcome], {"leg": leg.name, "message": _message(end)})
+    if fails:
+        return Ruling(status="FAIL", reason=reason, hint=reason.hint or end.hint)
+    return Ruling(status="INCONCLUSIVE", reason=reason, hint=end.hint, exit_code=OUTCOME_EXIT_CODES.get(end.outcome))
+
+
+def _message(end: LegFinished) -> str:
+    return end.message or end.outcome
 
 
 def _of_premises(checks: Sequence[Check], irreproducible: Cause | None, drill: Drill) -> Ruling | None:
@@ -211,8 +215,8 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         return Ruling(status="FAIL", reason=_cause_of(ended), place=place)
     if divergence:
         return of_divergence(divergence, drill.spec.data.resume)
-    failing = next((check for check in checks if check.status == "fail"), None)
-    return failing and Ruling(status="FAIL", reason=_cause_of(failing), headline=about_check(failing))
+    failing = first_of(checks, "fail")
+    return failing and of_check(failing)
 
 
 def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:
@@ -238,6 +242,16 @@ def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
     steps, rank = ended.cause.params["step"] - ended.cause.params["expected"], ended.cause.params["rank"]
     first = drill.reference_lineage.at(rank, 1)
     return direction is not None and first is not None and 0 < direction * steps * len(first.batch) <= reason.params["batches"]
+
+
+def first_of(checks: Sequence[Check], status: Status) -> Check | None:
+    return next((check for check in checks if check.status == status), None)
+
+
+def of_check(check: Check) -> Ruling:
+    """Of one that failed, or is not decided."""
+    status = "FAIL" if check.status == "fail" else "INCONCLUSIVE"
+    return Ruling(status=status, reason=_cause_of(check), headline=about_check(check))
 
 
 def about_check(check: Check) -> str:
@@ -274,9 +288,8 @@ def _around(ids: Any, others: Any) -> str:
 
 
 def _of_doubts(checks: Sequence[Check], drill: Drill) -> Ruling | None:
-    doubtful = next((check for check in checks if check.status == "inconclusive"), None)
-    if doubtful:
-        return Ruling(status="INCONCLUSIVE", reason=_cause_of(doubtful), headline=about_check(doubtful))
+    if doubtful := first_of(checks, "inconclusive"):
+        return of_check(doubtful)
     lacking = sorted(required(drill) - {check.name for check in checks if check.status == "pass"})
     return Ruling(status="INCONCLUSIVE", reason=Cause.of("checks_missing", checks=lacking)) if lacking else None
 
