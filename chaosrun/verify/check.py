@@ -209,10 +209,8 @@ def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[int, set[int]
     found: dict[int, set[int]] = {}
     for trace in (trace for attempt in attempts for trace in attempt.traces.values()):
         apart = found.setdefault(trace.rank, set())
-        for seen in trace.spans:
-            for held in expected.of(trace.rank).over(seen.steps):
-                if not held.equals(seen):
-                    apart.update(step for step in held.steps if not alike(held.at(step), seen.at(step)))
+        for span in trace.spans:
+            apart.update(seen.step for held, seen in expected.unlike(span) if not alike(held, seen))
     return found
 
 

@@ -42,6 +42,12 @@ class Lineage:
         held = self.of(rank)
         return [] if held.last == len(held) == final else [step for step in range(1, final + 1) if step not in held]
 
+    def unlike(self, span: Span) -> Iterator[tuple[StepRecord, StepRecord]]:
+        """Of the steps that both have, the rank's records and the span's; not of blocks that are alike by their digests."""
+        for held in self.of(span.trace.rank).over(span.steps):
+            if not held.equals(span):
+                yield from ((held.at(step), span.at(step)) for step in held.steps)
+
     def common(self, span: Span) -> int:
         """How many of these steps its rank has."""
         return sum(len(held.steps) for held in self.of(span.trace.rank).over(span.steps))

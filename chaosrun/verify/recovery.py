@@ -161,8 +161,7 @@ def replay_agreement(drill: Drill) -> Check:
     compared = 0
     for span in drill.chaos_lineage.cut_off:
         compared += drill.chaos_lineage.common(span)
-        apart = (held for held in drill.chaos_lineage.of(span.trace.rank).over(span.steps) if not held.equals(span))
-        for tail, again in ((span.at(step), held.at(step)) for held in apart for step in held.steps):
+        for again, tail in drill.chaos_lineage.unlike(span):
             if found := drill.mismatch(tail, again, drill.fields):
                 return failed("replay_differs", field=found.field, place=found.place, before=tail.attempt, first=asdict(found))
     if not compared:

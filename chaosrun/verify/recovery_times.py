@@ -4,9 +4,10 @@ Every moment is one that the records hold: where a record lacks it (a trace of a
 wrote a line, clocks that disagree), the span is None and nothing is guessed.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from chaosrun.records.events import (
     AttemptStarting,
@@ -115,20 +116,25 @@ def _span(begin_s: float | None, end_s: float | None) -> float | None:
 
 def work_of(leg: LegHistory, chain: Lineage) -> Work:
     kept_s = lost_s = 0.0
-    lost_steps: set[tuple[int, int]] = set()
-    kept = {(record.attempt, record.step) for by_step in chain.steps.values() for record in by_step.values()}
+    lost_steps = 0
+    kept: defaultdict[int, set[int]] = defaultdict(set)
+    for span in (span for steps in chain.steps.values() for span in steps.spans):
+        kept[span.trace.attempt].update(span.steps)
     for attempt in leg.attempts:
-        for step, seconds in _step_times(attempt):
-            if (attempt.number, step) in kept:
-                kept_s += seconds
-            else:
-                lost_s += seconds
-                lost_steps.add((attempt.number, step))
+        before = max((start.time_s for start in attempt.starts.values()), default=0.0)
+        for is_kept, steps in groupby(attempt.steps, kept[attempt.number].__contains__):
+            done = list(steps)
+            # The last rank's record of the last of them: the others need not be read.
+            end_s = max(record.time_s for record in attempt.steps[done[-1]].values())
+            kept_s += max(0.0, end_s - before) if is_kept else 0.0
+            lost_s += 0.0 if is_kept else max(0.0, end_s - before)
+            lost_steps += 0 if is_kept else len(done)
+            before = end_s
     trained = from_first_attempt(leg.journal)
     return Work(
         kept_s=kept_s,
         lost_s=lost_s,
-        lost_steps=len(lost_steps),
+        lost_steps=lost_steps,
         before_s=_wall_s(leg.journal[: len(leg.journal) - len(trained) + 1]),
         wall_s=_wall_s(trained),
     )
@@ -138,18 +144,6 @@ def from_first_attempt(journal: Sequence[JournalEvent]) -> Sequence[JournalEvent
     """What a leg recorded since its first attempt was decided: by then its ranks were placed. All of it where none was."""
     begins = next((number for number, record in enumerate(journal) if isinstance(record, AttemptStarting)), 0)
     return journal[begins:]
-
-
-def _step_times(attempt: Attempt) -> list[tuple[int, float]]:
-    """Each step's seconds, from the end of what came before it to the last rank's record of it."""
-    ends = {step: max(record.time_s for record in records.values()) for step, records in attempt.steps.items()}
-    before = max((start.time_s for start in attempt.starts.values()), default=None)
-    times: list[tuple[int, float]] = []
-    for step, end_s in ends.items():
-        if before is not None:
-            times.append((step, max(0.0, end_s - before)))
-        before = end_s
-    return times
 
 
 def pauses(journal: Sequence[JournalEvent]) -> list[tuple[float, float]]:

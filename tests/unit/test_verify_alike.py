@@ -10,9 +10,11 @@ import pytest
 
 from chaosrun.errors import UsageError
 from chaosrun.records.codec import changed
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.compare import FIELDS, alike
+from chaosrun.verify.lineage import lineage
 from chaosrun.verify.verdict import judge
 from tests.benchmarks.records import write_run
 
@@ -58,6 +60,18 @@ def test_a_single_difference_among_many_records_is_named(tmp_path: Path, rank: i
 def test_none_is_none(tmp_path: Path) -> None:
     assert judge(write_run(tmp_path, 3, 200, tensors=10)).status == "PASS"
     assert gc.isenabled()
+
+
+def test_of_blocks_that_are_alike_no_record_is_read(tmp_path: Path) -> None:
+    for name, differs, read in (("equal", None, {}), ("other", (1, 150), {1: set(range(129, 201))})):
+        run = write_run(tmp_path / name, 3, 200, differs=differs, tensors=10)
+        expected, seen = (lineage(read_leg(run.leg(leg))) for leg in ("reference", "chaos"))
+        found: dict[int, set[int]] = {}
+        for span in (span for steps in seen.steps.values() for span in steps.spans):
+            for left, right in expected.unlike(span):
+                assert (left.rank, left.step) == (right.rank, right.step)
+                found.setdefault(left.rank, set()).add(left.step)
+        assert found == read
 
 
 def test_garbage_is_collected_again_after_a_run_that_cannot_be_judged(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ every step that differs.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from markupsafe import Markup
@@ -37,12 +37,16 @@ def losses(source: Source) -> Shown | None:
     many steps are not; `steps`: those that both legs have; `differing`: stretches of steps whose losses differ; `replayed`:
     attempt, first and last step that it did and that were done again.
     """
-    reference, chaos = (_by_step(leg) for leg in (source.reference, source.chaos))
+    expected, seen = source.reference.chain, source.chaos.chain
+    reference = _by_step(expected, {})
+    unlike = {record.step for record, _ in _unlike(expected, seen)}
+    known = reference if expected.steps.keys() == seen.steps.keys() else {}
+    chaos = _by_step(seen, {step: loss for step, loss in known.items() if step not in unlike})
     if not reference and not chaos:
         return None
     every = sorted({*reference, *chaos})
     low, high = every[0], every[-1]
-    distance, precision = _distances(source.reference.chain, source.chaos.chain)
+    distance, precision = _distances(expected, seen)
     both = [step for step in every if step in reference and step in chaos]
     apart = [step for step in both if distance.get(step, 0) != 0]
     differing = _stretches((step, step) for step in apart)
@@ -77,13 +81,17 @@ def _ulp(distance: Mapping[int, int | None], step: int, both: Sequence[int]) -> 
     return "no number" if distance[step] is None else distance[step]
 
 
-def _by_step(leg: Leg) -> dict[int, float]:
-    """Loss over all ranks, of the steps that all of them recorded."""
-    ranks = [by_step for by_step in leg.chain.steps.values() if by_step]
-    if not ranks or len(ranks) < len(leg.chain.steps):
+def _by_step(lineage: Lineage, known: Mapping[int, float]) -> dict[int, float]:
+    """Loss over all ranks, of the steps that all of them recorded; `known`: of some of them."""
+    ranks = [by_step for by_step in lineage.steps.values() if by_step]
+    if not ranks or len(ranks) < len(lineage.steps):
         return {}
     whole = set(ranks[0]).intersection(*ranks[1:])
-    return {step: _loss([by_step[step] for by_step in ranks]) for step in sorted(whole)}
+    return {step: known[step] if step in known else _loss([by_step[step] for by_step in ranks]) for step in sorted(whole)}
+
+
+def _unlike(expected: Lineage, seen: Lineage) -> Iterator[tuple[StepRecord, StepRecord]]:
+    return (pair for steps in seen.steps.values() for span in steps.spans for pair in expected.unlike(span))
 
 
 def _loss(records: Sequence[StepRecord]) -> float:
@@ -105,20 +113,16 @@ def _distances(expected: Lineage, seen: Lineage) -> tuple[dict[int, int | None],
     """By step that differs, the largest distance over ranks and micro-batches; None where one of a pair is no number."""
     places: list[int] = []
     pairs: tuple[list[float], list[float]] = ([], [])
-    for rank, by_step in seen.steps.items():
-        for step, record in by_step.items():
-            other = expected.at(rank, step)
-            if other is None or other.loss == record.loss:
-                continue
-            for left, right in zip(other.loss, record.loss, strict=False):
-                if left != right:
-                    places.append(step)
-                    pairs[0].append(float.fromhex(left))
-                    pairs[1].append(float.fromhex(right))
-            if len(other.loss) != len(record.loss):
-                places.append(step)
-                pairs[0].append(math.nan)
-                pairs[1].append(0.0)
+    for other, record in _unlike(expected, seen):
+        for left, right in zip(other.loss, record.loss, strict=False):
+            if left != right:
+                places.append(record.step)
+                pairs[0].append(float.fromhex(left))
+                pairs[1].append(float.fromhex(right))
+        if len(other.loss) != len(record.loss):
+            places.append(record.step)
+            pairs[0].append(math.nan)
+            pairs[1].append(0.0)
     found, precision = float_distances(*pairs)
     distance: dict[int, int | None] = {}
     for step, ulp in zip(places, found, strict=True):
