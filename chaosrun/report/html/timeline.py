@@ -189,8 +189,8 @@ def _bars(source: Source, attempt: Attempt, after: Attempt | None, clock: Clock,
 
 def _last_kept(attempt: Attempt, rank: int, chain: Lineage) -> float | None:
     """When the rank recorded its last step that leads to the final weights."""
-    steps = attempt.traces[rank].steps if rank in attempt.traces else {}
-    return next((record.time_s for step in reversed([*steps]) if chain.at(rank, step) is (record := steps[step])), None)
+    last = next((span for span in reversed(chain.of(rank).spans) if span.trace is attempt.traces.get(rank)), None)
+    return last and last.at(last.last).time_s
 
 
 def _drawn_bars(bars: Sequence[_Bar], place: Mapping[int, float], scale: Scale) -> Iterator[Markup]:
