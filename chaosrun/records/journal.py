@@ -79,7 +79,3 @@ def write_durably(path: Path, data: bytes) -> None:
     """Write a whole file so that a reader, or a power cut, sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Filesystem().write_durably(path, data)
-
-
-def fsync_directory(path: Path) -> None:
-    Filesystem().sync_directory(path)

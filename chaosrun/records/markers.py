@@ -15,7 +15,8 @@ import msgspec
 from chaosrun.processes import start_ticks
 from chaosrun.records.codec import DamagedRecordError, Record, decode, encode
 from chaosrun.records.events import RaisedError
-from chaosrun.records.journal import fsync_directory, write_durably
+from chaosrun.records.filesystem import Filesystem
+from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import AttemptLayout, LegLayout
 
 _Note = TypeVar("_Note", bound="Note")
@@ -82,7 +83,7 @@ def write_marker(leg: LegLayout, fault: str, *, pid: int, ticks: int | None = No
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    fsync_directory(leg.faults)
+    Filesystem().sync_directory(leg.faults)
     return marker
 
 

@@ -156,7 +156,7 @@ def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
         return Cause.of(f"{_WHOLE[found.component]}_of_another_{which}", **about, other=rank, step=step)
     if found.permuted:
         return Cause.of(f"{_part(found)}_renamed", **about)
-    fresh = found.component == "rng" and _restored_rng(moment, found.rank) in _fresh(moment, found.rank)
+    fresh = found.component == "rng" and moment.attempt.starts[found.rank].rng in _fresh(moment, found.rank)
     return Cause.of(f"{_part(found)}_not_restored", because="freshly_seeded" if fresh else None, **about)
 
 
@@ -256,11 +256,6 @@ def _fresh(moment: Moment, rank: int) -> set[str | None]:
     """Where the reference's random streams stood before its first step."""
     first, start = moment.drill.reference_lineage.at(rank, 1), moment.drill.reference_start(rank)
     return {first and first.rng, start and start.rng} - {None}
-
-
-def _restored_rng(moment: Moment, rank: int) -> str | None:
-    start = moment.attempt.traces[rank].start
-    return start.rng if start else None
 
 
 def _rng(moment: Moment, first: Mismatch) -> Cause:
@@ -367,8 +362,7 @@ def _layout_suspect(moment: Moment) -> bool:
 
 def _lr(moment: Moment, first: Mismatch) -> Cause:
     seen = moment.records[first.rank].lr
-    by_step = moment.drill.reference_lineage.steps[first.rank]
-    found = [step for step in sorted(by_step) if by_step[step].lr == seen]
+    found = [step for step, record in moment.drill.reference_lineage.of(first.rank).items() if record.lr == seen]
     where = (
         f"the optimizer used the learning rate of step {found[0]}"
         if found

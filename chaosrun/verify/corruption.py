@@ -85,8 +85,8 @@ class Injection:
             return attempt > self.attempt and (self.healed is None or attempt < self.healed)
         if field is None:
             return step > self.clean_save
-        if step == self.clean_step + 1:
-            return field not in _untouched_fields(self.fault)
+        if step == self.clean_step + 1 and self.fault.phase == "optimizer":
+            return FIELDS.index(field) >= FIELDS.index("grad")  # what comes before the gradients had been recorded by then
         return step > self.clean_step
 
     def to_json(self) -> dict[str, object]:
@@ -152,11 +152,6 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
             )
         )
     return tuple(sorted(found, key=lambda injection: (injection.attempt, injection.clean_step)))
-
-
-def _untouched_fields(fault: Fault) -> tuple[Field, ...]:
-    """What the step that a corruption strikes had recorded by then: at phase optimizer all that comes before the gradients."""
-    return FIELDS[: FIELDS.index("grad")] if fault.phase == "optimizer" else ()
 
 
 def explained(divergence: Divergence, drill: Drill) -> Injection | None:

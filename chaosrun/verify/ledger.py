@@ -26,10 +26,11 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     """Explain micro-batch `micro_batch` of the chaos leg's record `first`, which is not the reference's."""
     trace = drill.chaos.trace(first.attempt, first.rank)
     following = [record for record in trace.steps.values() if record.step >= first.step] if trace else [first]
-    by_ids = _knows_ids(following) and _knows_ids(_reference_steps(drill, first.rank))
+    expected = _reference_steps(drill, first.rank)
+    by_ids = all(record.knows_ids for record in (*following, *expected))
     seen = [entry.key for entry in _entries(following, by_ids)][micro_batch : micro_batch + WINDOW]
-    ledger = _entries(_reference_steps(drill, first.rank), by_ids)
-    here = sum(len(record.batch) for record in _reference_steps(drill, first.rank) if record.step < first.step) + micro_batch
+    ledger = _entries(expected, by_ids)
+    here = sum(len(record.batch) for record in expected if record.step < first.step) + micro_batch
     if not seen or here >= len(ledger):
         return Cause.of("more_batches")
     place = _best(ledger, seen, here)
@@ -71,12 +72,7 @@ def _best(ledger: Sequence[_Entry], seen: Sequence[tuple[object, ...]], here: in
 
 
 def _reference_steps(drill: Drill, rank: int) -> list[StepRecord]:
-    by_step = drill.reference_lineage.steps.get(rank, {})
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def _knows_ids(records: Sequence[StepRecord]) -> bool:
-    return all(record.knows_ids for record in records)
+    return [*drill.reference_lineage.of(rank).values()]
 
 
 def _entries(records: Sequence[StepRecord], by_ids: bool) -> list[_Entry]:
