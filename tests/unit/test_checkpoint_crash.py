@@ -221,7 +221,7 @@ def power_cuts(scenario: Callable[[History], None], folder: Path, disk: type[Rec
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_power_cut_after_any_operation_loses_nothing_committed(quick_disk: Path, scenario: Callable[[History], None]) -> None:
-    operations, states = power_cuts(scenario, quick_disk, RecordingDisk, fates=8)
+    operations, states = power_cuts(scenario, quick_disk, RecordingDisk, fates=16)
     assert operations > 40 and states > operations
 
 
@@ -354,7 +354,7 @@ def journal_cuts(folder: Path, disk: type[RecordingDisk], fates: int) -> int:
 
 
 def test_the_journal_survives_a_power_cut_after_any_operation(quick_disk: Path) -> None:
-    assert journal_cuts(quick_disk, RecordingDisk, fates=8) > 300
+    assert journal_cuts(quick_disk, RecordingDisk, fates=16) > 300
 
 
 @pytest.mark.parametrize("disk", [NeverSyncsFiles, NeverSyncsDirectories])
