@@ -104,7 +104,8 @@ class ObjectCheckpointStore(CheckpointStore):
                     quarantined.append(self._refuse(stem, data, error.message))
                     continue
                 self._disk.sync_directory(self._layout.checkpoints)
-                return Selection(name=checkpoint_name(step), manifest=manifest, quarantined=tuple(quarantined))
+                about = {"quarantined": tuple(quarantined), "signature": self._vouched[step]}
+                return Selection(name=checkpoint_name(step), manifest=manifest, **about)
             if step in self.steps():
                 why = f"{checkpoint_name(step)}: was never committed: {self.objects.url('checkpoints')} has no manifest of it"
                 quarantined.append(self._quarantine(step, "invalid", why))

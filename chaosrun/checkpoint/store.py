@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaosrun.checkpoint.audit import audit_directory, hash_member, list_members
+from chaosrun.checkpoint.audit import audit_directory, hash_member, list_members, signature_of
 from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.checkpoint.retention import to_delete
 from chaosrun.checkpoint.storage import storage_errors
@@ -28,8 +28,6 @@ SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")
 
 _OWN_LEVELS = 2
 """Directories above `checkpoints` that are the run's own: those of the leg and of the run."""
-
-Signature = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +45,8 @@ class Selection:
     name: str | None
     manifest: Manifest | None
     quarantined: tuple[Quarantined, ...] = ()
+    signature: str = ""
+    """Its files', from before they were hashed."""
 
 
 class CheckpointStore:
@@ -59,7 +59,8 @@ class CheckpointStore:
         self._disk = disk or Filesystem()
         self._is_durable = False
         """The directory that checkpoints are committed to, by this process: made and synced, or synced again."""
-        self._vouched: dict[int, Signature] = {}
+        self._vouched: dict[int, str] = {}
+        """Signatures of what has been hashed whole."""
 
     @property
     def objects(self) -> ObjectStorage | None:
@@ -119,7 +120,7 @@ class CheckpointStore:
             self._disk.sync_directory(self._layout.checkpoints)
             self._disk.sync_directory(self._layout.staging)
             # Its files were hashed as they were sealed: retention need not read them again.
-            self._vouched[step] = _signature(target)
+            self._vouched[step] = signature_of(target)
         return target
 
     def retain(self) -> list[str]:
@@ -142,13 +143,19 @@ class CheckpointStore:
                 self._disk.remove(target)
         return doomed
 
-    def audit(self, name: str, *, hashed: Collection[str] | None = None) -> Manifest:
+    def audit(self, name: str, *, hashed: Collection[str] | None = None, vouched: str = "") -> Manifest:
         """The manifest of a committed checkpoint, every file hashed (or those in `hashed` alone, where others vouch for the
-        rest). Raises InvalidCheckpointError naming file and reason."""
+        rest; or none, if its signature is `vouched`). Raises InvalidCheckpointError naming file and reason."""
         step = checkpoint_step(name)
         if step is None:
             raise InvalidCheckpointError(f"{name!r} is not the name of a checkpoint", hint="they are called step-00000050")
-        return audit_directory(self._layout.checkpoints / name, step, hashed=hashed)
+        directory = self._layout.checkpoints / name
+        with storage_errors(directory):
+            signature = signature_of(directory)
+        manifest = audit_directory(directory, step, hashed=() if signature == vouched else hashed)
+        if hashed is None:
+            self._vouched[step] = signature
+        return manifest
 
     def newest_valid(self) -> Selection:
         """Audit from the newest checkpoint down to the first valid one; move the invalid ones met to quarantine.
@@ -170,7 +177,8 @@ class CheckpointStore:
                 # Whoever committed it may have been killed before its name was durable, and now a training rests on it.
                 with storage_errors(self._layout.checkpoints):
                     self._disk.sync_directory(self._layout.checkpoints)
-                return Selection(name=name, manifest=manifest, quarantined=tuple(quarantined))
+                about = {"quarantined": tuple(quarantined), "signature": self._vouched[step]}
+                return Selection(name=name, manifest=manifest, **about)
 
     def set_aside(self, step: int, reason: str) -> Quarantined | None:
         """Move a checkpoint that must not be gone on from to quarantine; None when there is none of this step.
@@ -206,10 +214,8 @@ class CheckpointStore:
     def _is_valid(self, step: int) -> bool:
         directory = self._layout.checkpoints / checkpoint_name(step)
         try:
-            signature = _signature(directory)
-            if self._vouched.get(step) != signature:
-                audit_directory(directory, step)
-                self._vouched[step] = signature
+            if self._vouched.get(step) != signature_of(directory):
+                self.audit(directory.name)
         except InvalidCheckpointError:
             # Not counted and not deleted: `newest_valid` will quarantine it by name if it is ever met.
             return False
@@ -247,11 +253,6 @@ def _listed(directory: Path) -> list[str]:
         return os.listdir(directory)
     except FileNotFoundError:
         return []
-
-
-def _signature(directory: Path) -> Signature:
-    members = list_members(directory)
-    return tuple((name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in members.items())
 
 
 def _free_path(directory: Path, stem: str) -> Path:

@@ -135,15 +135,15 @@ class Checkpointer:
     def restore(self, name: str, job: dict[str, object]) -> Position:
         """Load a checkpoint into the prepared objects and prove that it is what was saved.
 
-        The supervisor has validated every file; this rank validates the manifest, all sizes and its own file once more
-        before the model is touched. Afterwards the digests of the live state are compared with those taken at the save.
-        Raises InvalidCheckpointError, MisuseError (another job's checkpoint) or RestoreMismatchError naming the component
-        and the tensor; of those a ParameterOrderError when the optimizers hold their parameters in another order: they are
-        restored by number.
+        The supervisor has hashed every file; this rank validates the manifest and all sizes once more before the model is
+        touched, and hashes its own file if anybody has written into the checkpoint since. Afterwards the digests of the live
+        state are compared with those taken at the save. Raises InvalidCheckpointError, MisuseError (another job's checkpoint)
+        or RestoreMismatchError naming the component and the tensor; of those a ParameterOrderError when the optimizers hold
+        their parameters in another order: they are restored by number.
         """
         directory = self._leg.checkpoints / name
         rank = self._order.rank
-        manifest = self._store.audit(name, hashed=[rank_file(rank)])
+        manifest = self._store.audit(name, hashed=[rank_file(rank)], vouched=self._order.audited)
         _check_same_job(name, manifest, self._order, job)
         if not self._order.inspect:
             _check_order(name, manifest.digests.get("order"), self._state.parameter_names(), rank)

@@ -70,6 +70,8 @@ class WorkerOrder:
     """Whether samples are fetched to see what they depend on (observe.probe)."""
     resume: str | None = None
     """Checkpoint name to restore, None to start from the beginning."""
+    audited: str = ""
+    """Its signature (`checkpoint.audit.signature_of`) from before the supervisor hashed its files for this attempt."""
     faults: tuple[dict[str, Any], ...] = ()
     """Faults armed for this rank in this attempt (plan.faults.Fault as JSON)."""
     passed: dict[str, int] = dataclasses.field(default_factory=dict)

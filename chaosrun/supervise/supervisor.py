@@ -77,7 +77,7 @@ class Supervisor:
         self._killed: list[int] = []
         self._stop_reason, self._stop_began_s = "", 0.0
         self._rest_until_s: float | None = None
-        self._looked_s, self._attempt = 0.0, 0
+        self._looked_s, self._attempt, self._audited = 0.0, 0, ""
         self.is_waiting_for_places = False
         """No event is read meanwhile: a KeyboardInterrupt raised into `run` ends the leg, `interrupt` would have to wait."""
         self._observations = Observations(leg, plan, self._record)
@@ -312,6 +312,7 @@ class Supervisor:
         selection = self._store.newest_valid()
         for bad in selection.quarantined:
             self._record_quarantined(bad)
+        self._audited = selection.signature
         step = selection.manifest.step if selection.manifest else 0
         if missed := self._observations.missed(self._template, resume=step, passed=self._passed):
             hint = "which rank comes first is chance: let the faults strike at different steps, or run it again"
@@ -376,7 +377,7 @@ class Supervisor:
             faults=tuple(fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed),
             passed=dict(self._passed),
             distributed_debug=action.distributed_debug,
-            **{**resume_values(self._template, action.attempt), "settle": settle},
+            **{**resume_values(self._template, action.attempt), "settle": settle, "audited": self._audited},
         )
         return self._workers.place(order)
 

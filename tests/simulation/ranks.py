@@ -231,7 +231,7 @@ class SimulatedRank:
         yield from self._reach("restore.begin", step)
         self._heart.beat("restoring", step)
         yield self._spent(0.02)
-        manifest = self._store.audit(name, hashed=[self._file()])
+        manifest = self._store.audit(name, hashed=[self._file()], vouched=self.order.audited)
         self.simulation.restored(self, name, manifest)
         self.step = manifest.step
         yield from self._reach("restore.end", step)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.checkpoint.audit import list_members
+from chaosrun.checkpoint import audit
+from chaosrun.checkpoint.audit import hash_member, list_members
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout, checkpoint_name
@@ -482,3 +483,40 @@ def test_a_checkpoint_that_is_not_wanted_is_set_aside_and_the_older_one_used(sto
     assert store.newest_valid().name == "step-00000010"
     assert names(layout.quarantine) == ["step-00000020.unwanted-1"]
     assert store.set_aside(20, "again") is None
+
+
+def test_files_that_nobody_has_written_to_since_they_were_hashed_are_not_hashed_again(store, monkeypatch):
+    directory = save(store, 10)
+    read: list[str] = []
+    monkeypatch.setattr(audit, "hash_member", lambda _, name: read.append(name) or hash_member(directory, name))
+    selection = store.newest_valid()
+    assert sorted(read) == sorted(FILES)
+    again = CheckpointStore(store._layout, keep=3)
+    assert again.audit("step-00000010", hashed=[MODEL], vouched=selection.signature) == selection.manifest
+    assert len(read) == len(FILES)
+    flip(directory / MODEL)
+    with pytest.raises(InvalidCheckpointError, match="its hash differs"):
+        again.audit("step-00000010", hashed=[MODEL], vouched=selection.signature)
+
+
+def test_a_file_that_changes_while_it_is_hashed_is_not_vouched_for(store, monkeypatch):
+    directory = save(store, 10)
+
+    def hashed_too_early(_, name):
+        entry = hash_member(directory, name)
+        if name == MODEL:
+            flip(directory / MODEL)
+        return entry
+
+    monkeypatch.setattr(audit, "hash_member", hashed_too_early)
+    assert store.newest_valid().signature not in ("", audit.signature_of(directory))
+
+
+@pytest.mark.parametrize("spoilt", ["large-0", "large-2", "small"])
+def test_of_files_that_are_hashed_at_once_the_damaged_one_is_named(store, spoilt):
+    large = {f"large-{number}": bytes([number]) * (1 << 20) for number in range(3)}
+    directory = save(store, 10, files={**large, "small": b"1"})
+    store.audit("step-00000010")
+    flip(directory / spoilt)
+    with pytest.raises(InvalidCheckpointError, match=f"{spoilt} has the right size but other contents"):
+        store.audit("step-00000010")
