@@ -6,7 +6,6 @@ samples, restarts (figures) and particulars (rows).
 
 from pathlib import Path
 
-from chaosrun.report.html.drawing import SHAPES
 from chaosrun.report.html.losses import losses
 from chaosrun.report.html.page import environment
 from chaosrun.report.html.particulars import PHASE_MEANINGS, particulars, restarts
@@ -31,7 +30,6 @@ def render_html(view: RunView) -> str:
         ledger=ledger(source),
         restarts=restarts(source),
         particulars=particulars(source),
-        shapes=SHAPES,
         phases=PHASE_MEANINGS,
         here=Path.cwd(),
     )

@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from markupsafe import Markup
-
 from chaosrun.records.traces import StepRecord
-from chaosrun.report.html.drawing import Scale, beneath, integer_ticks, join, path_of, rules, text, ticks
+from chaosrun.report.html.drawing import Scale, integer_ticks, path_of, ticks
 from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.verify.lineage import Lineage
@@ -173,7 +171,7 @@ def _y(upright: Scale, value: float) -> float:
     return HEIGHT * (1 - upright.at(value))
 
 
-def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: Scale) -> Markup:
+def _line(values: Mapping[int, float], scale: Scale, upright: Scale) -> str:
     """In pieces: what is no number leaves a gap, and so do steps that are missing."""
     points = sorted(values.items())
     pieces: list[list[tuple[float, float]]] = [[]]
@@ -187,8 +185,7 @@ def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: Scale) 
         if math.isfinite(value):
             pieces[-1].append((scale.units(step), _y(upright, value) * 10))
         before = step
-    d = "".join(path_of(piece) for piece in pieces)
-    return Markup('<path class="{}" d="{}"/>').format(kind, d) if d else Markup("")
+    return "".join(path_of(piece) for piece in pieces)
 
 
 def _curves(
@@ -202,13 +199,10 @@ def _curves(
     cut_off = [{step: _loss(records) for step, records in steps.items() if len(records) == ranks} for steps in attempts]
     upright = _upright(chain.from_iterable(values.values() for values in (reference, chaos, *cut_off)))
     across = Scale(min((*reference, *chaos)), max((*reference, *chaos)))
-    lines = [
-        _line("reference", reference, across, upright),
-        *(_line("tail", values, across, upright) for values in cut_off),
-        _line("chaos", chaos, across, upright),
-    ]
+    lines = (("reference", reference), *(("tail", values) for values in cut_off), ("chaos", chaos))
+    paths = [(kind, _line(values, across, upright)) for kind, values in lines]
     labels = [(_y(upright, value), f"{value:.4g}") for value in ticks(upright.low, upright.high, 5)]
-    return _chart(HEIGHT, across, bands, labels, join(lines), below=18)
+    return _chart(HEIGHT, across, bands, labels, paths)
 
 
 def _chart(
@@ -216,28 +210,22 @@ def _chart(
     across: Scale,
     bands: Sequence[Stretch],
     labels: Sequence[tuple[float, str]],
-    paths: Markup,
-    *,
-    below: float,
-    more: Iterable[Markup] = (),
+    paths: Sequence[tuple[str, str]],
+    floor: float | None = None,
 ) -> Shown:
-    """Steps from left to right, their numbers `below`, bands where they were done again; values from bottom to top, named by
-    `labels` at their heights; `paths` in stretched units, WIDE from side to side and ten to a pixel high."""
-    steps = integer_ticks(int(across.low), int(across.high), 4)
-    band = Markup('<rect class="band" x="{:.3f}%" y="0" width="{:.3f}%" height="{:g}"/>')
+    """Steps from left to right, `bands` where they were done again; `labels` name values at their heights; `paths` by kind, in
+    units, ten to a pixel high."""
     edges = [(across.at(first - 0.5), across.at(last + 0.5)) for first, last in bands]
-    drawn = [
-        *(band.format(100 * left, 100 * (right - left), height) for left, right in edges),
-        rules([y for y, _ in labels]),
-        Markup(
-            '<svg width="100%" height="{0:g}" viewBox="0 0 10000 {1:g}" preserveAspectRatio="none" aria-hidden="true">{2}</svg>'
-        ).format(height, height * 10, paths),
-        beneath(steps, [f"step {step}" if step == steps[0] else str(step) for step in steps], across, height + below),
-        *more,
-    ]
-    named = join(text("100%", y + 4, words, anchor="end") for y, words in labels)
-    axis = Markup('<svg x="-10" overflow="visible">{}</svg>').format(named)
-    return {"axis": axis, "plot": join(drawn), "height": height + below + 8}
+    steps = integer_ticks(int(across.low), int(across.high), 4)
+    return {
+        "height": height,
+        "scale": across,
+        "bands": [(100 * left, 100 * (right - left)) for left, right in edges],
+        "labels": labels,
+        "steps": [(step, f"step {step}" if step == steps[0] else step) for step in steps],
+        "paths": [path for path in paths if path[1]],
+        "floor": floor,
+    }
 
 
 def _ulp_chart(
@@ -262,7 +250,5 @@ def _ulp_chart(
     edges = [(across.units(first - 0.4), across.units(last + 0.4)) for first, last in differing]
     strip = "".join(f"M{left} {(ULP_HEIGHT - 8) * 10:.0f}H{max(right, left + 12)}" for left, right in edges)
     powers = [int(power) for power in ticks(0.0, upright.high, 4) if power == int(power)]
-    more = [Markup('<line class="base" x1="0" x2="100%" y1="{0:g}" y2="{0:g}"/>').format(floor)]
     labels = [(y(power), f"2^{power}" if power > 9 else str(2**power - 1)) for power in powers]
-    paths = Markup('<path class="stem" d="{}"/><path class="strip" d="{}"/>').format(stems, strip)
-    return _chart(ULP_HEIGHT, across, bands, labels, paths, below=16, more=more)
+    return _chart(ULP_HEIGHT, across, bands, labels, [("stem", stems), ("strip", strip)], floor)

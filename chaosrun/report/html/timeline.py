@@ -6,8 +6,6 @@ Where each attempt went on, and how many steps that cost, its mark and the table
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from markupsafe import Markup
-
 from chaosrun.records.events import (
     AttemptStarted,
     AttemptStarting,
@@ -21,7 +19,7 @@ from chaosrun.records.events import (
 )
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord
-from chaosrun.report.html.drawing import Mark, Scale, beneath, figure_mark, join, rules, text, ticks
+from chaosrun.report.html.drawing import Scale, ticks
 from chaosrun.report.html.page import Shown, since
 from chaosrun.report.html.source import Source
 from chaosrun.report.sentences import Told, folded, sentence
@@ -39,11 +37,7 @@ NAME = 0.09
 """Share of the width that an attempt's number takes, on a phone; what finds no room is in the tables."""
 MOST_TOLD = 600
 """Events in words."""
-
-
 MOST_MARKS = 400
-Placed = tuple[int | None, Mark]
-"""A mark and its rank; None for what belongs to the row of checkpoints."""
 Times = Mapping[tuple[str, int], float]
 """When an attempt was starting, started, stopped: by event and attempt."""
 
@@ -77,6 +71,19 @@ class _Bar:
     end: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    at: float
+    """By the clock."""
+    shape: str
+    """A key of `shapes` in templates/figures.html."""
+    label: str
+    rank: int | None = None
+    """None: in the row of checkpoints."""
+    y: float = 0.0
+    """In pixels from the top."""
+
+
 def timeline(source: Source) -> Shown | None:
     """Of the leg that is told; None when it has nothing to show. `shapes`: kinds of marks that are there; `left_out`: how many
     marks were too many to draw; `told`: the same in words."""
@@ -87,37 +94,37 @@ def timeline(source: Source) -> Shown | None:
     scale = Scale(0.0, clock.length_s)
     times = _times(leg.journal)
     bars = [bar for attempt, after in _followed(leg.attempts) for bar in _bars(source, attempt, after, clock, times)]
-    marks, left_out = _marks_of(source, clock)
-    ranks = sorted({bar.rank for bar in bars} | {rank for rank, _ in marks if rank is not None})
-    lanes = _lanes(ranks, {rank for rank, _ in marks if rank is not None})
+    every = list(_marks(source, clock))
+    marks = every[:MOST_MARKS]  # the last checkpoints are left out first
+    struck = {mark.rank for mark in marks if mark.rank is not None}
+    ranks = sorted({bar.rank for bar in bars} | struck)
+    lanes = _lanes(ranks, struck)
     others = len(ranks) - len(lanes)
     bars = [bar for bar in bars if bar.rank in lanes] + _of_the_others([bar for bar in bars if bar.rank not in lanes])
     place = {rank: HEAD + LANE * (number + 0.5) for number, rank in enumerate([*lanes, OTHERS] if others else lanes)}
     saved_y = HEAD + LANE * (len(place) + 0.5)
     last_y = max(place.values(), default=HEAD)
-    placed = [replace(mark, y=saved_y if rank is None else place.get(rank, last_y)) for rank, mark in marks]
+    placed = [replace(mark, y=saved_y if mark.rank is None else place.get(mark.rank, last_y)) for mark in marks]
     placed += [_attempt_mark(source, attempt, clock) for attempt in leg.attempts[:MOST_MARKS]]
     placed.sort(key=lambda mark: (mark.at, mark.y))
-    rows = len(place) + 1
-    bottom = HEAD + LANE * rows
+    bottom = HEAD + LANE * (len(place) + 1)
     began = [(attempt.number, at) for attempt in leg.attempts if (at := _attempt_began(attempt, clock)) is not None]
-    drawn = [
-        rules([HEAD + LANE * number for number in range(rows + 1)]),
-        *_drawn_bars(bars, place, scale),
-        *_heads(began, scale, bottom),
-        *(figure_mark(mark, scale) for mark in placed),
-        _clock_axis(scale, bottom + 18),
-    ]
-    labels = [text("0", 14, "attempt")]
-    labels += [text("0", y + 4, f"+{count(others, 'rank')}" if rank == OTHERS else f"rank {rank}") for rank, y in place.items()]
     words = list(_told(leg.journal, clock))
     return {
-        "axis": join([*labels, text("0", saved_y + 4, "saved")]),
-        "plot": join(drawn),
-        "height": bottom + 26,
+        "scale": scale,
+        "bottom": bottom,
+        "rules": [HEAD + LANE * number for number in range(len(place) + 2)],
+        "lanes": [
+            (y, f"+{count(others, 'rank')}" if rank == OTHERS else f"rank {rank}", _paths(bars, rank, scale))
+            for rank, y in place.items()
+        ],
+        "saved_y": saved_y,
+        "heads": list(_heads(began, scale)),
+        "marks": placed,
+        "clock": _clock_labels(scale.high),
         "shapes": {mark.shape for mark in placed},
         "rolled_back": any(bar.lost < bar.end for bar in bars),
-        "left_out": left_out,
+        "left_out": len(every) - len(marks),
         "told": words[:MOST_TOLD],
         "untold": max(0, len(words) - MOST_TOLD),
     }
@@ -193,22 +200,19 @@ def _last_kept(attempt: Attempt, rank: int, chain: Lineage) -> float | None:
     return last and last.at(last.last).time_s
 
 
-def _drawn_bars(bars: Sequence[_Bar], place: Mapping[int, float], scale: Scale) -> Iterator[Markup]:
-    """One path a kind and lane keeps thousands of them small."""
-    for rank, y in place.items():
-        own = [bar for bar in bars if bar.rank == rank]
-        spans = {
-            "rise": [(bar.begin, bar.trains) for bar in own],
-            "work": [(bar.trains, bar.lost) for bar in own],
-            "lost": [(bar.lost, bar.end) for bar in own],
-        }
-        inner = [
-            Markup('<path class="{}" d="{}"/>').format(kind, "".join(_box(*span, scale) for span in found if span[1] > span[0]))
-            for kind, found in spans.items()
-            if any(end > begin for begin, end in found)
-        ]
-        stretched = Markup('<svg y="{:g}" width="100%" height="14" viewBox="0 0 10000 14" preserveAspectRatio="none">{}</svg>')
-        yield stretched.format(y - 7, join(inner))
+def _paths(bars: Sequence[_Bar], rank: int, scale: Scale) -> dict[str, str]:
+    """One path a kind and lane keeps thousands of bars small."""
+    own = [bar for bar in bars if bar.rank == rank]
+    spans = {
+        "rise": [(bar.begin, bar.trains) for bar in own],
+        "work": [(bar.trains, bar.lost) for bar in own],
+        "lost": [(bar.lost, bar.end) for bar in own],
+    }
+    return {
+        kind: "".join(_box(begin, end, scale) for begin, end in found if end > begin)
+        for kind, found in spans.items()
+        if any(end > begin for begin, end in found)
+    }
 
 
 def _box(begin: float, end: float, scale: Scale) -> str:
@@ -216,20 +220,16 @@ def _box(begin: float, end: float, scale: Scale) -> str:
     return f"M{left} 0H{max(right, left + 8)}V14H{left}Z"
 
 
-def _heads(began: Sequence[tuple[int, float]], scale: Scale, bottom: float) -> Iterator[Markup]:
-    """Where attempts begin, and their numbers where there is room beside the one before."""
-    names: list[Markup] = []
+def _heads(began: Sequence[tuple[int, float]], scale: Scale) -> Iterator[tuple[float, int | None, bool]]:
+    """Where attempts begin, their numbers where there is room beside the one before, and whether these stand to the left."""
     free = 0.0
     for number, at in began:
-        yield Markup('<line class="resumed" x1="{0}" x2="{0}" y1="4" y2="{1:g}"/>').format(scale.percent(at), bottom)
         place = scale.at(at)
-        end = place > 1 - NAME
-        left = place - NAME if end else place
-        if left >= free:
-            free = left + NAME
-            dx, anchor = (-5.0, "end") if end else (5.0, "start")
-            names.append(text(scale.percent(at), 14, str(number), anchor=anchor, dx=dx, strong=True))
-    yield Markup('<g class="names">{}</g>').format(join(names))
+        is_left = place > 1 - NAME
+        begin = place - NAME if is_left else place
+        has_room = begin >= free
+        free = begin + NAME if has_room else free
+        yield at, number if has_room else None, is_left
 
 
 def _attempt_began(attempt: Attempt, clock: Clock) -> float | None:
@@ -237,7 +237,7 @@ def _attempt_began(attempt: Attempt, clock: Clock) -> float | None:
     return clock.at(min(times)) if times else None
 
 
-def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> Mark:
+def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> _Mark:
     own = attempt.number - 1
     found = source.view.verdict.attempts[own : own + 1]
     summary = found[0] if found and found[0].attempt == attempt.number else None
@@ -250,23 +250,16 @@ def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> Mark:
         if summary.lost_steps:
             parts.append(f"{count(summary.lost_steps, 'step')} rolled back")
     began = _attempt_began(attempt, clock)
-    return Mark(at=0.0 if began is None else began, y=10.0, shape="attempt", label="\n".join(parts))
+    return _Mark(at=0.0 if began is None else began, y=10.0, shape="attempt", label="\n".join(parts))
 
 
-def _clock_axis(scale: Scale, y: float) -> Markup:
-    unit, each = ("min", 60.0) if scale.high >= 180 else ("s", 1.0)
-    values = [value * each for value in ticks(0.0, scale.high / each, 5)]
-    words = [f"{value / each:g}{f' {unit}' if number == len(values) - 1 else ''}" for number, value in enumerate(values)]
-    return beneath(values, words, scale, y)
+def _clock_labels(high_s: float) -> list[tuple[float, str]]:
+    unit, each = ("min", 60.0) if high_s >= 180 else ("s", 1.0)
+    values = ticks(0.0, high_s / each, 5)
+    return [(value * each, f"{value:g}{f' {unit}' if value == values[-1] else ''}") for value in values]
 
 
-def _marks_of(source: Source, clock: Clock) -> tuple[list[Placed], int]:
-    """Of the leg that is told, and how many were too many: the last checkpoints are left out first."""
-    marks = list(_marks(source, clock))
-    return marks[:MOST_MARKS], max(0, len(marks) - MOST_MARKS)
-
-
-def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
+def _marks(source: Source, clock: Clock) -> Iterator[_Mark]:
     leg = source.told.history
     rows = {row.id: row for row in source.view.faults}
     seen: set[str] = set()
@@ -278,18 +271,18 @@ def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
         what, evidence = ("not in the plan", "NOT SHOWN: not in the plan") if row is None else (row.what, row.seen)
         shape = "unseen" if row is None or not row.landed else row.kind if row.kind in ("kill", "preempt") else "fault"
         label = f"Fault {fault}: {what}\n{when}\n{evidence}"
-        yield record.rank, Mark(at=clock.at(time_s), y=0, shape=shape, label=label)
+        yield _Mark(rank=record.rank, at=clock.at(time_s), shape=shape, label=label)
     for record in leg.events(FaultRequested):
         if record.fault not in seen:
             seen.add(record.fault)
             at = clock.at(record.time_s)
             label = f"Fault {record.fault} was asked for, and not seen to happen\n{since(at)}"
-            yield record.rank, Mark(at=at, y=0, shape="unseen", label=label)
+            yield _Mark(rank=record.rank, at=at, shape="unseen", label=label)
     yield from _mishaps(source, clock)
     yield from _saves(source, clock)
 
 
-def _mishaps(source: Source, clock: Clock) -> Iterator[Placed]:
+def _mishaps(source: Source, clock: Clock) -> Iterator[_Mark]:
     leg = source.told.history
     planned = {record.attempt for record in leg.events(FaultObserved) if record.how == "hang"}
     found: list[tuple[JournalEvent, int | None, str]] = [
@@ -300,10 +293,10 @@ def _mishaps(source: Source, clock: Clock) -> Iterator[Placed]:
     ]
     for record, rank, shape in found:
         at, said = clock.at(record.time_s), sentence(record)
-        yield rank, Mark(at=at, y=0, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
+        yield _Mark(rank=rank, at=at, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
 
 
-def _saves(source: Source, clock: Clock) -> Iterator[Placed]:
+def _saves(source: Source, clock: Clock) -> Iterator[_Mark]:
     chosen = {attempt.resume: attempt.number for attempt in source.told.history.attempts if attempt.resume}
     for attempt in source.told.history.attempts:
         told: set[str] = set()
@@ -316,12 +309,12 @@ def _saves(source: Source, clock: Clock) -> Iterator[Placed]:
                 use = f"\nattempt {chosen[checkpoint.name]} went on from it" if checkpoint.name in chosen else ""
                 took = f"{checkpoint.duration_s * 1000:.0f} ms"
                 label = f"Checkpoint {checkpoint.name}, attempt {attempt.number}\n{since(at)}, saved in {took}{use}"
-                yield None, Mark(at=at, y=0, shape="save", label=label)
+                yield _Mark(at=at, shape="save", label=label)
         for step, records in sorted(_own_saves(attempt).items()):
             at = clock.at(max(record.time_s for record in records))
             names = listed(list(dict.fromkeys(record.path for record in records)), 3)
             label = f"Saved by the script after step {step}, attempt {attempt.number}\n{since(at)}, {names}"
-            yield None, Mark(at=at, y=0, shape="save", label=label)
+            yield _Mark(at=at, shape="save", label=label)
 
 
 def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
