@@ -1,5 +1,5 @@
-"""The search for a smallest fault plan that fails, and simpler faults in the place of others. Pure: `first` tries the plans of
-a round, in whichever order, and returns the first of them that fails."""
+"""The search for a smallest fault plan that fails. Pure: `first` tries the plans of a round, and returns the first that
+fails."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -19,8 +19,7 @@ def ddmin(items: Sequence[T], first: First[T]) -> tuple[T, ...]:
     debugging, the algorithm ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
     Transactions on Software Engineering 28(2), 2002, section 3.2.
 
-    `items` must fail, and nothing at all must not: neither is tried. `first` is asked about the same part more than once, so
-    it had better remember. Asks on the order of log n times where one item is to blame, n² at worst.
+    `items` must fail, nothing at all must not. `first` is asked about a part again: it had better remember.
     """
     kept = tuple(items)
     granularity = 2
@@ -54,9 +53,8 @@ def simplify(schedule: tuple[Entry, ...], first: First[Entry]) -> None:
 
 
 def simpler(entry: Entry) -> Iterator[Entry]:
-    """Entries of `faults.schedule` that ask for less, the boldest first: a plain kill after the step; a kill; each key left
-    out; one rank instead of all; half the step. Not all of them can be planned. Each is smaller: the search for one ends.
-    """
+    """Entries of `faults.schedule` that ask for less, the boldest first. Each is smaller, so that the search ends; not all can
+    be planned."""
     plain = {key: entry[key] for key in ("rank", "at_step") if key in entry}
     found: list[Entry] = [plain] if "at_step" in entry else []
     if "kind" in entry:

@@ -1,7 +1,4 @@
-"""One drill: carried out in this process, or on agents that are kept for the next one; judged again; removed.
-
-Ray and torch are imported inside, when they are needed.
-"""
+"""One drill: carried out in this process or on kept agents, judged again, removed. Ray and torch are imported when needed."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -47,11 +44,11 @@ def submit(
 ) -> RunResult:
     """Run one drill and return its verdict, whatever it is.
 
-    `reference` is "auto" (use the cache), "fresh", or a run (id, unique prefix, "latest") whose reference is used. `early`
-    says of which jobs the chaos leg may end when all of its state is the reference's again: "always", "long" (of more than
-    1,000 steps), "never". `on_event` gets every journal record with the key `leg` added. Raises UsageError or SpecError before
-    anything starts, ResourcesError when no cluster can be had, InterruptedRunError on SIGINT and SIGTERM: no process is left
-    then, `resume` goes on.
+    `reference` is "auto" (use the cache), "fresh", or a run (id, unique prefix, "latest") whose reference is used. `early`: of
+    which jobs the chaos leg may end when all of its state is the reference's again: "always", "long" (of more than 1,000
+    steps), "never". `on_event` gets every journal record with the key `leg` added. Raises UsageError or SpecError before
+    anything starts, ResourcesError when no cluster can be had, InterruptedRunError on SIGINT and SIGTERM: `resume` goes on
+    then.
     """
     with Interrupts() as interrupts:
         base = (default_root() if root is None else root).absolute()
@@ -67,8 +64,8 @@ def run(
     metrics_port: int | None = None,
     on_event: Listener | None = None,
 ) -> RunResult:
-    """Run the job in production: one leg, no planned fault, every real recovery judged. `metrics_port`: where /metrics is
-    served meanwhile. Raises as `submit`, and UsageError where the same job is being run already."""
+    """Run the job in production: one leg, every real recovery judged. `metrics_port`: where /metrics is served. Raises as
+    `submit`, and UsageError where the same job is being run already."""
     with Interrupts() as interrupts:
         base = (default_root() if root is None else root).absolute()
         made = create(job, overrides, base, address, "auto", kind="run", metrics_port=metrics_port)
@@ -76,10 +73,8 @@ def run(
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
-    """Continue a run whose supervisor died or was interrupted, from its journal; one that has ended is only judged again.
-
-    Raises UsageError while it is supervised, otherwise as `submit`.
-    """
+    """Continue a run whose supervisor died or was interrupted; one that has ended is judged again. Raises UsageError while it
+    is supervised, otherwise as `submit`."""
     with Interrupts() as interrupts:
         if has_ended(run):
             with lock_run(run):

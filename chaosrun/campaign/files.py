@@ -1,8 +1,7 @@
-"""What sweeps and suites keep on disk, each in a folder of its own, `<root>/sweeps/<id>/` and `<root>/suites/<id>/`: typed
-values with a version, checked when they are read.
+"""What sweeps and suites keep on disk, in `<root>/sweeps/<id>/` and `<root>/suites/<id>/`: typed values with a version.
 
-sweep.json is written anew after each drill; of a suite, suite.json is its plan, and journal.jsonl gets a line when a drill
-starts and one when it has ended. Runs nothing.
+sweep.json is written anew after each drill; suite.json is a plan, its journal.jsonl has a line when a drill starts and when it
+has ended. Runs nothing.
 """
 
 import shlex

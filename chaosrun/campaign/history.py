@@ -1,7 +1,6 @@
-"""A suite over the nights: one line a drill and night in a file that is only appended to, and what the lines say of tonight.
+"""A suite over the nights: a file of one line a drill and night, and what the lines say of tonight.
 
-The file may be carried from machine to machine, put together from several, and cut off: a line that cannot be read is told, the
-others count.
+The file may be carried around, put together from several, and cut off: a line that cannot be read is told, the others count.
 """
 
 import fcntl
@@ -151,8 +150,8 @@ def _write(path: Path, line: bytes) -> None:
 
 
 def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool = False) -> list[Night]:
-    """The nights, oldest first, the newest `last` of them. Unless `by_hand`, without dates on which drills ran only by hand:
-    they would look like nights that lost the others. Where there are no other dates, those are the nights."""
+    """The nights, oldest first, the newest `last` of them; without dates on which drills ran only by hand, unless `by_hand` or
+    there are no others."""
     dates: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.time_s):
         dates.setdefault(entry.night, []).append(entry)
@@ -172,8 +171,7 @@ def trend(drill: str, known: Sequence[Night]) -> list[Entry]:
 
 
 def label(before: Sequence[bool], ok: bool) -> Label | None:
-    """What tonight is beside the nights before (oldest first): a new failure, one that was there, one that is gone, or a drill
-    that fails now and then. None: it is well, and was."""
+    """What tonight is beside the nights before, oldest first; flaky: it fails now and then. None: it is well, and was."""
     recent = [*before, ok][-FLAKY_WITHIN:]
     falls = sum(well and not now for well, now in pairwise(recent)) + (not recent[0])
     if falls > 1:

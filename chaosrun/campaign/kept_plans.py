@@ -1,5 +1,5 @@
-"""Plans of drills that failed: kept beside the history, run first in the nights that follow, given up when they have passed
-often enough, and for no other reason. A file each."""
+"""Plans of drills that failed, a file each beside the history: run first in later nights, until they have passed often
+enough."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -118,8 +118,8 @@ def _failed(result: DrillResult, planned: PlannedDrill, suite: str, night: str) 
 def reruns(
     kept: Iterable[KeptPlan], suite: Sequence[SuiteDrill], tonight: Sequence[PlannedDrill]
 ) -> tuple[list[PlannedDrill], list[str]]:
-    """The drills that repeat what failed, of drills that run tonight and are not planned alike anyway; and what is to be told.
-    A plan that cannot be repeated here stays: on another branch, or for another suite of the same name, it can."""
+    """The drills that repeat what failed, of those that run tonight and are not planned alike anyway; and what is to be
+    told."""
     drills = {drill.name: drill for drill in suite}
     chosen = {drill.name for drill in tonight}
     planned_anyway = {drill.plan for drill in tonight}

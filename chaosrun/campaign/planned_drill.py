@@ -61,17 +61,14 @@ class PlannedDrill:
 
 
 def derive_seed(seed: int, drill: str, draw: int = 0) -> int:
-    """The seed of one drill's faults, for its first, second, … draw. Of the drill's name alone: what else is in the suite, or
-    is left out of it, changes nothing."""
+    """The seed of one drill's faults, for its first, second, … draw: by the drill's name alone, whatever else runs."""
     digest = hashlib.sha256(f"{seed}/{drill}/{draw}".encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
 
 
 def plan_drills(drills: Sequence[SuiteDrill], seed: int | None = None) -> list[PlannedDrill]:
-    """With a `seed` each drill's faults are drawn with one of its own, derived from that and its name.
-
-    Raises SpecError that names each drill whose faults cannot happen.
-    """
+    """With a `seed` each drill's faults are drawn with one of its own. Raises SpecError that names each drill whose faults
+    cannot happen."""
     planned: list[PlannedDrill] = []
     problems: list[Problem] = []
     for drill in drills:
@@ -137,8 +134,8 @@ def _drawn(drill: SuiteDrill, seed: int) -> FaultPlan:
 
 
 def exact_overrides(spec: JobSpec, overrides: Sequence[str], plan: FaultPlan) -> tuple[str, ...] | None:
-    """Overrides that bring this very plan about again, whatever becomes of the way in which faults are drawn. None where its
-    faults cannot be said one by one: at times that the training may outrun, on some ranks at once."""
+    """Overrides that bring this very plan about again; None where its faults cannot be said one by one: at times that the
+    training may outrun, on some ranks at once."""
     groups = Counter(fault.group for fault in plan.faults if fault.group is not None)
     if not all(fault.required for fault in plan.faults) or any(size != spec.workers for size in groups.values()):
         return None
@@ -150,8 +147,7 @@ def exact_overrides(spec: JobSpec, overrides: Sequence[str], plan: FaultPlan) ->
 
 
 def plan_digest(drill: str, spec: JobSpec, plan: FaultPlan) -> str:
-    """The same for the same faults on the same job of the same drill, however they were asked for; and wherever the job file
-    lies, since a history is carried from machine to machine."""
+    """The same for the same faults on the same job of the same drill, however asked for and wherever the job file lies."""
     return _digest([drill, spec.model_dump(mode="json", exclude={"faults"}), [_what(fault) for fault in plan.faults]])
 
 

@@ -141,7 +141,7 @@ class SuiteResult:
     @property
     def exit_code(self) -> int:
         """That of PASS when all is as expected, or nothing was to be done; of INCONCLUSIVE when all that is not proves nothing;
-        else of FAIL. (A process whose suite is cut short ends with the code of what did that.)"""
+        else of FAIL."""
         if self.as_expected or self.empty:
             return EXIT_CODES["PASS"]
         odd = {drill.status for drill in self.drills if not drill.ok} | ({None} if self.cut_short is not None else set())

@@ -1,7 +1,6 @@
 """Several drills at once on one Ray: which begins next, on which agents, what comes of each. Does not know what a drill means.
 
-Agents and fork servers are kept from drill to drill: each then costs no more than its legs. A `RayCluster` stands for one
-placement: workers, and what each of them takes.
+Agents are kept from drill to drill, so that each costs no more than its legs. A `RayCluster` stands for one placement.
 """
 
 import threading
@@ -48,8 +47,8 @@ class Shape:
 
 @dataclass(slots=True)
 class PlacementPool:
-    """As many placements at once as the nodes of one Ray have room for, each on as few nodes as can be; reckoned by what it has
-    handed out itself: Ray learns of a reservation only when it is made. Used by one thread."""
+    """As many placements at once as the nodes of one Ray have room for, by what it has handed out itself: Ray learns of a
+    reservation only when it is made. Used by one thread."""
 
     address: str | None
     postponed: Postponed
@@ -59,8 +58,8 @@ class PlacementPool:
     _used: "list[RayCluster]" = field(default_factory=list)
 
     def take(self, shape: Shape, *, fresh: bool = False) -> "RayCluster | None":
-        """A placement for a drill; None while there is no room for it. Where nothing is in use it gets one in any case: whoever
-        then wants the resources is told that the cluster is too small. `fresh`: whose agents served no other drill."""
+        """A placement for a drill; None while there is no room for it. Where nothing is in use it gets one in any case, and is
+        then told that the cluster is too small. `fresh`: whose agents served no other drill."""
         for entry in self._idle:
             if entry[0] == shape and not fresh:
                 self._idle.remove(entry)
@@ -105,8 +104,7 @@ class PlacementPool:
 
 @contextmanager
 def one_ray(address: str | None, shapes: Sequence[Shape], interrupts: Interrupts) -> Iterator[PlacementPool]:
-    """Connect once for many drills: each of them finds this process connected, and leaves it so. A private Ray has room for the
-    largest of the shapes."""
+    """Connect once for many drills; a private Ray has room for the largest of the shapes."""
     workers, cpu = max((shape.workers for shape in shapes), default=1), max((shape.cpu for shape in shapes), default=1.0)
     cluster = Shape(workers, cpu, 0).connect(address, interrupts.postponed)
     try:
@@ -170,8 +168,7 @@ class RunningSupervisors:
 
 
 Carry = Callable[[D, "RayCluster | None", RunningSupervisors, Listener], tuple[R, bool]]
-"""Carry a drill out, on kept agents or (None) with everything to itself; returns its result, and whether the agents may serve
-another drill."""
+"""Carry a drill out, on kept agents or (None) alone; returns its result, and whether the agents may serve another."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -198,8 +195,8 @@ class Scheduler(Generic[D, R]):
     _beginning: bool = True
 
     def run(self, tasks: Sequence[Task[D]]) -> None:
-        """Carry all of them out. Raises what `carry` raises, KeyboardInterrupt too: once every drill that was under way has
-        been interrupted and has ended."""
+        """Carry all of them out. Raises what `carry` raises, once every drill that was under way has been interrupted and has
+        ended."""
         self._waiting = list(tasks)
         self.at_once = self.at_once or len(tasks) or 1
         with ThreadPoolExecutor(self.at_once, thread_name_prefix="chaosrun-drill") as threads:

@@ -1,7 +1,6 @@
 """Shrinking: from the fault plan of a run that failed to a smallest one that still fails in the same way.
 
-Every candidate is planned as a job file would plan it and carried out as a drill; what cannot be planned does not fail. The
-candidates of a round run side by side as far as there is room; what is found, and after how many drills, does not depend on it.
+What cannot be planned does not fail. Candidates of a round run side by side; what is found does not depend on it.
 """
 
 import json
@@ -42,8 +41,7 @@ CRASHES = frozenset({"recovery_failed", "user_error"})
 Candidates = Mapping[str, Sequence[str]]
 """Overrides of a job, by what they plan."""
 RunDrills = Callable[[Candidates, str | None], Mapping[str, str | None]]
-"""Carry out drills, in their order or side by side, until one has the symptom that is looked for. Returns the symptoms
-(`symptom_of`) of those that were carried out: at least all before that one."""
+"""Carry out drills, in order or side by side, until one has the symptom looked for; symptoms at least up to that one."""
 AGAIN = "`chaosrun shrink {run}` begins again; the run is as it was"
 
 
@@ -109,10 +107,8 @@ class Shrunk:
 
 
 def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
-    """In which way a drill failed: what differed first, or how its recovery ended. None when it did not fail.
-
-    A drill that proves nothing (a fault that did not land, a job that does not repeat itself) did not fail either.
-    """
+    """In which way a drill failed: what differed first, or how its recovery ended. None when it did not fail, or proves
+    nothing."""
     told = dict[str, Any](verdict.to_json()) if isinstance(verdict, Verdict) else verdict
     if told["status"] == "FAIL":
         failing = [check["name"] for check in told["checks"] if check["status"] == "fail"]
@@ -212,12 +208,9 @@ def shrink(
     address: str | None = None,
     on_event: Listener | None = None,
 ) -> Shrunk:
-    """Reduce the faults of a run that failed to a smallest plan that fails in the same way; it is also in its shrunk.yaml.
-    `early`: as of `submit`; `overrides`: to those of the run.
-
-    Raises UsageError, before anything starts, for a run that did not fail and for one that is being supervised; otherwise as
-    `api.submit`.
-    """
+    """Reduce the faults of a run that failed to a smallest plan that fails in the same way, also written to its shrunk.yaml.
+    `early`: as of `submit`; `overrides`: to those of the run. Raises UsageError for a run that did not fail or is being
+    supervised; otherwise as `api.submit`."""
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     with Interrupts(AGAIN) as interrupts, lock_run(run):
         interrupts.check(run)

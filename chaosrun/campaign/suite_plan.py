@@ -1,5 +1,4 @@
-"""What a suite is going to do: what is asked of it (some of its drills, one of several shards, a seed), and the plan of all its
-drills that this makes of its file. Starts and writes nothing."""
+"""What a suite is going to do: what is asked of it, and the plan of all its drills. Starts and writes nothing."""
 
 import hashlib
 import re
@@ -86,11 +85,8 @@ def parse_shard(text: str) -> Shard:
 
 
 def chosen(drills: Sequence[_Drill], only: Sequence[str] = (), without: Sequence[str] = ()) -> list[_Drill]:
-    """Those that one of `only` names, all if there is none, but for those that `without` names. A name is that of one drill, of
-    all its combinations, or a pattern with * and ?.
-
-    Raises UsageError for one that names no drill, and when none is left.
-    """
+    """Those that one of `only` names, all if there is none, but for those that `without` names: a drill, all its combinations,
+    or a pattern with * and ?. Raises UsageError for a name of no drill, and when none is left."""
     for option, names in (("--only", only), ("--except", without)):
         for name in names:
             if not any(_is_called(drill, name) for drill in drills):
@@ -107,12 +103,8 @@ def chosen(drills: Sequence[_Drill], only: Sequence[str] = (), without: Sequence
 
 
 def sharded(drills: Sequence[_Drill], shard: Shard, *, together: str | None = None) -> list[_Drill]:
-    """The part of the drills that belongs to a shard: of all shards together, each drill belongs to one. `together`: a name,
-    by which all of them belong to the same.
-
-    By the drill's own name and nothing else: machines that do not share a history agree, and a drill stays with its history
-    and kept plans when others come or go. So shards are only about even, and one of a small suite may be empty.
-    """
+    """The part of the drills that belongs to a shard, by each drill's name alone, so that machines agree without a history;
+    shards are only about even. `together`: a name, by which all belong to the same."""
 
     def belongs(name: str) -> bool:
         return int.from_bytes(hashlib.sha256(name.encode()).digest()) % shard.of == shard.number - 1
@@ -166,8 +158,8 @@ def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
 
 
 def comparison_of(suite: Suite, tonight: Sequence[SuiteDrill]) -> tuple[Comparison | None, list[str]]:
-    """The suite's comparison as far as tonight's drills go, its first drill named whatever else runs; and what is to be told
-    of those that it leaves out."""
+    """The suite's comparison as far as tonight's drills go, its first drill named; and what is to be told of what it leaves
+    out."""
     asked = suite.spec.comparison
     if asked is None:
         return None, []

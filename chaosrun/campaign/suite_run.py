@@ -1,7 +1,4 @@
-"""One run of a suite: its plan is carried out on one Ray, every result kept as it comes, and at the end its pages are written.
-
-Can be taken up again after every drill.
-"""
+"""One run of a suite: its plan carried out on one Ray, every result kept as it comes, its pages written. Can be resumed."""
 
 import os
 import threading
@@ -64,10 +61,9 @@ def suite(
 ) -> SuiteResult:
     """Run the drills of a suite, as many at once as there is room for, or `at_once`, and compare; its pages are in its folder.
 
-    Every file is read, and every drill planned, before anything starts: raises SpecError and UsageError then, else as
-    `api.submit`. A drill that cannot be carried out is in the result as one. `resume` goes on with a suite (id, unique prefix,
-    "latest"); `overrides`: to those of every drill. When it is cut short there are pages of the drills that had ended;
-    `on_cut_short` is told of those before the error is raised.
+    Raises SpecError and UsageError before anything starts, else as `api.submit`; a drill that cannot be carried out is in the
+    result as one. `resume` goes on with a suite (id, unique prefix, "latest"); `overrides`: to those of every drill. When it is
+    cut short `on_cut_short` is told of the drills that had ended, before the error is raised.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     from chaosrun.campaign.report.pages import write_pages
@@ -98,10 +94,8 @@ def suite(
 
 @contextmanager
 def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tuple[SuiteFolder, SuitePlan, Journal]]:
-    """The folder of a new run of the suite, with all of it planned, or that of the one called `resume`; held for this process.
-
-    Raises as `plan_suite`, and UsageError when what was planned cannot be resumed.
-    """
+    """The folder of a new run of the suite, all of it planned, or of the one called `resume`; held for this process. Raises as
+    `plan_suite`, and UsageError when what was planned cannot be resumed."""
     if resume is None:
         plan = suite_plan(request, root=root)
         expect_writable(Path(plan.history))
@@ -148,10 +142,7 @@ class SuiteRun:
     _notes: list[str] = field(default_factory=list)
 
     def carry_out(self, pool: PlacementPool, *, at_once: int | None) -> SuiteResult:
-        """Do what is left to do.
-
-        Raises InterruptedRunError on a KeyboardInterrupt, and whatever is no drill's fault: what is done then is in the folder.
-        """
+        """Do what is left to do. Raises InterruptedRunError on a KeyboardInterrupt, and whatever is no drill's fault."""
         progress = self.folder.progress()
         self._took_s, self._started = progress.took_s, progress.started
         self.journal.append(SuiteBegan())

@@ -1,8 +1,6 @@
-"""A sweep: one kill at every point that a job comes by, each a drill against one reference, several at a time where they fit.
+"""A sweep: one kill at every point that a job comes by, each a drill against one reference. Can be resumed after every drill.
 
-A run before it, the survey, finds out what there is to try: the job undisturbed, then killed once, every rank writing down
-which points it comes by; its undisturbed leg is the reference of the whole sweep. Can be taken up again after every drill. Must
-not know how points are chosen (`plan.points`) nor what a verdict rests on.
+A run before it, the survey, finds the points: the job undisturbed, which is the reference of the whole sweep, then killed once.
 """
 
 import os
@@ -77,12 +75,10 @@ def sweep(
 ) -> Sweep:
     """Kill the job once at each of its points, one drill each, against one reference; its own faults are left out.
 
-    `saves`: in place of all others, the points inside one save of a script that saves by itself: that of the first of `steps`,
-    else of the one in the middle.
-
-    `steps`: those at which the training's phases are tried, instead of a few that are chosen; `only`: patterns of phases or
-    points; `at_once`: most drills at the same time; `keep` the runs that pass, too. `resume` goes on with a sweep (id, unique
-    prefix, "latest"). Raises as `api.submit`; InterruptedRunError leaves it to be gone on with, once its points are known.
+    `saves`: only points inside one save of a script that saves by itself, after the first of `steps`, else the middle one.
+    `steps`: those at which the training's phases are tried; `only`: patterns of phases or points; `at_once`: most drills at the
+    same time; `keep` the runs that pass, too. `resume` goes on with a sweep (id, unique prefix, "latest"). Raises as
+    `api.submit`; InterruptedRunError leaves it to be resumed, once its points are known.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     base = (default_root() if root is None else root).absolute()
@@ -120,11 +116,8 @@ def sweep(
 def _opened(
     root: Path, job: Path | TypedJob, resume: str | None, overrides: tuple[str, ...], chosen: object
 ) -> Iterator[tuple[SweepFolder, Sweep | None]]:
-    """The folder of a new sweep, or of the one called `resume` with what is known of it; held for this process. `chosen`: what
-    was asked for of its points.
-
-    A new one is gone afterwards if it did not come to know its points. Raises UsageError.
-    """
+    """The folder of a new sweep, gone afterwards unless its points became known, or of the one called `resume` with what is
+    known of it; held for this process. `chosen`: what was asked for of its points. Raises UsageError."""
     if resume is None:
         folder = SweepFolder.new(root, load_job(job, overrides).spec.name)
         try:

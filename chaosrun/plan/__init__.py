@@ -1,4 +1,1 @@
-"""What will be done to the job, decided before anything starts: faults, and the seeded planner that places them. Pure.
-
-`plan.faults` is light (a worker imports it); `plan.planner` needs the spec.
-"""
+"""What will be done to the job, decided before anything starts: faults, and the seeded planner that places them. Pure."""

@@ -1,9 +1,5 @@
-"""Chance that is the same on every machine.
-
-All of it comes from `random.Random(seed).random()`, whose sequence Python keeps the same between versions, and which is only
-compared, added, multiplied and truncated here: IEEE 754 fixes each of these to the last bit. Logarithms it does not: they
-differ between C libraries.
-"""
+"""Chance that is the same on every machine: numbers of `random.Random(seed).random()`, only compared, added, multiplied and
+truncated, which IEEE 754 fixes to the last bit. Logarithms differ between C libraries."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -34,11 +30,9 @@ def bernoulli(probability: float, first: int, last: int, chance: random.Random) 
 
 
 def exponential(chance: random.Random) -> float:
-    """An exponential variate of mean 1, by comparisons alone: 4.3 draws on average.
-
-    Draws go on while they fall. A run of odd length yields its first draw, after as many whole units as runs were even before
-    (J. von Neumann, "Various techniques used in connection with random digits", 1951).
-    """
+    """An exponential variate of mean 1, by comparisons alone: draws go on while they fall; a run of odd length yields its first
+    draw, plus one for each run of even length before (J. von Neumann, "Various techniques used in connection with random
+    digits", 1951)."""
     units = 0
     while True:
         first = falling = chance.random()

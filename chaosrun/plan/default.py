@@ -1,7 +1,6 @@
-"""The plan of a script that names no faults: made from what its undisturbed run was seen to do. Pure.
+"""The plan of a script that names no faults, from what its undisturbed run was seen to do. Pure.
 
-One kill in the middle of an epoch, two within the next, one at an epoch's boundary, one inside a save; each of a drawn rank. A
-training that is too short has those for which it has a step.
+One kill in the middle of an epoch, two within the next, one at an epoch's boundary, one inside a save; each of a drawn rank.
 """
 
 import random
@@ -21,8 +20,8 @@ _WITHIN = ((1, 2), (1, 3), (2, 3))
 def default_plan(
     spec: JobSpec, epoch_of_step: Mapping[int, int], savers: Mapping[int, frozenset[int]], *, strikes_saves: bool = True
 ) -> FaultPlan:
-    """`epoch_of_step`: of the undisturbed run; `savers`: by step, the ranks that saved after it. `strikes_saves`: what strikes
-    inside a save is to be had."""
+    """`epoch_of_step`: of the undisturbed run; `savers`: by step, the ranks that saved after it. `strikes_saves`: strace is
+    there."""
     chance = random.Random(spec.faults.seed)
     epochs: dict[int, list[int]] = defaultdict(list)
     for step in sorted(epoch_of_step):

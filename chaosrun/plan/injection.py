@@ -1,7 +1,4 @@
-"""A fault that is asked for while the job runs: from the words of a command to the faults that the plan gets in addition.
-
-Pure. Only what can be struck from outside, at once; whether it could be relied on to happen beforehand is no question any more.
-"""
+"""From the words of `chaosrun inject` to faults that the plan gets in addition, struck from outside, at once. Pure."""
 
 import random
 from collections.abc import Sequence
@@ -27,10 +24,8 @@ OUTSIDE_KINDS: tuple[str, ...] = tuple(name for name, kind in KINDS.items() if k
 def injected(
     spec: JobSpec, plan: FaultPlan, *, kind: str, rank: str, settings: Sequence[str], seed: int, after_s: float
 ) -> tuple[Fault, ...]:
-    """The faults, with ids and a group that are new to the plan, that strike `after_s` seconds after the leg's first start.
-
-    `rank` is a number, "all" or "random" (drawn with `seed`); `settings` are key=value. Raises UsageError.
-    """
+    """The faults, with new ids, that strike `after_s` seconds after the leg's first start. `rank`: a number, "all" or "random"
+    (by `seed`); `settings`: key=value. Raises UsageError."""
     about = _kind(kind)
     entry = FaultOptions.model_validate({"kind": kind, "rank": _rank(rank), **_options(kind, about, settings)})
     try:

@@ -1,8 +1,4 @@
-"""Which planned fault can no longer happen, found while the job runs. Pure.
-
-The rules of `plan.rules` leave to chance what only chance decides: which of two racing ranks is the first, how long the job
-waits for a fault from outside. Restarts that nobody planned are not counted on.
-"""
+"""Which planned fault can no longer happen, found while the job runs: what `plan.rules` leaves to chance. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

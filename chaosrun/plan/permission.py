@@ -1,7 +1,4 @@
-"""Which faults are not to be had on a given Ray, because what they strike is somebody else's, or because nothing would be left.
-
-Pure.
-"""
+"""Which faults a given Ray does not allow: they strike what is somebody else's, or would leave nothing. Pure."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,10 +7,8 @@ from chaosrun.faults.fault import Fault
 
 
 def ask_permission(faults: Iterable[Fault], *, ray: str, allow_cluster_faults: bool, has_successor: bool) -> None:
-    """Raises UsageError when a fault would strike what is not ours to strike, or what nothing could recover from.
-
-    `ray`: "private", "joined" or "borrowed". `has_successor`: this process is watched by one that goes on when it dies.
-    """
+    """Raises UsageError when a fault would strike what is not ours, or what nothing could recover from. `ray`: "private",
+    "joined" or "borrowed". `has_successor`: this process is watched by one that goes on when it dies."""
     refused = next(
         (refusal for fault in faults for refusal in _refusals(fault, ray, allow_cluster_faults, has_successor)), None
     )

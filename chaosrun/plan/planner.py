@@ -1,7 +1,5 @@
-"""From the faults a spec asks for to the plan: every fault with its rank and moment, or the reason why there can be none.
-
-Pure: the same spec, and the same recorded trace where it replays one, give the same plan on every machine (`plan.chance`).
-"""
+"""From the faults a spec asks for to the plan: every fault with its rank and moment, or why there can be none. Pure, and the
+same on every machine (`plan.chance`)."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -43,10 +41,8 @@ def make_plan(
     spec: JobSpec, trace: Source | None = None, refuse: Callable[[Sequence[Objection], str], UsageError] = _refusal
 ) -> FaultPlan:
     """The plan of a job in the order in which it meets the faults, with ids F1, F2, …; `trace` is what `faults.replay` names.
-
-    Raises UsageError, naming every entry at fault, when one could never strike, or has no last step to stop at (`refuse` makes
-    the error, of the reasons and a hint); SpecError when the trace cannot be read.
-    """
+    Raises UsageError, naming every entry at fault (`refuse` makes it, of the reasons and a hint), or SpecError when the trace
+    cannot be read."""
     chance = random.Random(spec.faults.seed)
     if spec.faults.preset is not None:
         try:
@@ -206,11 +202,8 @@ def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[in
 
 
 def _of_preset(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list[Fault]:
-    """The preset's faults in the order of the plan, without ids: at least one, and all of them can happen. An entry for which a
-    short job has no room beside the others is left out.
-
-    Raises RefusedError when the job has no known length, or is too short for any of it.
-    """
+    """The preset's faults in the order of the plan, without ids: at least one, all of which can happen; entries for which a
+    short job has no room are left out. Raises RefusedError where none has, or the length is not known."""
     if spec.max_steps is None:
         raise RefusedError("faults.preset", f"preset {preset.name}: the job's length is not known, set max_steps")
     # What comes in a recovery needs what leads to one.
@@ -256,8 +249,7 @@ def _of_entry(spec: JobSpec, entry: PresetFault, source: str, chance: random.Ran
 
 
 def _steps(spec: JobSpec, entry: PresetFault, source: str, chance: random.Random) -> Sequence[int]:
-    """Steps of the entry's part of the training; of a phase of checkpoints those at which one is saved. A part that holds none
-    is widened to the nearest."""
+    """Steps of the entry's part of the training, or the nearest; of a phase of checkpoints those at which one is saved."""
     last = spec.max_steps or 1
     begin, end = entry.within[0] * last, entry.within[1] * last
     timeline = Timeline.of(spec)

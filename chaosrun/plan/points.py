@@ -1,7 +1,6 @@
-"""What a sweep tries: from the points that a job was seen to come by to one small plan for each. Pure.
+"""What a sweep tries: one small plan for each point that a job was seen to come by. Pure.
 
-A point is a phase on a rank, at a step, of a checkpoint's fsync with the file. It is never guessed: a point that no rank was
-seen to come by does not exist.
+A point is a phase on a rank, at a step, of a checkpoint's fsync with the file.
 """
 
 from collections import Counter
@@ -54,8 +53,8 @@ def saved_steps(passed: Iterable[Passage]) -> list[int]:
 
 
 def chosen_steps(epoch_of_step: Mapping[int, int], saved: Collection[int]) -> tuple[int, ...]:
-    """Steps that stand for all: the first, the first of the second epoch, the last, and of those around the middle one with a
-    checkpoint and one without."""
+    """Steps that stand for all: the first, also of the second epoch, the last, and near the middle one with a checkpoint and
+    one without."""
     steps = sorted(epoch_of_step)
     if not steps:
         return ()
@@ -70,8 +69,7 @@ def chosen_steps(epoch_of_step: Mapping[int, int], saved: Collection[int]) -> tu
 
 
 def first_kill(spec: JobSpec) -> Entry:
-    """The kill that brings a restore about: after the first checkpoint, that every job has; of a script with checkpoints of its
-    own nobody knows where that is."""
+    """The kill that brings a restore about: after the first checkpoint; of a script with its own nobody knows where that is."""
     rank = spec.workers - 1
     return {"rank": rank, "phase": "checkpoint.postcommit"} if spec.by == "chaosrun" else {"rank": rank, "occurrence": 1}
 
@@ -79,11 +77,8 @@ def first_kill(spec: JobSpec) -> Entry:
 def enumerate_points(
     spec: JobSpec, undisturbed: Iterable[Passage], recovering: Iterable[Passage], *, steps: Collection[int]
 ) -> list[Point]:
-    """The points of a job: of its first attempt at these training steps, at the first, a middle and the last checkpoint;
-    and, in the attempt that follows `first_kill`, those of the recovery up to the end of the first step.
-
-    Passages are given in the order in which each rank made them.
-    """
+    """The points of a job: of its first attempt at these training steps, at the first, a middle and the last checkpoint; and,
+    in the attempt after `first_kill`, up to the end of the first step. Passages are in each rank's order."""
     passed = list(undisturbed)
     saved = saved_steps(passed)
     at_saved = {saved[0], saved[len(saved) // 2], saved[-1]} if saved else set()
@@ -107,8 +102,8 @@ def enumerate_points(
 
 
 def save_points(passed: Iterable[Passage], step: int) -> list[Point]:
-    """Those inside the script's save of a step, each rank's operations given in their order: a kill before each of them, those
-    in the middle of a file's writes left out, and one at the end; power cuts after each rename and at the end."""
+    """Those inside the script's save of a step: kills before each operation (in the middle of a file's writes none) and at the
+    end; power cuts after each rename and at the end. Operations are in each rank's order."""
     found: list[Point] = []
     of_rank: dict[int, list[str]] = {}
     for passage in passed:

@@ -58,12 +58,9 @@ class Recording:
 
 
 def replayed(spec: JobSpec, entry: ReplaySpec, trace: Source) -> list[Fault]:
-    """A fault for each loss within the window, at its own time over `compress`. Raises SpecError for a wrong line of the trace,
-    UsageError when nothing is lost in the window.
-
-    A node that has a name stands for the same rank each time: the one of its number, counted around. Nodes without a name are
-    ranks drawn by `faults.seed`.
-    """
+    """A fault for each loss within the window, at its own time over `compress`. A node with a name stands for the same rank
+    each time (its number, counted around), others for ranks drawn by `faults.seed`. Raises SpecError for a wrong line of the
+    trace, UsageError when nothing is lost in the window."""
     recording = read_recording(trace, entry.format, entry.unit)
     chance = random.Random(spec.faults.seed)
     start_s, until_s = entry.start or 0.0, math.inf if entry.until is None else entry.until

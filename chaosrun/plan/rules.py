@@ -42,10 +42,8 @@ def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:
 
 
 def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = False) -> list[Objection]:
-    """One for each fault that can never happen, or only by chance; `faults` in the order of the plan.
-
-    `some_missing`: others could not be planned, so that nothing can be said of how the faults meet one another.
-    """
+    """One for each fault that can never happen, or only by chance; `faults` in the order of the plan. `some_missing`: others
+    could not be planned, so that nothing can be said of how faults meet."""
     timeline = Timeline.of(spec)
     misplaced = elsewhere(spec, faults)
     sound = [fault for fault in faults if fault.source not in {each.entry for each in misplaced}]

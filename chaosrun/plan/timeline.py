@@ -105,10 +105,8 @@ class Timeline:
         return first <= other_last and other_first <= last
 
     def _between(self, moment: Moment) -> tuple[int, int]:
-        """Between which collectives a rank is: the number of the one before, and of the last that others may get past.
-
-        Of each step four: its all-reduce; of a checkpoint the gathering of hashes and the barriers around the rename.
-        """
+        """Between which collectives a rank is: the number of the one before, and of the last that others may get past. A step
+        has four: its all-reduce; of a checkpoint the gathering of hashes and the barriers around the rename."""
         step, slot = moment
         if slot <= _REDUCE:
             before = 4 * (step - 1) + (3 if self.saves(step - 1) else 0)

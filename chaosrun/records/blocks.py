@@ -1,9 +1,7 @@
 """How a trace's records become bytes: the form of `rank-R.trace`, which docs/traces.md tells readers in other languages.
 
-The file is a sequence of frames: a size with a check of its own, so that a size that was damaged is not taken for a record that
-was cut off; one MessagePack value; and its CRC-16. The value is an array of numbers and bytes for a step, a map for any other
-record, and behind the last step of each block an array that begins with "block" and sums it up. Knows how records are packed
-and unpacked, and neither files nor what follows what.
+A sequence of frames: a size with a check of its own, a MessagePack value, its CRC-16. The value is an array for a step, a map
+for any other record, and behind each block an array that begins with "block" and sums it up. Knows no files.
 """
 
 import math
@@ -61,10 +59,8 @@ def _crc(part: bytes) -> bytes:
 
 
 def frames(data: bytes | memoryview, at: int = 0) -> Iterator[tuple[int, bytes]]:
-    """What was framed, from a place on: the place behind each, and the content. A last one that was cut off is left out.
-
-    Raises DamagedRecordError for bytes that are no frame.
-    """
+    """What was framed, from a place on: the place behind each, and the content; not a last one that was cut off. Raises
+    DamagedRecordError for bytes that are no frame."""
     parts: list[bytes] = []
     while at + HEAD_BYTES <= len(data):
         size, check = struct.unpack_from(">HB", data, at)
@@ -287,8 +283,7 @@ def packed_record(record: Record, names: Names) -> bytes:
 
 
 def unpacked_record(content: bytes, names: Names | None) -> Line:
-    """Any but a step. `names`: None where it is not known what was written before; digests are left out then. Raises
-    ValueError."""
+    """Any but a step; without digests where `names` is None, as what was written before is not known. Raises ValueError."""
     plain = _unpack(content)
     if not isinstance(plain, dict):
         raise ValueError("a record is a map")

@@ -1,8 +1,7 @@
 """What a process below a launcher says when it begins to train, and what it is told: one JSON line each way, on a socket.
 
-The environment of everything below a launcher holds `Startup` under VARIABLE: that is how the start-up hook of an interpreter
-knows that it is in a drill, and what it has to pin before anybody knows which rank the process is. The socket is in the
-abstract namespace, so that it leaves no file behind. Knows neither who listens nor who asks.
+All below a launcher have `Startup` in the environment, as VARIABLE: so the start-up hook of an interpreter knows that it is in
+a drill. The socket is in the abstract namespace: it leaves no file behind.
 """
 
 from typing import Literal

@@ -1,8 +1,7 @@
-"""How typed records become bytes and come back, checked: the one codec of everything that chaosrun writes down for itself.
+"""How typed records become bytes and come back, checked. Knows no particular record.
 
-A file holds one JSON object, or one a line. Each line ends with a newline: a last line without one is a write that was cut off,
-and is left out; anything else that is not what its type says is damage, and is told with its file, its line and the field.
-Records of version 1 were written by an earlier chaosrun and are not read. Knows no particular record.
+A file holds one JSON object, or one a line. A last line without a newline was cut off, and is left out; anything else that is
+not what its type says is damage, and is told with its file, line and field. Records of version 1 are not read.
 """
 
 from collections.abc import Iterator
@@ -88,8 +87,8 @@ def read_records(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T]:
 
 
 def sound_records(path: Path, decoder: msgspec.json.Decoder[_T], problems: list[str]) -> list[tuple[int, _T]]:
-    """The sound records of a file, each with the number of its line. What is damaged becomes a problem, as does a missing file;
-    nothing is read behind a line that is no record at all, or of another version. Raises OSError."""
+    """The sound records of a file, with the numbers of their lines. What is damaged becomes a problem, as does a missing file;
+    nothing is read behind a line of another version, or that is no record. Raises OSError."""
     sound: list[tuple[int, _T]] = []
     try:
         for number, found in _numbered(path, decoder):

@@ -1,7 +1,6 @@
-"""The events of a leg's journal: what its supervisor decided and saw, one typed value each.
+"""The events of a leg's journal: what its supervisor decided and saw, one typed value each. `event` in the file says which.
 
-`JournalEvent` is the union of all of them; `event` in the file names which one a line is. Every event has v, seq (1, 2, …) and
-time_s (wall clock), which the journal gives it. Must not know who writes which, or what follows from one.
+The journal gives each its seq (1, 2, …) and time_s (wall clock).
 """
 
 from typing import Annotated, Any, Literal, get_args
@@ -24,8 +23,7 @@ Outcome = Literal[
     "timeout",
     "interrupted",
 ]
-"""settled, differed: ended early, since its complete state was the reference's, or was not (`records.settled`). diverged: a run
-in production was stopped, since steps that were done again came out otherwise."""
+"""settled, differed: ended early (`records.settled`). diverged: a run in production was stopped: it had not come back right."""
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 EndCode = Literal[
     "failed_inside_chaosrun",

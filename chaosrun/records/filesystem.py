@@ -1,8 +1,6 @@
-"""Changes to the disk that have to survive a crash: one operation at a time, told to whoever listens before and after it.
+"""Changes to the disk that have to survive a crash, one operation at a time, told to listeners before and after it.
 
-The operations are the real ones and nothing is decided here. A listener that raises before an operation keeps it from being
-done. The checkpoint store and the journal change the disk through this alone. Must not know what is in the files, nor who
-listens.
+A listener that raises before an operation keeps it from being done. The checkpoint store and the journal use this alone.
 """
 
 import os
@@ -76,8 +74,7 @@ class Filesystem:
         return len(missing)
 
     def make_directories_durably(self, path: Path, *, above: int = 0) -> None:
-        """`mkdir -p` whose entries survive a power cut: those of new directories, of `path`, and of as many more `above` it,
-        since whoever made them may have been killed before they were synced."""
+        """`mkdir -p` whose entries survive a power cut: of new directories, of `path`, and of as many more `above` it."""
         made = self.make_directories(path)
         for folder in (path, *path.parents)[: max(made, 1 + above)]:
             self.sync_directory(folder.parent)

@@ -29,11 +29,9 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def find_folder(parent: Path, ref: str, began: Callable[[Path], tuple[str, float]], *, of: Path, otherwise: str) -> Path:
-    """The folder in `parent` called `ref` that is of the file `of`: see `called`.
-
-    `began` says of which file a folder is, and when it was made; what raises UsageError there is passed over, unless `ref` is
-    its very name. Raises UsageError, with the hint `otherwise` where there is none at all.
-    """
+    """The folder in `parent` called `ref` (see `called`) that is of the file `of`. `began`: of which file a folder is, and when
+    it was made. Raises UsageError, with the hint `otherwise` where there is none, and what `began` raises for the folder
+    `ref`."""
     created_s: dict[Path, float] = {}
     for path in parent.glob("*"):
         try:
@@ -55,10 +53,8 @@ def find_folder(parent: Path, ref: str, began: Callable[[Path], tuple[str, float
 
 
 def called(ref: str, created_s: Mapping[Path, float]) -> Path | None:
-    """The folder called `ref`: its name, a unique prefix of it, or "latest".
-
-    `created_s` has all that there are, and when they were made. Raises UsageError when it could be several.
-    """
+    """The folder called `ref`: its name, a unique prefix of it, or "latest". `created_s`: all there are, and when they were
+    made. Raises UsageError when it could be several."""
     if ref == "latest":
         return max(created_s, key=lambda path: (created_s[path], path.name), default=None)
     matches = [path for path in created_s if path.name == ref] or [path for path in created_s if path.name.startswith(ref)]

@@ -1,14 +1,12 @@
 """The heartbeat of a rank: a small file, mapped into its memory, that says how far it has come and since when.
 
-A beat is a few stores into memory, no system call; whoever reads the file on the same machine sees it at once, also when the
-rank is stopped, hangs or is dead. Little-endian 8-byte words:
+A beat is a few stores into memory, no system call, and is there to be read when the rank is stopped or dead. 8-byte words,
+little-endian:
 
     magic, version, then two slots {count, step, stage, beat_s, count again} that take turns, then per stage two durations
     {first, longest}: of the first time that this rank was at the stage, and the longest of the later ones; negative: not yet
 
-A slot whose two counts differ is being written. The other one is whole then, so that even a rank that is stopped in the middle
-of a beat has one to show. `beat_s` is CLOCK_MONOTONIC, which no correction of the wall clock moves and all processes of a
-machine share. Must not know what a silence means.
+A slot whose two counts differ is being written; the other one is whole then. `beat_s` is CLOCK_MONOTONIC.
 """
 
 import mmap
@@ -165,8 +163,7 @@ class Heart:
 
 
 def read_heartbeat(path: Path, clock: Callable[[], float] = time.monotonic) -> Heartbeat | None:
-    """The newest whole beat. Read it on the rank's own machine. None when the file shows none: there is no such file, no beat
-    yet, or something else in it."""
+    """The newest whole beat, on the rank's own machine; None where the file shows none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,7 +1,6 @@
 """What a leg wrote down, read back as typed values: its journal, its attempts with their traces, its environment.
 
-Reading never fails on content: whatever is damaged, missing or contradictory lands in `LegHistory.problems`, and a leg with
-problems is never judged to be exact. Knows the record schemas (chaosrun.records), not what any value should have been.
+What is damaged, missing or contradictory becomes one of `LegHistory.problems`: such a leg is never judged to be exact.
 """
 
 import json
@@ -144,10 +143,7 @@ class LegHistory:
 
 
 def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegHistory:
-    """Read everything a leg left under `layout`; `traces`: how much of them, None for the journal alone.
-
-    Raises OSError only when a file that exists cannot be read.
-    """
+    """Everything a leg left; `traces`: how they are read, None: not. Raises OSError for a file that cannot be read."""
     problems: list[str] = []
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
     environment, opened = _read_environment(layout.environment, problems), opened_files(layout, problems)

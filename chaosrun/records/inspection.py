@@ -1,7 +1,6 @@
-"""What an inspected step leaves behind: every quantity of it, in the order of diagnosis, with its bytes.
+"""What an inspected step leaves behind: its quantities, in the order of diagnosis, with their bytes; for `diagnose` alone.
 
-Only replays for `chaosrun diagnose` write this. A moment is one JSON file of a rank and an attempt, `rank-R.inspection/
-step-NNNNNNNN.json`, or `end.json` after the last step.
+A moment is one JSON file of a rank and an attempt, `rank-R.inspection/step-NNNNNNNN.json`, or `end.json`.
 """
 
 from typing import Literal, get_args
@@ -38,8 +37,7 @@ class Entry(Record, frozen=True, kw_only=True):
     name: str
     text: str | None = None
     bytes: str | None = None
-    """Their digest: they lie in the leg's `tensors/<digest>`, little-endian and contiguous, each once however many ranks and
-    steps have it."""
+    """Their digest: they lie in the leg's `tensors/<digest>`, little-endian and contiguous."""
     dtype: str | None = None
     shape: list[int] | None = None
 

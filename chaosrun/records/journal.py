@@ -1,7 +1,4 @@
-"""The journal of a leg, or of a suite: one durable line for each event; one writer.
-
-What the events are, `records.events` says. Intent is journalled before the act, the outcome after it.
-"""
+"""The journal of a leg or a suite, by one writer: one durable line an event, intent before the act, the outcome after it."""
 
 import os
 import time
@@ -26,10 +23,7 @@ _NUMBERS = msgspec.json.Decoder(_Numbered)
 
 
 class Journal:
-    """Append-only and fsynced: a durable record that `append` returned from survives a power cut.
-
-    Opening an existing journal cuts a torn tail off and goes on with the next `seq`.
-    """
+    """Append-only and fsynced: what a durable `append` returned survives a power cut. Opening cuts a torn tail off."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, disk: Filesystem | None = None) -> None:
         """`disk`: the layer that all changes go through, for those who listen to it."""
@@ -50,8 +44,7 @@ class Journal:
         self._disk.sync_directory(path.parent)
 
     def append(self, event: _Event, *, durable: bool = True) -> _Event:
-        """Write one event; returns it with its number and time. With `durable=False` it reaches the disk with the next durable
-        one."""
+        """Write one event; returns it with number and time. If not `durable`, it reaches the disk with the next durable one."""
         event = changed(event, seq=self._seq + 1, time_s=self._clock())
         line = encode(event) + b"\n"
         try:
@@ -70,8 +63,7 @@ class Journal:
 
 
 def _sound_bytes(whole: bytes) -> int:
-    """How much of a journal may be gone on from: whole lines, none of them after a hole. A power cut may leave zeros where a
-    page that was never synced should be, with a later page behind it."""
+    """Bytes of whole lines before any hole: a power cut may leave zeros for a page that was never synced, and a later page."""
     return whole.partition(b"\0")[0].rfind(b"\n") + 1
 
 

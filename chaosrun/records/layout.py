@@ -82,12 +82,8 @@ class AttemptLayout:
 
 @dataclass(frozen=True, slots=True)
 class LegLayout:
-    """One supervised execution of the job: the reference or the chaos leg.
-
-    `storage` is where checkpoints go when `checkpoint.storage` puts them elsewhere; staging and quarantine lie beside
-    them, on the same file system, so that a commit is one rename. `objects` is where they are when that is an object store:
-    the leg's own directory then holds copies.
-    """
+    """One supervised execution of the job. `storage`: where checkpoints, staging and quarantine lie if elsewhere, on one file
+    system; `objects`: where checkpoints are in an object store, of which the leg's directory then holds copies."""
 
     path: Path
     storage: Path | None = None
@@ -129,8 +125,7 @@ class LegLayout:
     output = Below("output")
     """The script's own, `CHAOSRUN_OUTPUT`: no other leg looks into it."""
     work = Below("folders/above/work")
-    """The working folder of a script that saves by itself: links to the job's, and what it writes by relative paths. What
-    is in the two folders above the job's is seen where `..` leads."""
+    """The working folder of a script that saves by itself: links to the job's, two folders above (`..`), and what it writes."""
 
     def filled_in(self, text: str) -> str:
         """With `{output}` replaced."""

@@ -1,7 +1,6 @@
 """Lock files: one process holds a run, sweep, suite, cache or root, by flock(2); the kernel frees them with their holder.
 
-To look needs no write permission, and changes nothing. They, and logs, are opened as a regular file in their own directory,
-never what a link leads to: one that was unpacked or copied from elsewhere may hold links, pipes or devices under these names.
+They, and logs, are opened as regular files in their own directory: what was copied from elsewhere may hold links or pipes.
 """
 
 import errno
@@ -22,10 +21,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 @contextmanager
 def locked(path: Path, taken: str, *, hint: str | None = None) -> Iterator[int]:
-    """Hold it for this process, and for all that are given the descriptor that this yields.
-
-    Raises UsageError, "`taken` by process N", while another one does, and when what it is for was removed meanwhile.
-    """
+    """Hold it for this process, and all that inherit the descriptor. Raises UsageError, "`taken` by process N", while another
+    one does, and when what it is for was removed meanwhile."""
     descriptor = open_own_file(path, os.O_RDWR)
     try:
         for attempt in range(TRIES):
@@ -103,10 +100,8 @@ def _leads_to(path: Path, descriptor: int) -> bool:
 
 
 def open_own_file(path: Path, flags: int) -> int:
-    """A descriptor of `path`, which is made if it is not there; the directory is not. `flags`: how, such as os.O_RDWR.
-
-    Raises UsageError for what is no file and for what this user may not write, ResourcesError when the disk is full.
-    """
+    """A descriptor of `path`, made if it is not there; `flags` such as os.O_RDWR. Raises UsageError for what is no file or may
+    not be written, ResourcesError when the disk is full."""
     try:
         # O_NONBLOCK: a pipe must not keep anybody waiting before it can be seen to be one.
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)

@@ -1,7 +1,6 @@
-"""The manifest: what a checkpoint directory promises to hold, written last. Owns its schema and its bytes, touches no files.
+"""The manifest: what a checkpoint directory promises to hold, written last. Owns its schema and bytes, touches no files.
 
-`to_bytes` is canonical and carries a sha256 of itself; `from_bytes` accepts nothing but what `to_bytes` would write, so that
-one flipped bit anywhere in the manifest is found like one in any other file.
+`to_bytes` is canonical and carries a sha256 of itself, and `from_bytes` takes nothing else: one flipped bit is found.
 """
 
 import hashlib
@@ -72,8 +71,7 @@ class Manifest(_Frozen):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Raises ValueError, saying why in one line, for bytes that are not a manifest as `to_bytes` writes it; UsageError for
-        what an earlier chaosrun wrote, which is not damaged."""
+        """Raises ValueError, saying why, for what `to_bytes` did not write; UsageError for what an earlier chaosrun wrote."""
         try:
             fields = json.loads(data)
         except ValueError as error:

@@ -1,9 +1,7 @@
-"""What is left behind of a rank and of the faults that strike it: how the rank ended, and two durable files of each fault.
+"""How a rank ended, and two durable files of each fault: the marker, before it strikes, and the note of whoever saw it.
 
-The marker is written before a fault strikes, the note by whoever saw what it did: the rank itself, or the supervisor and the
-agents when it comes from outside. Exclusive creation of the marker is the lock, so no restart, supervisor death or second rank
-can fire the same fault id again (hazard P10). The supervisor copies both into the journal, as `fault.requested` and
-`fault.observed`.
+Exclusive creation of the marker is the lock: no fault id strikes twice (hazard P10). The supervisor copies both into the
+journal, as `fault.requested` and `fault.observed`.
 """
 
 import os
@@ -68,10 +66,7 @@ _END = msgspec.json.Decoder(WorkerEnd)
 
 
 def write_marker(leg: LegLayout, fault: str, *, pid: int, ticks: int | None = None, **claim: object) -> Marker | None:
-    """Claim a fault, durably. None when it has been claimed before: a fault id strikes once.
-
-    Of a process on another machine its start time (`ticks`) has to be given.
-    """
+    """Claim a fault, durably; None: it was claimed before. `ticks`: start time of a process, needed of another machine's."""
     marker = Marker(pid=pid, start_ticks=ticks or start_ticks(pid), time_s=time.time(), **claim)  # type: ignore[arg-type]
     leg.faults.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,5 +1,4 @@
-"""Where runs are kept, and how a command names one, or its root, so that it finds it from here: for every hint that says a
-command."""
+"""Where runs are kept, and how a command names one, or its root, so that it finds it from here."""
 
 import os
 import shlex

@@ -1,8 +1,7 @@
 """Files that one leg left and another read: when each leg trained, and what the ranks of a leg saw themselves open.
 
-A file belongs to the leg in whose time it was last changed. What a script writes before the first batch of the first attempt (a
-download, a cache of the data) holds nothing of a training: to read it is no fault by itself. Times are those of the file system
-(`st_ctime`: neither copying times nor renaming hides a change).
+A file belongs to the leg in whose time its `st_ctime` lies. What is written before the first batch of the first attempt (a
+download, a cache of the data) holds nothing of a training: to read it is no fault.
 """
 
 from collections.abc import Iterable, Iterator
@@ -61,10 +60,8 @@ def training_time(leg: LegLayout, name: str) -> TrainingTime | None:
 
 
 def earlier_legs(root: Path, run: Path, script: str, own: Path) -> list[TrainingTime]:
-    """The other legs of `run`, and those of other runs of this script under `root` that trained since its reference was made.
-
-    What was there before, the reference found, too.
-    """
+    """The other legs of `run`, and of other runs of this script under `root` those that trained since its reference was
+    made."""
     legs = {leg.path.name: training_time(leg, f"{leg.path.name} leg") for leg in _legs(run) if leg.path != own}
     found = [time for time in legs.values() if time]
     reference = legs.get("reference")

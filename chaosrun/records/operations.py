@@ -1,7 +1,5 @@
-"""What a rank was seen to do to files while its script saved a checkpoint: one line for each operation that changed something
-below the script's outputs, in the order in which the kernel did them, whoever asked for them (Python, C++, Rust, a thread, a
-child process).
-"""
+"""What a rank was seen to do to files while its script saved: a line for each operation that changed something below the
+outputs, in the kernel's order, whoever asked for it (a thread, a child process)."""
 
 from pathlib import Path
 from typing import Literal

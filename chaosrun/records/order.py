@@ -1,7 +1,4 @@
-"""The worker order: everything one rank of one attempt is told, as one JSON value.
-
-The supervisor writes it, the agent and the fork server pass it on unread but for the process fields, the worker obeys it.
-"""
+"""The worker order: everything one rank of one attempt is told, as one JSON value, from the supervisor to the worker."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
-"""run.json, typed, and the other files of a run that hold one JSON object: read as data, whatever lies there.
-
-They may have been changed, cut off or copied from elsewhere: what is not as its type says is a UsageError that names the file.
-"""
+"""run.json, typed, and the other files of a run that hold one JSON object. They may have been changed, cut off or copied: what
+is not as its type says is a UsageError that names the file."""
 
 import json
 import secrets
@@ -23,8 +21,7 @@ Place = Annotated[str, Meta(min_length=1, pattern="^[^\\x00]*$")]
 
 
 Early = Literal["never", "long", "always", "watch"]
-"""When a chaos leg may end before its training does: of no job, of one with many steps, of any; watch: never, and write down
-where it could have."""
+"""When a chaos leg may end before its training: of a job with many steps (long), of any; watch: never, but note where."""
 
 
 Kind = Literal["drill", "run"]
@@ -156,11 +153,8 @@ def recorded_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
 
 
 def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
-    """The same, to be written to and cleared: it has to be a place that this very run made for itself.
-
-    Raises UsageError when its directory is a link, or its storage is not called after the run: a copied or edited run.json must
-    not have another's checkpoints taken for our own.
-    """
+    """The same, to be written to and cleared. Raises UsageError unless it is a place that this very run made: no link, and its
+    storage called after the run. A copied run.json must not have another's checkpoints taken for our own."""
     leg = recorded_leg(run, info, name)
     storage = leg.storage
     astray = storage is not None and (not storage.is_absolute() or ".." in storage.parts)
@@ -179,8 +173,7 @@ def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
 
 
 class Owner(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """owner.json of the directory that a run makes for its checkpoints outside its own: whose it is. Nothing else may be
-    cleared on the word of a run.json, which may be a copy of another's."""
+    """owner.json of a directory for checkpoints outside the run's own: whose it is. A run.json may be a copy."""
 
     v: Literal[1] = 1
     run: str

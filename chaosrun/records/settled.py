@@ -1,7 +1,4 @@
-"""When the rest of a leg follows from what is known: its complete state is the reference's at the same step, bit for bit.
-
-The worker asks this to know when to leave, the verdict to know whether that was right. Pure.
-"""
+"""When the rest of a leg follows: its complete state is the reference's at the same step, bit for bit. Pure."""
 
 from typing import Literal
 
@@ -15,9 +12,8 @@ State = Literal["equal", "differs", "unknown"]
 
 
 def state_of(expected: StateRecord | None, seen: StateRecord | None) -> tuple[State, str]:
-    """Of one rank at one step, as two legs recorded it, and why it is not equal. What a save itself changes (a hook of a
-    script) is never equal: what was digested before is not what the training goes on with. State of the script's own that
-    differs is no difference yet (it may be a clock), and never equal."""
+    """Of one rank at one step, as two legs recorded it, and why it is not equal. What a save itself changes is never equal, nor
+    is other state of the script's own, which may be a clock and is no difference yet."""
     if expected is None or seen is None or expected.digests is None or seen.digests is None:
         return "unknown", "no digests of its state"
     if expected.digests != seen.digests:

@@ -1,8 +1,6 @@
-"""supervisor.json: which process last supervised a run, and how that ended.
+"""supervisor.json: which process last supervised a run, and how that ended, also with an error that left no verdict behind.
 
-The verdict says what came of the drill; this says what came of the process: an error that left no verdict behind (no cluster, a
-full disk, an interrupt), for whoever was not there to see it. Without an end, and with nobody holding the run's lock, it was
-killed. Written by the holder of the lock alone.
+Without an end, and with nobody holding the run's lock, it was killed. Written by the holder of the lock alone.
 """
 
 import os

@@ -9,10 +9,8 @@ HEAD_BYTES = 64
 
 
 class Tail:
-    """The whole lines of one file, as they come. A torn last line is left for later.
-
-    A file that is replaced, or cut below what was read of it, is begun again: `restarts` counts how often.
-    """
+    """The whole lines of one file, as they come; a torn last one is left for later. A file that is replaced, or cut below what
+    was read of it, is begun again: `restarts` counts how often."""
 
     def __init__(self, path: Path, *, last_bytes: int | None = None) -> None:
         """`last_bytes`: begin with the first whole line in about that many bytes at the end of what is there."""
@@ -23,10 +21,7 @@ class Tail:
         self.restarts = 0
 
     def lines(self, limit: int = CHUNK_BYTES) -> list[bytes]:
-        """The next whole lines, about `limit` bytes of them, without their newlines; [] when there are none, or no such file.
-
-        Raises OSError when the file is there and cannot be read.
-        """
+        """The next whole lines, about `limit` bytes, without newlines; [] where there are none, or no file. Raises OSError."""
         try:
             found = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):

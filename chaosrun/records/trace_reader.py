@@ -1,7 +1,6 @@
-"""Reading a trace.
+"""Reading a trace: up to its first bad record, which becomes a problem; a last one that was cut off is left out.
 
-Reading never fails on content: a file is read up to its first bad record, and that one becomes a problem; a last one that was
-cut off is left out. Blocks whose bytes are what was written are not looked into: their steps are read when somebody asks.
+Blocks whose bytes are what was written are not looked into: their steps are read when somebody asks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,8 +67,7 @@ def _whole(path: Path, attempt: int, rank: int, problems: list[str]) -> "_Found"
 
 
 def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
-    """Its first record and its last ones, back to a step at least: where the rank began and how far it came, however long the
-    trace is. Without digests."""
+    """Its first record and its last ones, back to a step at least, without digests: cheap, however long the trace is."""
     size, last = path.stat().st_size, ENDS_BYTES
     while last < size:
         found, data = _Found(path, attempt, rank), _bytes_at(path, size - last)

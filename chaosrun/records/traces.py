@@ -1,10 +1,9 @@
 """The trace: what one rank of one attempt did, a record for each event; how they lie in its file is `records.blocks`'s.
 
-A rank writes `start` first, then, of rank 0 in the first attempt, `probe`; `source` and `loader_workers` once an epoch (the
-latter for persistent workers once); `buckets`, `step`, `checkpoint` and `save` as they come; `end` last.
+`start` comes first, then, of rank 0 in the first attempt, `probe`; `source` and `loader_workers` once an epoch; `end` last.
 
-Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian uint32 a tensor, which is enough to name the
-tensor: the 64-bit value decides. Floats are `float.hex()`. Knows what a trace says, not what any value should have been.
+Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian uint32 a tensor, to name the tensor that
+differs. Floats are `float.hex()`.
 """
 
 from bisect import bisect_right
@@ -36,8 +35,7 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 
 
 class Found(Record, frozen=True, kw_only=True):
-    """Where an attempt stands that resumed by itself: the reference's steps after which each quantity was what this attempt
-    began with. Of many, those nearest to the chosen step."""
+    """Where an attempt stands that resumed by itself: the reference's steps, nearest first, whose quantities it began with."""
 
     step: Count | None
     """The one that agrees in every quantity; None: none does."""
@@ -140,14 +138,12 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     """Of each parameter group, as the optimizer used it."""
     grad: str
     grads: bytes
-    """As the optimizer saw them: reduced and clipped. lr and grad are empty for a step in which no optimizer was stepped, and
-    only then."""
+    """Reduced and clipped, as the optimizer saw them. lr and grad are empty for a step without an optimizer's step."""
     param: Text
     params: bytes
     """After the step. Both words are empty of steps at which nobody keeps them."""
     items: AtLeastOne | None = None
-    """Items of the step's window over all ranks: each loss is then the micro-batch's sum / items, and they add up over the
-    ranks. None where losses are means and nothing was counted."""
+    """Of the step's window over all ranks: each loss is then a sum / items, and they add up. None: losses are means."""
     state: str = ""
     """Of the optimizers' state after the step, where a script resumes by itself."""
     settings: str = ""

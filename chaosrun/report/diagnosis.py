@@ -1,5 +1,4 @@
-"""A diagnosis for people: what was replayed, the quantities of the first step that differs, the first one. Its rows are those
-of the page, too."""
+"""A diagnosis for people, as rows and sentences: what was replayed, what of the first step that differs, what first."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -1,7 +1,6 @@
 """A run's picture as lines of a terminal, what is needed most first. Pure: decides how it looks, not what is so.
 
-Steps, faults and checkpoints share one axis, the steps of the leg: what lies below each other happened at the same step. Colour
-says nothing that a word or a sign does not say as well.
+Steps, faults and checkpoints share one axis, the steps of the leg. Colour says nothing that a sign does not say as well.
 """
 
 import textwrap

@@ -1,7 +1,4 @@
-"""Reads a run's files as they grow, and keeps its picture up to date. Never asks a worker or the supervisor.
-
-What cannot be read is not shown: whether it is sound, the verdict says.
-"""
+"""Reads a run's files as they grow, and keeps its picture up to date; what cannot be read is not shown."""
 
 import os
 from collections.abc import Iterator, Sequence

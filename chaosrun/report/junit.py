@@ -1,8 +1,7 @@
-"""JUnit XML, which GitLab, Jenkins and GitHub's test reporters show: a case for the verdict of a drill, for each check and for
-each fault.
+"""JUnit XML: a case for the verdict of a drill, for each check and for each fault.
 
-Cases keep their names from night to night, so that their histories line up: a fault is called by its id, what it does is told
-in its output. A failed check is a failure, one that could not be decided an error, one with nothing to look at is skipped.
+Cases keep their names from night to night, so that their histories line up. A failed check is a failure, one that could not be
+decided an error, one with nothing to look at is skipped.
 """
 
 import io
@@ -98,11 +97,8 @@ def xml_text(text: str) -> str:
 
 
 def drill_suite(name: str, view: RunView, *, surprises: Sequence[str] | None = None) -> TestSuite:
-    """One drill, called `name`: the same from night to night.
-
-    `surprises`: in which ways it is not what a suite expected of it. With none of them every case passes, whatever the verdict
-    is; None: a PASS is expected.
-    """
+    """One drill, called `name`: the same from night to night. `surprises`: in which ways it is not what a suite expected; with
+    none of them every case passes, whatever the verdict is. None: a PASS is expected."""
     again = None
     if repeat := view.repeat:
         again = repeat.line + (f" ({repeat.note})" if repeat.note else "")
@@ -204,8 +200,7 @@ def _properties(view: RunView, again: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(run: RunLayout, facts: RunFacts) -> float:
-    """What the legs took, by their journals; a reference from the cache took no time here, nor does a run that waits for
-    `chaosrun resume`."""
+    """What the legs took, by their journals, without times in which nobody supervised, nor a reference from the cache."""
     from chaosrun.records.history import read_leg
     from chaosrun.verify.recovery_times import pauses
 

@@ -57,10 +57,7 @@ def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
 
 
 def landing(fault: Fault, history: LegHistory) -> Landed:
-    """What the verdict would say of it if the leg ended here: landed, not to be shown any more, or not seen to land yet.
-
-    Of the history's traces the ends are enough.
-    """
+    """What the verdict would say of it if the leg ended here. Of the history's traces the ends are enough."""
     seen = next((event for event in history.events(FaultObserved) if event.fault == fault.id), None)
     over = history.finished
     if seen is None:

@@ -1,7 +1,6 @@
-"""Progress of a drill on stderr: a picture that changes on a terminal, one line an event elsewhere.
+"""Progress of a drill on stderr, from its files: a picture that changes on a terminal, one line an event elsewhere.
 
-Both come from the run's files. It must never disturb the run: what it cannot read it does not show, and a terminal that goes
-away ends the display, not the drill.
+It must never disturb the run: a terminal that goes away ends the display, not the drill.
 """
 
 import os
@@ -59,8 +58,8 @@ class _Screen(Console):
 
 
 def live_on(stream: TextIO, leaving: LeavingStream, drawn: Callable[[], RenderableType] | None = None) -> Live:
-    """What changes in place on the terminal `stream`, through `leaving`. A thread of its own draws what `drawn` returns
-    again and again; None: its user draws."""
+    """What changes in place on the terminal `stream`, through `leaving`. `drawn`: what a thread of its own draws again and
+    again."""
     system = "standard" if has_colour(stream, os.environ) else None
     screen = _Screen(file=cast("TextIO", leaving), force_terminal=True, color_system=system, width=80, height=24,
                      highlight=False, markup=False, emoji=False, _environ={"TERM": "xterm"})  # fmt: skip
@@ -100,8 +99,7 @@ class Display:
             follower.poll_events()
 
     def say(self, told: Told) -> None:
-        """On a line of its own, but for ranks that are stopped with their attempt, whose line names them; on a terminal only of
-        what has to last."""
+        """On a line of its own, but for ranks that are stopped with their attempt; on a terminal only what has to last."""
         if self._live is None:
             if isinstance(told.record, WorkerExited) and told.record.stopped:
                 return
@@ -110,8 +108,7 @@ class Display:
             self._live.console.print(self._line(told), soft_wrap=True)
 
     def refresh(self) -> float:
-        """Take in what is new, and show it. Returns when there is time again, after the pause between two looks: a look at many
-        ranks takes its time, and takes it from a machine that trains."""
+        """Take in what is new, and show it. Returns when to look again: a look takes its time from a machine that trains."""
         began_s = time.monotonic()
         self._safely(self._show)
         now_s = time.monotonic()
@@ -162,12 +159,8 @@ class Display:
 
 
 class LiveProgress:
-    """The display of a run that this process carries out. Use as a context manager and feed `on_event`.
-
-    Journal records need not be shown from what `on_event` is told: they are in the files. It says which run it is
-    (`run.created`), and what is in no file. One thread reads and writes; `on_event` only hands over, so that a slow terminal or
-    disk never holds a recovery up.
-    """
+    """The display of a run that this process carries out: a context manager, fed by `on_event`, which says which run it is and
+    what is in no file. One thread reads and writes, so that a slow terminal or disk never holds a recovery up."""
 
     def __init__(
         self,
@@ -228,8 +221,7 @@ class LiveProgress:
 
 @contextmanager
 def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[[EventRecord], None] | None]:
-    """For as long as something runs; yields who is to hear of its events. What libraries print meanwhile (Ray does, when an
-    agent dies) is no data: to stderr."""
+    """For as long as something runs; yields who is to hear of its events. What libraries print meanwhile goes to stderr."""
     with redirect_stdout(sys.stderr):
         if quiet:
             yield None
@@ -239,12 +231,9 @@ def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[
 
 
 def watch(run: RunLayout, *, stream: TextIO, terminal: bool, ended: Callable[[], bool]) -> None:
-    """Show a run from its files alone until `ended()`, then take in what is left, and return. KeyboardInterrupt passes, the
-    terminal put right.
-
-    `terminal`: draw the picture, which is gone when this returns but for the lines that last; else write one line an event,
-    from the run's first on. When nobody reads the stream any more this only waits.
-    """
+    """Show a run from its files until `ended()`, then what is left. KeyboardInterrupt passes, the terminal put right.
+    `terminal`: draw the picture; else a line an event from the first on. When nobody reads the stream any more this only
+    waits."""
     display = Display(stream, terminal=terminal)
     display.follow(RunFollower(run), past=not terminal)
     try:

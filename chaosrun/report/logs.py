@@ -32,10 +32,8 @@ class WorkerLog:
 
 
 def select_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None) -> list[WorkerLog]:
-    """The logs asked for, by rank; by default all those of the last attempt of the newest leg.
-
-    Raises UsageError, naming what there is, when there is no such log.
-    """
+    """The logs asked for, by rank; by default those of the last attempt of the newest leg. Raises UsageError, naming what there
+    is."""
     name = leg or (run.main if run.leg(run.main).attempts() else "reference")
     attempts = run.leg(name).attempts()
     if not attempts:
@@ -67,7 +65,7 @@ def _logs_of(attempt: AttemptLayout, leg: str, number: int) -> list[WorkerLog]:
 
 
 def read_log(log: WorkerLog) -> str:
-    """Its text; bytes that are not UTF-8 are shown as U+FFFD."""
+    """Its text; what is not UTF-8 as U+FFFD."""
     return log.path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -85,8 +83,7 @@ class LogFollower:
     """`poll` returns the lines that have come since; `over` what was left of the last ones, which no newline ended."""
 
     def __init__(self, run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, whole: bool = False) -> None:
-        """From the last attempt of the newest leg on, or only what is asked for; of an attempt without a leg, that of the
-        newest. `whole`: from the beginning."""
+        """From the last attempt of the newest leg on, or only what is asked for; `whole`: from the beginning."""
         self._run = run
         begun = [name for name in LEGS if run.leg(name).attempts()]
         if leg is None and attempt is not None:

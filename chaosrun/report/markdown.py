@@ -1,7 +1,6 @@
-"""Reports in Markdown, for a job summary ($GITHUB_STEP_SUMMARY), a merge request, a chat: a template a page, in `templates/`.
+"""Reports in Markdown, as GitHub and GitLab read it, for a job summary, a merge request, a chat: templates in `templates/`.
 
-GitHub's flavour, which GitLab reads too: tables and fenced code, nothing that needs a network. Whatever a template is given is
-one line of text, never markup, unless it is a `Markup` made here.
+What a template is given is one line of text, never markup, unless it is a `Markup` made here.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Metrics of a run in production for Prometheus: read from the run's files at each scrape, by whoever carries the run out.
-
-What the names mean: docs/production.md.
-"""
+"""Metrics of a run in production for Prometheus (docs/production.md), read from the run's files at each scrape."""
 
 import time
 from collections.abc import Iterator

@@ -59,10 +59,7 @@ def has_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 def rendered(renderable: "RenderableType", *, width: int, colour: bool) -> str:
-    """The renderable as text of at most `width` columns (but for what says that it does not wrap).
-
-    Whatever its texts hold, a terminal is sent no control sequences but those of its styles.
-    """
+    """The renderable as text of at most `width` columns, but for what does not wrap; no control sequences but its styles'."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 
@@ -78,14 +75,12 @@ def rendered(renderable: "RenderableType", *, width: int, colour: bool) -> str:
 
 
 def write_out(text: str) -> bool:
-    """To stdout. A reader that went away (`| head`) is no error, and a full disk is told once: the exit code still tells the
-    outcome. False then."""
+    """To stdout; False where it was not written. A reader that went away is no error, and a full disk is told once."""
     return _write(text) is None
 
 
 def write_product(text: str) -> int:
-    """To stdout, where the text is the outcome: a file in the making, which a script goes on with. The exit code: that of full
-    storage when not all of it could be written."""
+    """To stdout, where the text is the outcome. The exit code: that of full storage when not all of it could be written."""
     error = _write(text)
     return 0 if error is None or isinstance(error, BrokenPipeError) else ResourcesError.exit_code
 

@@ -1,6 +1,6 @@
-"""What a run looks like at the moment: made anew from its journals' history, the ends of its traces, heartbeats and markers.
+"""What a run looks like at the moment, by its journals, the ends of its traces, heartbeats and markers. Pure.
 
-Pure: is told what was read, reads nothing, knows no clock and no terminal. Steps done again after a restart are counted once.
+Steps done again after a restart are counted once.
 """
 
 import math
@@ -310,10 +310,8 @@ class RunPicture:
         return (chaos.faults.get(fault.id) if chaos else None) or FaultSeen(rank=fault.rank, step=fault.at_step)
 
     def remaining_s(self) -> float | None:
-        """Seconds to the end of the chaos leg at the pace of the leg that runs; None while there is no pace, or no end known.
-
-        Restarts still to come, judging and a second undisturbed run are not in it.
-        """
+        """Seconds to the end of the chaos leg at the pace of the leg that runs, without restarts and judging; None: not
+        known."""
         leg, last = self.leg, self.last_step
         if leg is None or last is None or leg.is_over:
             return None

@@ -1,8 +1,7 @@
-"""A drill as scalars of TensorBoard: the runs `reference` and `chaos`, and `chaos/replayed-attempt-N` for what attempt N did
-in vain.
+"""A drill as scalars of TensorBoard: the runs `reference` and `chaos`, and `chaos/replayed-attempt-N` for what attempt N did in
+vain.
 
-Every step is once in `chaos`: as the attempt recorded it that leads to the final weights. Steps that a restart rolled back are
-in runs of their own. Written with the tensorboard package's own writer; torch is not needed.
+Written with the tensorboard package's own writer; torch is not needed.
 """
 
 import importlib
@@ -28,11 +27,8 @@ Put = Callable[[str, int, float, float], None]
 
 
 def write_tensorboard(run: RunLayout, verdict: "Verdict", directory: Path, *, replace: bool = False) -> None:
-    """Write event files into `directory`, in one piece. What lies there is replaced, if that is allowed: older event files
-    would be shown together with the new ones.
-
-    Raises UsageError where it may not be, and where the package tensorboard is not installed.
-    """
+    """Write event files into `directory`, in one piece; older ones there, which would be shown together with them, are replaced
+    or refused. Raises UsageError then, and where the package tensorboard is not installed."""
     _expect_tensorboard()
     if directory.exists() and not replace and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(

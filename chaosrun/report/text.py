@@ -1,8 +1,4 @@
-"""A run for a terminal: the verdict, the first divergence, its cause, whose fault it is, what to type next; also plans, runs
-and the losses of several runs beside each other.
-
-The tables come first, where they are asked for: a terminal stops at the end.
-"""
+"""A run for a terminal, the tables first: a terminal stops at the end. Also plans, runs, and losses of several runs."""
 
 from collections.abc import Sequence
 from textwrap import indent
@@ -30,8 +26,7 @@ CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "gree
 
 
 def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
-    """A PASS in five lines; else what differs first, whose fault it is and what to type. `whole`: below the tables of faults,
-    attempts and checks."""
+    """A PASS in five lines; else what differs first, whose fault it is and what to type. `whole`: with all tables."""
     verdict = view.verdict
     cached = "" if view.facts.reference_source is None else "; reference taken from the cache"
     parts: list[RenderableType] = [unwrapped(f"run {view.run.run_id}  {view.facts.sentence}{cached}".rstrip(), style="bold")]

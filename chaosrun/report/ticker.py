@@ -71,8 +71,8 @@ class _UnderWay:
 
 
 class DrillsTicker(Ticker, AbstractContextManager["DrillsTicker"]):
-    """Of many drills, several of them under way: on a terminal those are shown below the sentences, with what each is at and
-    since when; elsewhere each has a line when it begins, that names the others, and one when it ends. A context manager."""
+    """Of many drills, several of them under way: on a terminal those are shown below the sentences; elsewhere each has a line
+    when it begins and one when it ends. A context manager."""
 
     def __init__(
         self,

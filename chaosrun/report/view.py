@@ -1,7 +1,6 @@
-"""One view of a run: what every report says of it, as rows and sentences that are ready to be shown.
+"""One view of a run, from its files and verdict: what every report says, as rows and sentences ready to be shown.
 
-`read_view` makes it from the run's files and its verdict; text, Markdown, HTML and JUnit differ in their form alone. A file
-that is damaged is named among the `damage`, and what hangs on it is left out.
+A file that is damaged is named among the `damage`, and what hangs on it is left out.
 """
 
 from collections import Counter

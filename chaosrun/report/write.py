@@ -1,8 +1,4 @@
-"""Writing the reports of a run: those that every drill gets, and the one that `chaosrun report` is asked for.
-
-A report is told from a verdict, and never changes it: where one cannot be rendered or written, that is a warning. Owns which
-formats there are, where each is kept and what becomes of a failure; what they look like, the renderers know.
-"""
+"""Writing the reports of a run: which formats there are, where each is kept, and what becomes of a failure."""
 
 import errno
 from collections.abc import Mapping
@@ -58,10 +54,8 @@ class Report:
 
 
 def make_report(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: str | None) -> Report:
-    """Write one report `to` a path, by default into the run's directory; "-" writes nothing and hands the text over.
-
-    Raises UsageError where it cannot be written, ResourcesError when the disk is full.
-    """
+    """Write one report `to` a path, by default into the run's directory; "-" hands the text over. Raises UsageError where it
+    cannot be written, ResourcesError when the disk is full."""
     if to == "-":
         if format == "tensorboard":
             raise UsageError("event files are a directory, not text", hint="name a directory with --to")

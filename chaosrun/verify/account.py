@@ -1,7 +1,4 @@
-"""What happened, for the report: each planned fault's fate, each attempt's stretch, lost steps, recovery time.
-
-Pure; judges nothing.
-"""
+"""What happened, for the report: each planned fault, each attempt, lost steps, recovery times. Pure; judges nothing."""
 
 from dataclasses import dataclass
 

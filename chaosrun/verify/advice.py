@@ -1,7 +1,6 @@
-"""What a drill's records show that is no question of exactness, and that its owner wants to know all the same: warnings.
+"""Warnings: what a drill's records show that changes no verdict. Each sentence names what was seen and what to do. Pure.
 
-A warning changes no verdict. Add one as a function `(Drill) -> Iterator[str]` to WARNINGS; each sentence names what was seen
-and what to do. Pure.
+Add one as a function `(Drill) -> Iterator[str]` to WARNINGS.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +27,7 @@ REMEDY = {
 
 
 def overlapping_shares(drill: Drill) -> Iterator[str]:
-    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7). Of the first epoch two ranks
-    are looked at, and more as long as they have but few samples."""
+    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7). Looks at the first epoch."""
     by_rank: list[list[str]] = []
     epoch = 0
     for rank in sorted(drill.reference_lineage.steps):
@@ -51,8 +49,7 @@ def overlapping_shares(drill: Drill) -> Iterator[str]:
 
 
 def repeated_order(drill: Drill) -> Iterator[str]:
-    """A shuffled order that two epochs share: the shuffle does not know of the epoch. It resumes exactly, and trains worse. The
-    first two epochs of two ranks are looked at."""
+    """Two epochs that share a shuffled order: the shuffle does not know of the epoch. Looks at the first two, of two ranks."""
     ranks = sorted(drill.reference_lineage.steps)[:2]
     epochs = [list(islice(_ids_by_epoch(drill, rank), 2)) for rank in ranks]
     if not epochs or any(len(each) < 2 or each[0][1] is None or each[0][1] != each[1][1] for each in epochs):
@@ -92,8 +89,7 @@ def _is_shuffled(ids: list[str]) -> bool:
 
 
 def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | None]]:
-    """Epochs of the undisturbed leg with their sample ids, but for the last batch, which padding fills up; None where not all
-    are known."""
+    """Epochs of the undisturbed leg with their sample ids, but for the last, padded batch; None where not all are known."""
     for epoch, records in groupby(drill.reference_lineage.of(rank).values(), key=lambda record: record.epoch):
         batches = [ids for record in records for ids in record.ids or (None,)]
         known = [ids for ids in batches if ids is not None]
@@ -127,8 +123,7 @@ def irreproducible_samples(drill: Drill) -> Iterator[str]:
 
 
 def repeated_streams(drill: Drill) -> Iterator[str]:
-    """Loader workers that begin with the same random streams: between workers, between ranks, or from epoch to epoch, which is
-    the same augmentation over and over (hazard R9). The first pair is named."""
+    """Loader workers that begin with the same random streams, and so augment alike (hazard R9). The first pair is named."""
     attempts = (*drill.reference.attempts, *drill.chaos.attempts)
     if found := next(filter(None, map(_first_repetition, attempts)), None):
         yield (

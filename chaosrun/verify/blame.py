@@ -21,11 +21,7 @@ WHOSE: Mapping[Whose, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """Whose fault it is.
-
-    What chaosrun restores and orders it answers for, and it compares digests of what it restored with those of what was saved.
-    What the script does with it, and what it draws on beside it, the script answers for.
-    """
+    """Whose fault it is: chaosrun answers for what it restores and orders, the script for what it does with that."""
 
     whose: Whose
     likely: bool = False

@@ -34,9 +34,7 @@ Place = Literal["start", "step", "checkpoint"]
 
 
 def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
-    """A save that changed live state and explains the first difference, in `step` of attempt `number`: one that the reference
-    did not make, one that changed what no restore brings back, the one that the attempt went on from, or the one at which the
-    legs part."""
+    """A save that changed live state and explains the first difference, in `step` of attempt `number`."""
     resumed = {attempt.number: attempt.resume_step for attempt in drill.chaos.attempts}
     for attempt in drill.chaos.attempts:
         kept = min((resumed[later] for later in resumed if attempt.number < later <= number), default=step)
@@ -76,8 +74,7 @@ class Moment:
 
     @property
     def restored_right(self) -> bool:
-        """The attempt recorded what it restored, and that is the reference's state; where the reference saved none at that step
-        (a job that leaves on notice saves out of turn), the state that was saved."""
+        """It restored the reference's state, or what was saved where the reference saved nothing at that step."""
         if self.attempt.by == "script":
             found = standing(self.attempt)
             return found is not None and found.wrong in ((), ("rng",))  # random streams that matter are a cause of their own
@@ -202,8 +199,7 @@ def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
 
 
 def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None:
-    """A sampler or a stream of the script's that keeps its place by itself: it held something else than in the reference when
-    the epoch was opened, or nobody ever tells it an epoch."""
+    """A sampler or a stream that keeps its own place: it held something else, or is never told an epoch."""
     seen = _source_at(moment.attempt.traces[record.rank], record.epoch)
     if apart := _source_apart(moment, record):
         return Cause.of("source_keeps_its_place", **apart)

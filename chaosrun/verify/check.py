@@ -1,7 +1,4 @@
-"""A check's result, and the drill it is given to look at.
-
-Pure values. A check is a function `(Drill) -> Check`; the list of them is in `checks`.
-"""
+"""A check's result, and the drill that it looks at. A check is a function `(Drill) -> Check`, listed in `checks`. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -111,8 +108,7 @@ class Drill:
         recorded: Lineage | None = None,
         looked_at: Sequence[Attempt] | None = None,
     ) -> "Drill":
-        """`recorded`: of a leg without a reference, what it is held against: its own earlier steps. `looked_at`: its attempts
-        that are compared; None: all."""
+        """`recorded`: what a leg without a reference is compared with; `looked_at`: attempts that are compared, None: all."""
         expected, began = recorded or lineage(reference), 0 if recorded else _began_at(reference, chaos, spec)
         seen = lineage(chaos, expected, began)
         return cls(
@@ -151,8 +147,7 @@ class Drill:
 
     @cached_property
     def given(self) -> int:
-        """How many steps of the chaos leg's lineage, from the first on, are the reference's own, of which nothing is compared:
-        fewer than it began with where an attempt went on from before."""
+        """Steps of the chaos leg's lineage, from the first on, that are the reference's own: nothing of them is compared."""
         bases = (attempt.start_of(rank) for attempt in self.chaos.attempts for rank in attempt.traces)
         return min(bases, default=0) if self.began else 0
 
@@ -221,9 +216,8 @@ def _began_at(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> int:
 
 
 def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | None:
-    """Why a first attempt that went on from a checkpoint is not shown to have been given the reference's: of a job that repeats
-    itself, a leg from the beginning would have come to this very state (docs/exactness.md, "Where a drill begins"). What it
-    made of that checkpoint is for the checks of every resume."""
+    """Why a first attempt that went on from a checkpoint is not shown to have had the reference's; None: it is. See
+    docs/exactness.md, "Where a drill begins"."""
     first, began = chaos.attempts[0], chaos.began
     if began is None or not began.states:
         return "nothing says whose it was"

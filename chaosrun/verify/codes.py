@@ -1,8 +1,7 @@
-"""What a verdict rests on, as codes with parameters; sentences, hints, whose fault and hazard rows come from one table.
+"""What a verdict rests on, as codes with parameters; one table has their sentences, hints, whose fault and hazard rows.
 
-Nobody parses a sentence: who decides by a cause looks at its code. The table's rows stand in `code_differences` (what differs
-between the legs), `code_checks` (what a check found) and `code_ends` (how a leg ended, and the verdicts themselves). To add a
-cause, add a row there and name its code where it is found; docs/causes.md is generated from the rows.
+Decide by codes, never by sentences. To add a cause, add a row to `code_differences`, `code_checks`, `code_ends` or
+`code_resume`, and name its code where it is found. docs/causes.md is generated from the rows.
 """
 
 import string

@@ -1,7 +1,4 @@
-"""Field-by-field comparison of two step records: what differs, and where inside the step.
-
-Pure. Owns what "equal" means, bitwise or within a tolerance; decides nothing about the job.
-"""
+"""Field-by-field comparison of two step records: what "equal" means, bitwise or within a tolerance. Pure."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,8 +83,7 @@ def exact_weights(verify: VerifySpec) -> bool:
 
 
 def undecided(spec: JobSpec, reference: LegLayout | None) -> Iterator[str]:
-    """Why equal state of a job would not show that what follows is equal, too; `reference`: None where a whole leg shows
-    whether it repeats itself."""
+    """Why equal state would not show that what follows is equal; `reference`: None for a leg that ran to its end."""
     if spec.by == "script":
         yield "a script that resumes by itself keeps more than chaosrun knows of"
     if not (exact_weights(spec.verify) and spec.verify.losses.exact):
@@ -97,8 +93,7 @@ def undecided(spec: JobSpec, reference: LegLayout | None) -> Iterator[str]:
 
 
 def compared_fields(spec: JobSpec) -> tuple[Field, ...]:
-    """Fields of a step that can be compared. Where a script keeps its place by itself, its passes are counted anew by each
-    attempt; the state of its optimizers is recorded at every step, as no checkpoint of ours holds it."""
+    """Fields of a step that can be compared: of a script that resumes by itself `state` in the place of `position`."""
     other = {"state"} if spec.by == "chaosrun" else {"position"}
     if not exact_weights(spec.verify):
         other |= {"grad", "param", "state"}
@@ -118,11 +113,8 @@ def alike(expected: StepRecord, seen: StepRecord) -> bool:
 def compare(
     field: Field, expected: StepRecord, seen: StepRecord, history: LegHistory, losses: Tolerance = EXACT
 ) -> Mismatch | None:
-    """Compare one field of the same step; `history` is the leg of `seen`, for the names of tensors.
-
-    `ids` are compared where both records know them: `batch` decides otherwise. Losses are compared as float.hex() text, so
-    that 0.0 differs from -0.0 and NaN equals NaN.
-    """
+    """Compare one field of the same step; `history` is the leg of `seen`, for the names of tensors. `ids` are compared where
+    both are known; losses as float.hex() text, so that 0.0 differs from -0.0 and NaN equals NaN."""
     match field:
         case "ids":
             return _ids(expected, seen)
@@ -165,8 +157,7 @@ def differing_keys(expected: Mapping[str, object], seen: Mapping[str, object]) -
 
 
 def unlike_orders(starts: Iterable[StartRecord]) -> str | None:
-    """How the first of these differs that holds the first one's parameters in another order; None where all are alike. The
-    state of an optimizer is saved and restored by number (hazard O5)."""
+    """How the first one differs that holds the same parameters in another order (hazard O5); None where all are alike."""
     first: StartRecord | None = None
     for start in starts:
         first = first or start

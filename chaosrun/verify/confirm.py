@@ -13,8 +13,7 @@ from chaosrun.verify.verdict import Verdict
 
 UNDISTURBED = FaultPlan(seed=0, faults=())
 COMPARABLE = PREMISES | {"completed", "lineage"}
-"""Undecided, these leave nothing to compare. Others are undecided for reasons that a second run does not change (no fault
-planned, buckets not primed)."""
+"""Undecided, these leave nothing to compare. Why others are undecided, a second run does not change."""
 WITHIN_A_LEG = frozenset({"rank_agreement"})
 """Compares no leg with another: ranks that drift apart do so alike in every run."""
 DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
@@ -29,8 +28,7 @@ def worth_confirming(verdict: Verdict) -> bool:
 
 
 def agreed_at_first(verdict: Verdict) -> bool:
-    """The chaos leg equalled the reference up to its first fault: then the reference is this job's, however old it is. One
-    that began at a checkpoint of the reference says nothing of that."""
+    """Up to its first fault the chaos leg, which began at the beginning, equalled the reference: that is this job's."""
     own = (check for check in verdict.checks if check.name == "reproducible" and "began" not in check.evidence)
     return any(check.status == "pass" for check in own)
 
@@ -41,8 +39,7 @@ def _injected(check: Check) -> bool:
 
 
 def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> tuple[str, Kind | None] | None:
-    """How two legs without faults differ, in words and the first quantity that does, or why that cannot be told; None when
-    they are equal in everything compared."""
+    """How two legs without faults differ, or why that cannot be told, and the first quantity that does; None: they do not."""
     drill = Drill.of(read_leg(reference), read_leg(second), spec, UNDISTURBED)
     divergence = first_divergence(drill)
     if divergence is not None and divergence.reason.code == "parameter_order":

@@ -1,8 +1,6 @@
 """Injected corruption: where it struck and where it was first seen. Pure.
 
-A rank whose memory was damaged goes on without a word, so a difference between the legs is expected then, and it is the
-injection's: neither the job's nor recovery's. Owns which differences are laid at its door: none that is older than it, none
-after a rollback to a checkpoint of before.
+A difference is laid at its door unless it is older, or comes after a rollback to a checkpoint of before.
 """
 
 from collections.abc import Iterator, Mapping
@@ -160,8 +158,7 @@ def explained(divergence: Divergence, drill: Drill) -> Injection | None:
 
 
 def silent_corruption(drill: Drill) -> Check:
-    """Every injected corruption that could show has shown. It never passes: a training that was damaged is not exact, and one
-    that shows nothing of it has shown nothing."""
+    """Every injected corruption has shown. It never passes: a damaged training is not exact."""
     injected = injections(drill)
     evidence: Params = {"injected": [injection.to_json() for injection in injected]}
     if not injected:

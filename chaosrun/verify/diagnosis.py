@@ -1,7 +1,6 @@
-"""What to replay in order to see a difference up close, and what the replays said. Pure values and decisions.
+"""What to replay in order to see a difference up close, and what the replays said. Pure.
 
-The replays run the job again, once undisturbed and once with the faults that led to the attempt that differs, and write down
-every quantity of the steps around the difference.
+The job runs again undisturbed, and with the faults that led to the difference; both write down the steps around it.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """The first place where the chaos leg left the reference, and what that suggests. Pure.
 
-First in time: attempts in order; in each, what it restored, then its steps, cut-off tails included, and what it saved. Within a
-step, the order of diagnosis: an earlier kind that differs explains the later ones.
+First in time: attempt by attempt what it restored, its steps (also those cut off), what it saved; in a step by `FIELDS`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

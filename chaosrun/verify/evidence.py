@@ -1,6 +1,4 @@
-"""Where the attempts of a script that resumes by itself began, shown by evidence: the steps of the reference whose weights,
-optimizer state, learning rates, data and random streams are those that an attempt began with (`records.traces.Found`). Pure.
-"""
+"""Where attempts of a script that resumes by itself began: the reference's steps whose state they began with. Pure."""
 
 import re
 from collections import Counter
@@ -119,8 +117,7 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
 
 
 def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> Cause | None:
-    """Another thread wrote the checkpoint that this attempt went on from, when training had changed what was to be saved: its
-    name tells the step of the data, and it holds a later one's tensors."""
+    """What was gone on with was written by another thread while training changed it: tensors of a later step than it says."""
     told = standing.nearest("data")
     held = max(standing.nearest(quantity) or 0 for quantity in ("weights", "optimizer"))
     if told is None or held <= told:
@@ -148,8 +145,7 @@ def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -
 
 
 def schedule_shift(drill: Drill, attempt: Attempt, rank: int, first: int) -> int | None:
-    """By how many steps an attempt's learning rates are off from step `first` on: as if its schedule had begun anew, else the
-    fewest; None where no shift makes them the reference's."""
+    """By how many steps an attempt's learning rates are off: as if begun anew, else the fewest; None where no shift fits."""
     used = [(step, record.lr) for step, record in attempt.traces[rank].steps.items() if step >= first and record.lr]
     by_step = {step: record.lr for step, record in drill.reference_lineage.steps[rank].items() if record.lr}
     shifts = [-attempt.start_of(rank), *sorted((step - first for step in by_step), key=abs)]
@@ -207,8 +203,7 @@ def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
 
 
 def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
-    """The newest complete checkpoint that attempts before this one left, if it is newer than where this one went on: it holds
-    the files of the one gone on from, or those that the script saves mostly. An export, or weights alone, is none."""
+    """The newest complete checkpoint of earlier attempts, if newer than where this one went on. An export is none."""
     earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number]
     known = [saved.kinds for saved in earlier if saved.step == attempt.resume_step] or _repeated(drill)
     newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= kinds for kinds in known)]

@@ -1,7 +1,6 @@
-"""Checks of where the two legs ended: weights, optimizer, scheduler, RNG, position, registered state, the final checkpoint.
+"""Checks of where the two legs ended; one each, since equal weights can hide other state that drifts (hazard X4).
 
-Digests decide; only a tolerance on weights makes this module read tensors (and import torch). Equal weights can hide optimizer,
-RNG and position drift (hazard X4), hence one check each.
+Digests decide; only a tolerance on weights makes this module read tensors (and import torch).
 """
 
 from pathlib import Path
@@ -124,8 +123,7 @@ def _required(check: Check, what: str) -> Check:
 
 
 def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
-    """Compare these groups of the end records, rank by rank. Skip when no rank has anything in the first of them; and with a
-    tolerance, which all but the random streams may follow, a schedule too."""
+    """Compare these groups of the end records, rank by rank. Skips with a tolerance, and where the first is empty."""
     if not drill.exact_weights and groups != ("rng",):
         return skipped(TOLERANCE_GIVEN)
     compared = 0

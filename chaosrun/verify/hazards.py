@@ -1,8 +1,4 @@
-"""Which hazard of the catalogue (docs/hazards.md) most likely stands behind a difference. Pure.
-
-The cause that `divergence` names has a row in the table of causes; the quantity that an inspection found first knows more where
-it looks deeper. A hazard is a suspicion with a reason, not a proof.
-"""
+"""Which hazard of the catalogue (docs/hazards.md) most likely stands behind a difference: a suspicion, no proof. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -100,8 +96,7 @@ class Hazard:
 
 
 def hazard_of(finding: Finding | None, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> Hazard | None:
-    """The likeliest hazard; None when there is nothing to go by. `after_restore`: the finding is of the first step after a
-    restore. `repeats`: the job gives the same numbers twice without faults."""
+    """The likeliest hazard. `after_restore`: the finding is of the first step after one; `repeats`: the job repeats itself."""
     row = None
     if finding is not None:
         row = _of_finding(finding, divergence, after_restore=after_restore, repeats=repeats)

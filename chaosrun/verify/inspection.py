@@ -1,7 +1,6 @@
 """Two inspected replays, compared quantity by quantity: the first that differs, on which ranks, in which tensor, by how much.
 
-First in time: attempts in order, steps within them, what the last one left at its end; within a step the order of diagnosis.
-Reads what `records.inspection` describes, knows nothing of causes. No torch: bytes and dtypes will do.
+First in time, and within a step in the order of diagnosis. Reads what `records.inspection` describes, without torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,8 +39,7 @@ class Finding:
     micro_batch: int | None
     """None for what belongs to the step as a whole."""
     tensor: str
-    """The first that differs: of gradients in the order of their arrival, else in the order of the model. Empty when the
-    quantity has only one value."""
+    """The first that differs: gradients as they arrived, others as in the model. Empty where there is only one value."""
     tensors: int
     """How many differ on this rank."""
     of: int
@@ -88,8 +86,7 @@ class Comparison:
     moments: int
     """Inspected steps and ends that both replays have, over attempts."""
     candidates: tuple[Candidate, ...] = ()
-    """What the script kept otherwise, beside what is compared, when the step of the finding began; of the first step that was
-    inspected after the restore where no step differs."""
+    """What the script kept otherwise when the step of the finding began; without one, at the first inspected step."""
     quantities: tuple[QuantityComparison, ...] = ()
     """Of the first moment that differs, in the order of diagnosis."""
 

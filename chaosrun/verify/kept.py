@@ -1,7 +1,6 @@
-"""What a script's own checkpoints hold after a restart, against those that the reference saved at the same steps: an average of
-the weights, a counter or a best loss that was not brought back shows here, where no step of the training reads it. Pure.
+"""What a script's own checkpoints hold after a restart, against the reference's of the same steps. Pure.
 
-Only what the first attempt saved as the reference did is held against a later one: clocks and paths tell nothing.
+Only what the first attempt saved as the reference did is compared: clocks and paths tell nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,8 +67,7 @@ def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord,
 
 
 def _pairs(drill: Drill, attempt: Attempt, rank: int) -> Iterator[tuple[SaveRecord, SaveRecord]]:
-    """Saves of this attempt, after the reference's of the same step and path, else of the only such file at that step, else of
-    the only one of that name."""
+    """Saves of this attempt, with the reference's of the same step and path, else the only one alike by step or name."""
     reference = [trace for each in drill.reference.attempts if (trace := each.traces.get(rank))]
     if rank not in attempt.traces or not reference:
         return

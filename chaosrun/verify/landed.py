@@ -1,7 +1,4 @@
-"""Did every planned fault happen, to whom and where it was planned? Judged by the records of who struck and of who saw.
-
-Pure.
-"""
+"""Did every planned fault happen, to whom and where it was planned? By the records of who struck and who saw. Pure."""
 
 from collections.abc import Sequence
 
@@ -74,10 +71,7 @@ def _late(drill: Drill) -> Params:
 
 
 def _altered(drill: Drill) -> str | None:
-    """How plan.json is not the plan that the leg ran under, by what its journal says; None when nothing speaks against it.
-
-    Journals of earlier versions hold no digests: then only a fault that is gone from the plan is noticed.
-    """
+    """How plan.json is not the plan that the leg ran under, by its journal; None when nothing speaks against it."""
     planned = {fault.id: fault for fault in drill.plan.faults}
     chaos = drill.chaos
     gone = {record.fault: "fired" for kind in (FaultRequested, FaultObserved) for record in chaos.events(kind)}

@@ -1,8 +1,6 @@
-"""What is known of releases of the libraries that a script trains with: a difference that looks like one of their bugs is told
-with the library's name, version and thread. Pure.
+"""Known bugs of the libraries that a script trains with: a difference that looks like one is told with its thread. Pure.
 
-A library is named only where its version has the bug and what was seen fits it; which one a script saves and resumes with, its
-imports tell (`environment.json`, `libraries`).
+A library is named only where its version has the bug and what was seen fits it.
 """
 
 import re

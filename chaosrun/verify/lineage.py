@@ -1,7 +1,6 @@
-"""The chain of attempt segments that leads to a leg's final state, and the tails that restarts cut off.
+"""The chain of attempt segments that leads to a leg's final state, and the tails that restarts cut off. Pure.
 
-Pure. Judges nothing: gaps and repetitions are left visible for the checks. Steps stay in their files until somebody looks at
-them: where two chains hold blocks of the same digest, nobody has to.
+Gaps and repetitions are left for the checks. Steps stay in their files until somebody looks at them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
-"""Checks of what a judgement rests on: whole records, an undisturbed reference, like compared with like, faults that landed.
+"""Checks of what a judgement rests on: whole records, an undisturbed reference, like compared with like. Pure.
 
-Where one of these does not hold, no difference can be blamed on recovery and no equality credited to it: none of them fails
-the job, they make the drill inconclusive. Pure.
+Where one does not hold, the drill is inconclusive: nothing can be blamed on recovery, or credited to it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,8 +113,7 @@ def _reference_gap(drill: Drill) -> str | None:
 
 
 def environment(drill: Drill) -> Check:
-    """Both legs ran in the same environment: versions, devices, thread counts, settings; and every process of both computes the
-    same bits from the same numbers (hazards K1, K2, K7)."""
+    """Both legs ran in the same environment, and all processes compute the same bits (hazards K1, K2, K7)."""
     expected, seen = (_comparable(leg.environment) for leg in (drill.reference, drill.chaos))
     if not expected or not seen:
         without = [leg.name for leg in (drill.reference, drill.chaos) if not leg.environment]
@@ -177,11 +175,7 @@ def _about_files(found: Sequence[tuple[str, OpenedFile]]) -> Params:
 
 
 def reproducible(drill: Drill) -> Check:
-    """The job repeats itself: what the chaos leg did before the first fault equals the reference.
-
-    Looks at the first attempt only, all of it but what a corruption may have touched: a SIGKILL ends an attempt, so everything
-    in it was recorded untouched.
-    """
+    """The job repeats itself: the first attempt, but for what a corruption may have touched, equals the reference."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
     first = drill.chaos.attempts[0]
@@ -227,9 +221,8 @@ def _repeated_before(drill: Drill) -> Check:
 
 
 def _alone(drill: Drill) -> str | None:
-    """Of two attempts that went on from one checkpoint, one agrees with the reference in steps in which the other does not: the
-    same restore, and other numbers. A first attempt that began at one is no restart: what an attempt leaves behind may make the
-    difference."""
+    """How one of two attempts that went on from the same checkpoint differs from the reference where the other does not. A
+    first attempt that began at a checkpoint is no restart."""
     first = drill.chaos.attempts[0] if drill.began else None
     restored = [attempt for attempt in drill.chaos.attempts if attempt.went_on and attempt is not first]
     for one, other in permutations(restored, 2):

@@ -1,8 +1,6 @@
 """Whether a run without a reference came back rightly each time, held against itself. Pure.
 
-An attempt does again what attempts before it had done since the checkpoint that it goes on from. What they recorded is its
-reference: of each step the newest record, and of a restored state the saved one. The comparison, and the causes, are those of a
-drill. What was done once alone, nothing here can judge.
+What an attempt does again is compared with what was recorded before, and what it restores with what was saved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,8 +63,7 @@ class Recovery:
 
 
 def judge_recovery(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, *, since: int = 1) -> Recovery:
-    """Hold attempt `number` against those before it. `since`: the newest attempt that already differed, if one did: of what was
-    rolled back before it nothing has to come out the same. Never raises: what fails here must not end a training."""
+    """Hold attempt `number` against those before it; `since`: as of `recorded`. Never raises: that must not end a training."""
     try:
         return _judge(history, number, spec, plan, since)
     except Exception as error:  # damaged records, or a defect of a comparison: it is reported, and is never a PASS
@@ -90,8 +87,7 @@ def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, sin
 
 
 def recorded(history: LegHistory, since: int = 1) -> Lineage:
-    """What is known of each step: as the job went on from it, else as it was done and rolled back, in attempt `since` or later;
-    of several times the last."""
+    """What is known of each step: as the job went on from it, else as it was last done in attempt `since` or later."""
     known = lineage(history)
     for span in reversed(known.cut_off):
         if span.trace.attempt >= since:

@@ -81,8 +81,7 @@ def _set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
 
 
 def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str, str] | None:
-    """Name and reason of a whole checkpoint that was put aside before this attempt because the script's objects would not take
-    it back, twice: an older one is as exact, and the job cannot come back from where it had been saved all the same."""
+    """Name and reason of a whole checkpoint that was put aside because the script's objects twice refused it."""
     for name in attempt.quarantined:
         tried = [other for other in attempts if other.number < attempt.number and other.resume == name]
         deaths = [(other, death) for other in tried for death in other.unplanned]
@@ -128,10 +127,7 @@ def _wrong_start(attempt: Attempt, drill: Drill) -> str | None:
 
 
 def wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
-    """How the position after a restore differs from where the reference stood, None where it does not.
-
-    The end of an epoch may be written as the beginning of the next (hazard D13).
-    """
+    """How the position after a restore differs from the reference's. An epoch's end may be the next one's beginning (D13)."""
     if position.step == 0:
         began = f"began at epoch {position.epoch} batch {position.batches}"
         return None if position == Position() else began

@@ -1,7 +1,6 @@
 """How long each restart took, and on what; which work was done twice; how much of the time was of use. Judges nothing.
 
-Every moment is one that the records hold: where a record lacks it (a trace of an earlier version, a rank that died before it
-wrote a line, clocks that disagree), the span is None and nothing is guessed.
+Where a record lacks a moment, or clocks disagree, a span is None: nothing is guessed.
 """
 
 from collections import defaultdict

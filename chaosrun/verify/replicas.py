@@ -1,9 +1,6 @@
-"""Whether the ranks' replicas of the model are one: after every restore, after every step, in both legs (hazard C8). Pure.
+"""Whether the ranks' replicas of the model are one: after every restore and every step, in both legs (hazard C8). Pure.
 
-Data parallelism keeps replicas equal by averaging gradients. Where DDP does not average them, each rank trains a model of its
-own, with or without faults: that is the script's doing, whichever leg shows it. Of a sharded model, ranks are replicas in what
-they hold the same part of, by its name in the trace ("weight[8:16]"): in all parts those that have one place in the groups of
-HSDP, in the tensors that tensor parallelism leaves whole all ranks.
+Of a sharded model, ranks are replicas in what they hold the same part of, by its name in the trace ("weight[8:16]").
 """
 
 from collections import Counter
@@ -116,8 +113,7 @@ def _groups(attempt: Attempt) -> list[list[int]]:
 
 
 def _apart_in(attempt: Attempt, records: Mapping[int, StartRecord | StepRecord]) -> tuple[int, dict[int, str]] | None:
-    """Of ranks that hold different parts, and some tensors alike: the index of the first one that is not, and its words by
-    rank. The words are recorded where an attempt may begin."""
+    """Of ranks that hold some tensors alike: the index of the first that is not, and its words by rank, where recorded."""
     words: dict[str, dict[int, tuple[int, int]]] = {}
     for rank, record in records.items():
         start = attempt.starts.get(rank)
@@ -137,8 +133,7 @@ def _blocks(attempt: Attempt, ranks: Iterable[int] | None = None) -> Iterator[Bl
 
 
 def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:
-    """What ranks recorded at the same moment: first the starts, then step after step, but for the steps that all ranks hold in
-    blocks in which the digests of the parameters are the same."""
+    """What ranks recorded at the same moment: the starts, then each step but those in blocks of equal parameter digests."""
     yield attempt.starts
     values: dict[int, set[tuple[range, bytes]]] = {}
     for block in {(block.steps, block.param) for block in _blocks(attempt)}:

@@ -1,7 +1,6 @@
-"""The state that attempts saved and restored, against the reference's at the same step: which value, on which ranks.
+"""The state that attempts saved and restored, against the reference's at the same step, by component. Pure.
 
-Digests of everything a checkpoint holds, by component: a difference shows where it begins, and not where the training first
-reads what differs (a moving average is read at the end, BatchNorm's statistics never). Pure.
+That shows where a difference begins, not where the training first reads what differs.
 """
 
 from collections import Counter

@@ -220,8 +220,7 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
 
 
 def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:
-    """A whole leg that failed after a step at which an early verdict would have passed it: chaosrun's own mistake, not to be
-    made again."""
+    """A whole leg that failed after a step at which an early verdict would have passed it: chaosrun's own mistake."""
     failed = divergence or any(check.status == "fail" for check in checks)
     step = settled_step(drill) if failed and drill.ended_early is None and drill.chaos.outcome == "completed" else None
     if step is None or (divergence and divergence.step <= step):

@@ -1,8 +1,6 @@
-"""A chaos leg that ended before its training did: what it is compared with, and whether what it ended for is so.
+"""A chaos leg that ended before its training did: what it is compared with, and whether it was right to end. Pure.
 
-The rest of such a leg follows from what is known when, after the last fault, every rank's complete state is the reference's at
-the same step: the reference went on from this very state, and has been shown to repeat itself. docs/exactness.md has the
-argument; what it rests on is looked at here once more, from the records alone. Pure.
+docs/exactness.md has the argument; what it rests on is looked at again, from the records alone.
 """
 
 from collections.abc import Iterator
@@ -97,8 +95,7 @@ def settled_step(drill: Drill) -> int | None:
 
 
 def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str]:
-    """What keeps "the rest follows" from being shown at this step. `control`: of a whole leg, which is its own proof that the
-    job repeats itself."""
+    """What keeps "the rest follows" from being shown at this step. `control`: of a leg that ran to its end."""
     yield from undecided(drill.spec, None if control else drill.reference.layout)
     attempts = drill.chaos.attempts
     late = _late(drill.plan, drill.chaos, attempts[-1].number)

@@ -1,7 +1,6 @@
-"""The loss of every step of a leg, and how far the losses of two runs lie apart.
+"""The loss of every step of a leg, and how far those of two runs lie apart. Judges no recovery.
 
-Runs of different shape (workers × batch × accumulation) are different jobs: nothing of them is equal bit for bit, their losses
-should be nearly so. Judges no recovery: that is the checks' work.
+Runs of different shape (workers × batch × accumulation) are different jobs: their losses should be nearly equal.
 """
 
 import math
@@ -97,10 +96,7 @@ def trajectory(run: RunLayout, leg: str = "reference") -> Trajectory:
 
 
 def losses_of(history: LegHistory, run_id: str) -> Trajectory:
-    """A step's loss over all its micro-batches and ranks: the sum of what windows recorded as shares, else the mean.
-
-    Raises UsageError, naming the run, for a leg that did not complete, whose records are damaged or contradict each other.
-    """
+    """See `loss_of`. Raises UsageError, naming the run, for a leg that did not complete or whose records are damaged."""
     what = f"the {history.name} leg of run {run_id}"
     if history.problems:
         raise UsageError(f"{what} cannot be compared: {history.problems[0]}")

@@ -74,8 +74,7 @@ def tensor_difference(expected: bytes, seen: bytes, dtype: str, shape: tuple[int
 
 
 def float_distance(expected: float, seen: float) -> int | None:
-    """ULP between two recorded numbers: of float32 where both are float32 numbers, else of float64. None where one is NaN or
-    infinite and the other is not the same."""
+    """ULP between two numbers, of float32 where both are such, else of float64; None where one is not finite, unless equal."""
     (found,), _ = float_distances([expected], [seen])
     return found
 

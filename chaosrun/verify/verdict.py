@@ -1,7 +1,4 @@
-"""The verdict on a drill: PASS, FAIL or INCONCLUSIVE, from its files alone.
-
-What a status rests on says `verify.ruling`.
-"""
+"""The verdict on a drill, PASS, FAIL or INCONCLUSIVE, from its files alone; what a status rests on says `verify.ruling`."""
 
 import gc
 from dataclasses import asdict, dataclass, replace
@@ -190,8 +187,7 @@ def _irreproducible(info: RunInfo) -> Cause | None:
 
 
 def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed: int = 0) -> Verdict:
-    """Pure but for the checkpoints' audit. `irreproducible` says how two undisturbed runs differed, if they did; `confirmed`,
-    how many more agreed with the reference."""
+    """Pure but for the checkpoints' audit. `irreproducible`: how undisturbed runs differed; `confirmed`: how many agreed."""
     checks = run_checks(drill)
     attempts = attempt_summaries(drill)
     landed = sum(fault.landed for fault in fault_outcomes(drill.plan, drill.chaos))

@@ -1,7 +1,4 @@
-"""The pages of a suite: JUnit XML, a summary in Markdown, and the HTML index, in its folder and where the user wants them.
-
-Written from the result, and never change it: one that cannot be written is told.
-"""
+"""The pages of a suite: JUnit XML, a summary in Markdown, the HTML index. One that cannot be written is told."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -142,8 +139,7 @@ def _compared(view: SuiteView) -> "list[Case]":
 
 
 def hand_out(result: "SuiteResult", junit: Path | None, markdown: Path | None) -> None:
-    """Put the pages of the suite's folder where the user wants them, too: the summary at its file's end, since others may have
-    written to a step's summary before. Raises UsageError when one cannot be written there."""
+    """Put the pages where the user wants them, too: a summary at its file's end, behind those of others. Raises UsageError."""
     assert result.path is not None
     folder = SuiteFolder(result.path)
     for page, path, option, mode in (

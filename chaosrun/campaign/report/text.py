@@ -33,8 +33,8 @@ LABELS = {"new": "bold red", "still": "red", "fixed": "green", "flaky": "yellow"
 
 
 def render_sweep(sweep: "Sweep", *, root: Path | None = None, quiet: bool = False) -> RenderableType:
-    """What did not pass and how to repeat it, one table of the phases, coverage, and the verdict on all. `root`: where it is
-    kept; None for the usual place. `quiet`: the verdict alone, on one line."""
+    """What did not pass and how to repeat it, the phases, coverage, and the verdict on all. `root`: where it is kept; None for
+    the usual place. `quiet`: the verdict alone."""
     took_s = sum(tried.took_s for tried in sweep.tried.values())
     drills = f"{count(len(sweep.tried), 'drill')}, {took_s / max(1, len(sweep.tried)):.2f} s each"
     label, style = sweep.status, STYLES[sweep.status]

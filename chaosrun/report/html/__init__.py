@@ -1,8 +1,5 @@
-"""The report of a drill as one HTML page that loads nothing: `render_html`.
-
-The `RunView` has what every report says. What only a page has room for is made here from the legs' traces: timeline, losses,
-samples, restarts (figures) and particulars (rows).
-"""
+"""The report of a drill as one HTML page that loads nothing. What only a page has room for is made here from the legs'
+traces."""
 
 from pathlib import Path
 

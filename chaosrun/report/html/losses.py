@@ -1,7 +1,6 @@
 """Both legs' losses laid over each other, and how far apart they are in ULP: lineages only, each step once.
 
-Long runs are thinned out: of each stretch the extremes stay. The strip under the differences is never thinned out: it holds
-every step that differs.
+Long runs are thinned out to the extremes of each stretch, but for the strip of steps that differ.
 """
 
 import math
@@ -29,12 +28,9 @@ Stretch = tuple[int, int]
 
 
 def losses(source: Source) -> Shown | None:
-    """None when neither leg recorded a step on all of its ranks.
-
-    `points`: what is told in numbers: step, loss of the reference, of the chaos leg, ULP, how often it was done; `untold`: how
-    many steps are not; `steps`: those that both legs have; `differing`: stretches of steps whose losses differ; `replayed`:
-    attempt, first and last step that it did and that were done again.
-    """
+    """None when neither leg recorded a step on all ranks. `points`: step, both losses, ULP, how often it was done; `untold`:
+    how many steps these leave out; `steps`: that both legs have; `differing`, `replayed`: stretches that differ, or were done
+    again."""
     expected, seen = source.reference.chain, source.chaos.chain
     reference = _by_step(expected, {})
     unlike = {record.step for record, _ in _unlike(expected, seen)}

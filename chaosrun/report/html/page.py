@@ -1,7 +1,6 @@
-"""What every page of chaosrun shares: the jinja environment, how numbers read, and `templates/shell.html` to extend.
+"""What every page of chaosrun shares: the jinja environment and how numbers read.
 
-A page extends `shell.html` (blocks: title, favicon, content) and gets its colours, type and tables from `page.css`, its
-copy buttons from `page.js`, both inlined. Everything is escaped unless it is Markup made by our own figures.
+A page extends `shell.html` (blocks: title, favicon, content), which inlines `page.css` and `page.js`.
 """
 
 import math

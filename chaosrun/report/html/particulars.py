@@ -1,5 +1,4 @@
-"""The rest of a drill's page, as rows to print: the divergence, both legs' environments, a diagnosis, the run's files; what the
-restarts took: their recovery in phases, where each attempt went on, and what the leg's time went into."""
+"""The rest of a drill's page, as rows: both legs' environments, a diagnosis, the run's files, and what the restarts took."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

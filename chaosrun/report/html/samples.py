@@ -16,10 +16,8 @@ MOST_IDS = 10
 
 
 def ledger(source: Source) -> Shown | None:
-    """`about`: what lies at the step in the middle; `by_ids`: else by digests of the batches, all that the loader told.
-
-    None when there is no step to show.
-    """
+    """`about`: what lies at the step in the middle; `by_ids`: else by digests of batches. None where there is no step to
+    show."""
     place = _place(source)
     if place is None:
         return None

@@ -1,7 +1,4 @@
-"""The course of a leg: attempts and ranks over time, what struck them, what was saved and what was rolled back.
-
-Where each attempt went on, and how many steps that cost, its mark and the table of attempts say.
-"""
+"""The course of a leg: attempts and ranks over time, what struck them, what was saved and what was rolled back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +83,7 @@ class _Mark:
 
 def timeline(source: Source) -> Shown | None:
     """Of the leg that is told; None when it has nothing to show. `shapes`: kinds of marks that are there; `left_out`: how many
-    marks were too many to draw; `told`: the same in words."""
+    are not drawn; `told`: the same in words."""
     leg = source.told.history
     if not leg.attempts or not leg.journal:
         return None
