@@ -169,12 +169,14 @@ class ObjectCheckpointStore(CheckpointStore):
         return found
 
     def _traced(self) -> list[str]:
-        """What rank 0 of the latest attempt that saved anything wrote down of it: it does so after the commit."""
+        """What rank 0 wrote down, back to the latest attempt that is known to have committed anything."""
+        found: list[str] = []
         for number in reversed(self._layout.attempts()):
-            saved = read_trace(self._layout.attempt(number).trace(0), number, 0, []).checkpoints
-            if saved:
-                return [f"{record.name}.attempt-{number}" for record in saved]
-        return []
+            trace = read_trace(self._layout.attempt(number).trace(0), number, 0, [])
+            found += [f"{record.name}.attempt-{number}" for record in trace.checkpoints]
+            if trace.committed:
+                break
+        return found
 
     def _expect_local(self, manifest: Manifest, quarantined: list[Quarantined]) -> None:
         """See that the local copy is what the manifest says, or fetch it. Raises InvalidCheckpointError when the store does not

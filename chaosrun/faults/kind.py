@@ -89,6 +89,8 @@ class Kind:
     default_phase: Phase = "step"
     options: Mapping[Option, float | int | str | None] = field(default_factory=dict)
     """With their defaults; None: chosen where it strikes, or not at all."""
+    beside: bool = False
+    """Of a checkpoint that is saved beside the training it strikes there; any other strikes in the rank itself."""
     only_rank: int | None = None
     """The one rank that it can be done to."""
     needs_peers: str | None = None

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.kind import Evidence
+from chaosrun.faults.kind import CHECKPOINT_PHASES, Evidence
 from chaosrun.faults.observed import Observation, Problem, alive
 from chaosrun.faults.process import NoticeNote
 from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
@@ -103,7 +103,8 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
         wrong = reached not in (step, step + 1) if in_order and attempt.by == "chaosrun" else reached < before
     else:
         wrong = reached != before
-    if not wrong or (fault.phase == "save" and reached > step):
+    beside = {saved.step for saved in trace.checkpoints if saved.pending}
+    if not wrong or (reached > step and (fault.phase == "save" or (fault.phase in CHECKPOINT_PHASES and step in beside))):
         # A save may go on while the next steps are made.
         return None
     words = f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "

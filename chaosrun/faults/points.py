@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.faults.fault import Fault
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
     from chaosrun.faults.strike import Training
+
+Ask = Callable[[Fault, int, Mapping[str, object]], None]
 
 NOTICE_LIMIT_S = 10.0
 LOOK_EVERY_S = 0.002
@@ -41,9 +43,11 @@ class SurveyedPoint(Record, frozen=True, kw_only=True, omit_defaults=False):
 class FaultPoints:
     """The faults armed for this rank in this attempt."""
 
-    def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
+    def __init__(self, order: WorkerOrder, leg: LegLayout, *, rank_pid: int | None = None, ask: Ask | None = None) -> None:
+        """`rank_pid`, `ask`: of a process that saves for the rank, which process that is, and what has it strike itself."""
         self._order = order
         self._leg = leg
+        self._pid, self._ask = rank_pid or os.getpid(), ask
         faults = [Fault.from_json(fault) for fault in order.faults]
         # A fault of the supervisor that comes after a delay is none of ours.
         self._armed: dict[str, list[Fault]] = {}
@@ -106,7 +110,10 @@ class FaultPoints:
     def fire(self, fault: Fault, step: int, **at: Any) -> None:
         """Claim the fault durably, wait for the others of its group, then let the arm of its kind strike."""
         self._armed[fault.phase or ""].remove(fault)
-        strike = Strike(fault=fault, step=step, order=self._order, leg=self._leg, training=self.training, pace=self.pace, at=at)
+        if self._ask and not fault.facts.beside:
+            return self._ask(fault, step, at)
+        about = {"order": self._order, "leg": self._leg, "training": self.training, "pace": self.pace, "pid": self._pid}
+        strike = Strike(fault=fault, step=step, at=at, **about)
         claim = {"rank": self._order.rank, "attempt": self._order.attempt, "step": step, "notice": fault.facts.notice}
         if not write_marker(self._leg, fault.id, pid=strike.pid, phase=fault.phase, group=fault.group, **claim):
             # Fired in an earlier attempt: a fault id strikes once.
@@ -114,6 +121,10 @@ class FaultPoints:
         if fault.group is not None:
             strike.wait_for_group()
         (fault.facts.inside or wait_for_the_supervisor)(strike)
+
+    def fire_by_id(self, fault: str, step: int, **at: Any) -> None:
+        """One that another process of this rank has found due."""
+        self.fire(next(each for armed in self._armed.values() for each in armed if each.id == fault), step, **at)
 
     def fire_inside_reduce(self, tensors: Sequence[torch.Tensor], step: int) -> None:
         """Arrange for a due `reduce` fault to fire in the coming backward pass, after this rank has launched its gradient

@@ -202,6 +202,7 @@ _of_one = partial(Kind, family="process")
 KINDS = (
     _of_one(
         name="kill",
+        beside=True,
         words="SIGKILL {rank}",
         proof="its process was seen to die of SIGKILL",
         inside=kill,

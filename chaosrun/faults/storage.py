@@ -198,6 +198,7 @@ def _tell_requests(seen: Observation) -> str:
 _by_requests = partial(
     Kind,
     family="storage",
+    beside=True,
     phases=frozenset({"checkpoint.begin"}),
     default_phase="checkpoint.begin",
     needs_objects=True,
@@ -209,6 +210,7 @@ _by_requests = partial(
 _while_it_writes = partial(
     Kind,
     family="storage",
+    beside=True,
     phases=frozenset({"checkpoint.file", "checkpoint.fsync.before"}),
     default_phase="checkpoint.file",
     exit_code=ResourcesError.exit_code,
@@ -233,6 +235,7 @@ KINDS = (
     Kind(
         name="slow_storage",
         family="storage",
+        beside=True,
         words="{rank} waits {duration_s:g} s for the storage at every fsync of a checkpoint",
         proof="the waits were counted and timed",
         phases=frozenset({"checkpoint.begin"}),

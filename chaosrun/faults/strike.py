@@ -7,7 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -82,10 +82,8 @@ class Strike:
     """What this point hands over. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk` (Filesystem),
     `objects` (ObjectStorage, where there is one) and `until_saved` (ExitStack, closed when it is saved). While it is: `path` of
     the file concerned, and its `descriptor` if it is being written."""
-
-    @property
-    def pid(self) -> int:
-        return os.getpid()
+    pid: int = field(default_factory=os.getpid)
+    """Of the rank; of what strikes beside it, too."""
 
     @property
     def rank(self) -> int:
@@ -105,7 +103,7 @@ class Strike:
         return folder / names[-1] if names else None
 
     def die(self, number: signal.Signals) -> NoReturn:
-        """Send this very process a signal that ends it. Nothing after this runs."""
+        """Send the rank a signal that ends it. Nothing after this runs."""
         os.kill(self.pid, number)
         while True:
             signal.pause()  # the signal is on its way

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 import chaosrun
-from chaosrun.housekeeping.limits import cpu_limit, memory_limit
+from chaosrun.observe.limits import cpu_limit, memory_limit
 from chaosrun.records.naming import default_root
 
 Facts = dict[str, Any]

@@ -91,7 +91,11 @@ class ObservedState:
 
     def _digests(self) -> dict[str, dict[str, str]]:
         components = {component: digests(values) for component, values in self.components().items()}
-        return {**components, "rng": digest_rng(self._accelerator.device)}
+        return {**components, "rng": self.rng()}
+
+    def rng(self) -> dict[str, str]:
+        """Digests of the random streams."""
+        return digest_rng(self._accelerator.device)
 
     def variables(self) -> dict[str, object]:
         """The script's, and the prepared objects, by name."""

@@ -19,7 +19,7 @@ from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fin
 from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
-from chaosrun.records.layout import LegLayout
+from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
 from chaosrun.records.trace_writer import TraceWriter
@@ -27,6 +27,7 @@ from chaosrun.records.traces import (
     TRACE_VERSION,
     BucketsRecord,
     CheckpointRecord,
+    CommittedRecord,
     EndRecord,
     Found,
     LoaderWorkersRecord,
@@ -161,7 +162,7 @@ class Observer:
         if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
             self._trace.write(probe(loader))
 
-    def write(self, record: BucketsRecord | LoaderWorkersRecord | SaveRecord | SourceRecord) -> None:
+    def write(self, record: BucketsRecord | CommittedRecord | LoaderWorkersRecord | SaveRecord | SourceRecord) -> None:
         """What somebody else has seen."""
         self._trace.write(record)
         self._restarts_here |= isinstance(record, SaveRecord)
@@ -250,13 +251,22 @@ class Observer:
         self._clear_window()
 
     def checkpoint(
-        self, step: int, name: str, *, duration_s: float, digests: Digests | None, changed: dict[str, str], own: OwnState
+        self,
+        step: int,
+        *,
+        duration_s: float,
+        digests: Digests | None,
+        changed: dict[str, str],
+        own: OwnState,
+        pending: bool,
+        because: str,
     ) -> CheckpointRecord:
         """`changed`: what the save itself changed of the live state. Returns the line that it writes."""
         hooks = tuple(self._state.hooks()) if changed else ()
         took_s = round(duration_s, 6)
         record = CheckpointRecord(
-            **{"step": step, "name": name, "time_s": time.time(), "duration_s": took_s, "digests": digests},
+            **{"step": step, "name": checkpoint_name(step), "time_s": time.time(), "duration_s": took_s, "digests": digests},
+            **{"pending": pending, "because": because},
             **{"changed": changed, "hooks": hooks, "own": own.digest, "unseen": own.unseen},
         )
         self._trace.write(record)

@@ -1,42 +1,26 @@
-"""Saves and restores checkpoints from inside a training loop, all ranks together. The store knows files, this knows ranks.
+"""Saves and restores checkpoints from inside a training loop, all ranks together.
 
-A save, in order: every rank writes its files into the staging directory and hashes them; the hashes meet on every rank; rank 0
-writes the manifest; everybody passes `precommit`; rank 0 renames. A rank that dies anywhere before the rename leaves no
-checkpoint, a rank that dies after it leaves a whole one.
+A save is `protocol.saving`'s: while the training waits (`checkpoint: {mode: sync}`), or of a copy, beside it (async).
 """
 
-import errno
-import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError
 
-from chaosrun.checkpoint.audit import list_members
-from chaosrun.checkpoint.object_store import checkpoint_store
-from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.errors import HookedStateError, MisuseError, ParameterOrderError, RegisteredStateError, RestoreMismatchError
-from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.points import FaultPoints
+from chaosrun.protocol.background import Writer
+from chaosrun.protocol.saving import Digests, GroupPeers, Saver, rank_file
+from chaosrun.protocol.snapshot import Taken
 from chaosrun.protocol.state import TrainingState
-from chaosrun.records.codec import to_plain
-from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.manifest import FileEntry, Manifest
-from chaosrun.records.manifest import Position as StoredPosition
+from chaosrun.records.manifest import Manifest
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
 from chaosrun.wording import listed
-
-
-def rank_file(rank: int) -> str:
-    return f"chaosrun-rank-{rank}.pt"
 
 
 class Checkpointer:
@@ -50,83 +34,86 @@ class Checkpointer:
         leg: LegLayout,
         faults: FaultPoints,
         heart: Heart | None = None,
+        writer: Writer | None = None,
     ) -> None:
+        """`writer`: what saves beside the training; None: the training waits."""
         self._accelerator = accelerator
         self._state = state
         self._order = order
         self._faults = faults
         self._heart = heart or Heart()
         self._leg = leg
-        self._disk = Filesystem()
-        self._points = DiskPoints(faults, leg)
-        self._disk.listeners.append(self._points)
-        self._store = checkpoint_store(leg, order.keep, self._disk)
+        self._saver = Saver(order, leg, faults, self._heart)
+        self._store = self._saver.store
+        self._peers = GroupPeers(accelerator)
+        self._writer = writer
         self.newest_step: int | None = None
-        """Step of the newest checkpoint that this attempt restored or committed."""
+        """Step of the newest checkpoint that this attempt restored or saved."""
         self.digests: dict[str, dict[str, str]] | None = None
         """Of this rank's state as the latest save or restore left it."""
         self.changed: dict[str, str] = {}
         """What the latest save changed of the live state: a hook of the script's, or a state_dict() with a side effect."""
+        self.because = ""
+        """Why the training waits for saves that were to go on beside it."""
 
     def save(self, position: Position, job: dict[str, object]) -> str:
-        """Commit a checkpoint of this position and return its name. A collective: every rank calls it at the same step.
+        """Save a checkpoint of this position. A collective: every rank calls it at the same step.
 
-        Raises ResourcesError when the storage is full or cannot be written; older checkpoints stay as they are.
+        Committed when this returns; or copied, and being written: whatever becomes of the state changes nothing of it, and no
+        other is saved before it is committed. Raises ResourcesError when the storage is full or cannot be written (of a save
+        before this one, too); older checkpoints stay as they are. Returns its name.
         """
-        step = position.step
-        self._heart.beat("checkpoint.write", step)
-        with self._points.saving(step) as until_saved:
-            self._faults.reach("checkpoint.begin", step, disk=self._disk, objects=self._store.objects, until_saved=until_saved)
-            return self._save(position, job)
+        self.wait()
+        self._heart.beat("checkpoint.write", position.step)
+        self.newest_step, name = position.step, checkpoint_name(position.step)
+        if self._writer is not None:
+            self.because = self._copy(self._writer, position, job)
+            if not self.because:
+                return name
+            print(f"chaosrun: the training waits for its checkpoints: {self.because}", flush=True)
+            self._writer = None
+        content = _Live(self._accelerator, self._state, self._order.rank, position, job)
+        self._saver.save(content, self._peers)
+        self.digests, self.changed = content.digests, content.changed
+        return name
 
-    def _save(self, position: Position, job: dict[str, object]) -> str:
-        rank, step = self._order.rank, position.step
-        staging = self._store.stage(step, self._order.attempt)
-        before = {**self._state.digests(), "mode": self._state.modes()}
-        with storage_errors(staging), _full_disk(staging), self._shared_files_by_rank_zero():
-            self._state.save(staging)
-            self._write_rank_file(staging / rank_file(rank), step)
-        sealed = self._store.seal(staging, [rank_file(rank), *self._state.own_files(staging, rank)])
-        digests = self._state.digests()
-        self.changed = _differing(before, {**digests, "mode": self._state.modes()})
-        self._heart.beat("checkpoint.gather", step)
-        everybody = self._gather(_Saved(sealed, {key: digests[key] for key in self._state.own_components}))
-        self._heart.beat("checkpoint.manifest", step)
-        if rank == 0:
-            files = {name: entry for part in everybody for name, entry in part.files.items()}
-            # Only now has every rank's hook of saving, which may write files of its own, come to its end.
-            rest = sorted(name for name in list_members(staging) if name not in files)
-            manifest = Manifest(
-                step=step,
-                position=StoredPosition(**to_plain(position)),
-                world_size=self._order.world_size,
-                attempt=self._order.attempt,
-                time_s=time.time(),
-                job_fingerprint=self._order.job_fingerprint,
-                files={**files, **self._store.seal(staging, rest)},
-                digests={
-                    **{key: digests[key] for key in ("model", "optimizer", "scheduler")},
-                    "ranks": [part.digests for part in everybody],
-                    "job": job,
-                    "order": self._state.parameter_names(),
-                },
-            )
-            self._store.write_manifest(staging, manifest)
-        self._faults.reach("checkpoint.precommit", step)
-        self._heart.beat("checkpoint.precommit", step)
-        self._accelerator.wait_for_everyone()
-        self._heart.beat("checkpoint.commit", step)
-        if rank == 0:
-            self._store.commit(staging, step)
-        self._heart.beat("checkpoint.postcommit", step)
-        self._accelerator.wait_for_everyone()
-        self._heart.beat("checkpoint.retention", step)
-        self._faults.reach("checkpoint.postcommit", step, checkpoint=self._leg.checkpoints / checkpoint_name(step))
-        if rank == 0:
-            self._store.retain()
-        self._faults.reach("checkpoint.retention", step)
-        self.newest_step, self.digests = step, digests
-        return checkpoint_name(step)
+    @property
+    def pending(self) -> bool:
+        """The latest save goes on."""
+        return self._writer is not None and self._writer.saving is not None
+
+    def prepare(self) -> None:
+        """Have the memory for the copies ready before the first is taken: it takes longer to get than to fill."""
+        if self._writer is not None:
+            self._writer.prepare(self._state.size() if self._order.rank == 0 else 0)
+
+    def wait(self) -> None:
+        """Until no save is under way any more. Raises what the save raised."""
+        if self._writer is not None:
+            self._writer.wait(self._heart, self._faults)
+
+    def look(self) -> list[int]:
+        """Steps whose checkpoints were committed beside the training since the last look; and let faults strike whose time has
+        come there. Raises what the save raised."""
+        return self._writer.look(self._faults) if self._writer is not None else []
+
+    def _copy(self, writer: Writer, position: Position, job: dict[str, object]) -> str:
+        """Begin a save of the state as it is now; or say why the training has to wait for it, on all ranks."""
+        before, modes = self._state.digests(), {"mode": self._state.modes()}
+        problem = self._state.only_while_it_waits()
+        taken = None
+        if not problem:
+            facts = {"position": position, "job": job, "digests": before, "names": self._state.parameter_names()}
+            taken = Taken({**facts, **self._state.parts(whole=self._order.rank == 0)})
+            problem = writer.reserve(taken.layout.size) if taken.on_cpu else "tensors lie on another device"
+        if because := next(filter(None, self._peers.gather(problem)), ""):
+            return because
+        assert taken is not None
+        writer.save(taken, position.step)
+        self._accelerator.project_configuration.iteration += 1
+        after = {"rng": self._state.rng(), "mode": self._state.modes()}
+        self.digests, self.changed = before, _differing({"rng": before["rng"], **modes}, after)
+        return ""
 
     def position_of(self, name: str) -> Position:
         """The position that a checkpoint was taken at, by its manifest alone. Raises InvalidCheckpointError."""
@@ -157,51 +144,47 @@ class Checkpointer:
         self.newest_step, self.digests = manifest.step, live
         return Position(**manifest.position.model_dump())
 
-    def _write_rank_file(self, path: Path, step: int) -> None:
-        payload = self._state.rank_payload()
-        half = len(payload) // 2
-        with path.open("wb") as file:
-            file.write(payload[:half])
-            file.flush()
-            self._faults.reach("checkpoint.file", step, path=path, descriptor=file.fileno())
-            file.write(payload[half:])
+
+class _Live:
+    """The state of this rank, saved while nothing changes it."""
+
+    def __init__(
+        self, accelerator: Accelerator, state: TrainingState, rank: int, position: Position, job: Mapping[str, object]
+    ) -> None:
+        self._accelerator, self._state, self._rank = accelerator, state, rank
+        self.position, self.job = position, job
+        self._before = {**state.digests(), "mode": state.modes()}
+        self.digests: dict[str, dict[str, str]] | None = None
+        self.changed: dict[str, str] = {}
+
+    @property
+    def own_components(self) -> Sequence[str]:
+        return self._state.own_components
+
+    def write(self, staging: Path) -> list[str]:
+        with self.shared_files_by_rank_zero():
+            self._state.save(staging)
+        return self._state.own_files(staging, self._rank)
+
+    def payload(self) -> bytes:
+        return self._state.rank_payload()
+
+    def seen(self) -> tuple[Digests, list[str]]:
+        self.digests = self._state.digests()
+        self.changed = _differing(self._before, {**self.digests, "mode": self._state.modes()})
+        return self.digests, self._state.parameter_names()
 
     @contextmanager
-    def _shared_files_by_rank_zero(self) -> Iterator[None]:
+    def shared_files_by_rank_zero(self) -> Iterator[None]:
         """Of a stateful dataloader and of the gradient scaler accelerate has every rank write the same file, the last one wins
         (hazards D18, O7): let it be rank 0's, or its hash might be taken while another rank still writes."""
         loaders, scaler = self._accelerator._dataloaders, self._accelerator.scaler
-        if self._order.rank:
+        if self._rank:
             self._accelerator._dataloaders, self._accelerator.scaler = [], None
         try:
             yield
         finally:
             self._accelerator._dataloaders, self._accelerator.scaler = loaders, scaler
-
-    def _gather(self, value: "_Saved") -> "list[_Saved]":
-        if self._order.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self._order.world_size
-        torch.distributed.all_gather_object(values, value)
-        return values
-
-
-class _Saved(NamedTuple):
-    """What one rank has saved of a checkpoint, and the digests of what only it has."""
-
-    files: Mapping[str, FileEntry]
-    digests: Mapping[str, Mapping[str, str]]
-
-
-@contextmanager
-def _full_disk(staging: Path) -> Iterator[None]:
-    """torch and safetensors report a full disk as errors of their own, without errno: look, and say it as the kernel would."""
-    try:
-        yield
-    except (RuntimeError, SafetensorError) as error:
-        if not is_full(staging):
-            raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging)) from error
 
 
 def _check_same_job(name: str, manifest: Manifest, order: WorkerOrder, job: dict[str, object]) -> None:

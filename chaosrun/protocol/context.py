@@ -16,6 +16,7 @@ from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
 
 if TYPE_CHECKING:
+    from chaosrun.protocol.background import Writer
     from chaosrun.protocol.script import ScriptTraining
     from chaosrun.protocol.session import Session
 
@@ -32,6 +33,8 @@ class WorkerContext:
     """None in a leg that has none before it."""
     team_files: TeamFiles | None = None
     """Of a script that saves by itself."""
+    writer: "Writer | None" = None
+    """Where checkpoints are saved beside the training."""
     session: "Session | None" = None
     """The session that the script attached, once it has."""
     script: "ScriptTraining | None" = None
@@ -42,6 +45,13 @@ class WorkerContext:
         self.faults = FaultPoints(self.order, self.leg)
         self.preemption = Preemption(self.order)
         self.settling = Settling(self.order, self.leg)
+
+    def begin_a_writer(self) -> None:
+        """Before the script, or torch for it, starts threads: a process that has some is not forked safely."""
+        if self.order.mode == "async":
+            from chaosrun.protocol.background import Writer
+
+            self.writer = Writer(self.order, self.leg)
 
     @property
     def training(self) -> "Session | ScriptTraining | None":

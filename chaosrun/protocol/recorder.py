@@ -9,11 +9,12 @@ from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.loader_workers import LoaderWorkers, newest_workers
+from chaosrun.protocol.settling import Decided
 from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.steps import Steps
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
-from chaosrun.records.traces import CheckpointRecord, LoaderWorkersRecord, StateRecord
+from chaosrun.records.traces import CheckpointRecord, CommittedRecord, LoaderWorkersRecord, StateRecord
 
 
 class Recorder(Steps):
@@ -23,9 +24,11 @@ class Recorder(Steps):
         super().__init__(state, context, accelerator.device)
         self._preemption = context.preemption
         self._settling, self._state = context.settling, state
-        self._checkpointer = Checkpointer(accelerator, state, context.order, context.leg, self.faults, self.heart)
+        about = {"faults": self.faults, "heart": self.heart, "writer": context.writer}
+        self._checkpointer = Checkpointer(accelerator, state, context.order, context.leg, **about)
         self._job: dict[str, object] = {}
         self._unsettled: Position | None = None
+        self._prepared = False
         self._noted_workers: LoaderWorkers | None = None
 
     def beginning(self) -> Position:
@@ -63,6 +66,11 @@ class Recorder(Steps):
             self.heart.beat("fetch", self.done + 1)
             return
         self.heart.beat("settle", position.step)
+        self._note_commits()
+        if not self._prepared:
+            # Only now is there a state of the optimizers.
+            self._prepared = True
+            self._checkpointer.prepare()
         saved = self._checkpoint(position) if position.step % self.order.every_steps == 0 else None
         self.heart.beat("settled", position.step)
         self.faults.pace.step_done()
@@ -70,10 +78,15 @@ class Recorder(Steps):
         if self._preemption.due(position.step):
             if self._checkpointer.newest_step != position.step:
                 self._checkpoint(position)
+            self._wait_for_saves()
             self._preemption.leave(position.step)
         if saved or self._settling.is_due(position.step):
             record, save = partial(self._record_state, position.step), partial(self._checkpoint, position)
-            self._settling.look(position.step, saved, record, save)
+            try:
+                self._settling.look(position.step, saved, record, save)
+            except Decided:
+                self._wait_for_saves()
+                raise
         self.heart.beat("fetch", position.step + 1)
 
     def finish(self, position: Position) -> None:
@@ -85,6 +98,7 @@ class Recorder(Steps):
         self._note_loader_workers(at_last=True)
         if self._checkpointer.newest_step != position.step:
             self._checkpoint(position)
+        self._wait_for_saves()
         self.end(position, checkpoint_name(position.step))
 
     def _note_loader_workers(self, *, at_last: bool = False) -> None:
@@ -102,8 +116,20 @@ class Recorder(Steps):
 
     def _checkpoint(self, position: Position) -> CheckpointRecord:
         started = time.monotonic()
-        name = self._checkpointer.save(position, self._job)
+        self._wait_for_saves()
+        self._checkpointer.save(position, self._job)
         took_s = time.monotonic() - started
         about = {"digests": self._checkpointer.digests, "changed": self._checkpointer.changed}
+        about |= {"pending": self._checkpointer.pending, "because": self._checkpointer.because}
         own = self._settling.own(self._state, position.step)
-        return self.observer.checkpoint(position.step, name, duration_s=took_s, own=own, **about)
+        return self.observer.checkpoint(position.step, duration_s=took_s, own=own, **about)
+
+    def _note_commits(self) -> None:
+        """Of checkpoints that are saved beside the training. Raises what their save raised."""
+        for step in self._checkpointer.look():
+            self.observer.write(CommittedRecord(step=step))
+
+    def _wait_for_saves(self) -> None:
+        """Until no save is under way."""
+        self._checkpointer.wait()
+        self._note_commits()

@@ -87,6 +87,9 @@ class ShardedState(TrainingState):
             # The store brings the files to the disk.
             dcp.save(state, storage_writer=dcp.FileSystemWriter(directory, sync_files=False))
 
+    def only_while_it_waits(self) -> str:
+        return "the state is sharded"
+
     def own_files(self, directory: Path, rank: int) -> list[str]:
         return [name for name in list_members(directory) if name.startswith(f"__{rank}_")]
 

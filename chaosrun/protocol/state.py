@@ -4,13 +4,14 @@ Knows nothing of files' names beyond the rank file it is given, nothing of steps
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import PartialState
 
 from chaosrun.errors import MisuseError, RestoreMismatchError
 from chaosrun.observe.contents import address_of, tensors_in
@@ -74,24 +75,51 @@ class TrainingState(ObservedState):
 
         Raises MisuseError when a restore would refuse it.
         """
-        buffer = io.BytesIO()
-        values = {
+        return payload_of(self._local(self._rank_values()), self._classes)
+
+    def parts(self, *, whole: bool) -> dict[str, object]:
+        """Everything that a save writes down, and what its digests are of; not `whole`: of a rank that saves only what is its
+        own. Nothing is copied: the tensors are the live ones."""
+        own, saved = self._accelerator, self.components()
+        weights = [own.get_state_dict(model, unwrap=False) for model in own._models] if whole else []
+        stateful = (loader if getattr(loader, "use_stateful_dataloader", False) else None for loader in own._dataloaders)
+        return {
+            "weights": weights,
+            "states": [[item.state_dict() for item in items] if whole else [] for items in (own._optimizers, own._schedulers)],
+            "loaders": [loader.state_dict() if loader else None for loader in stateful] if whole else [],
+            "scaler": own.scaler.state_dict() if own.scaler is not None and whole else None,
+            "custom": [item.state_dict() for item in own._custom_objects] if whole else [],
+            "each_node": own.project_configuration.save_on_each_node,
+            "process": dict(PartialState._shared_state),
+            "values": self._rank_values(saved["registered"]),
+            "components": saved if whole else {name: saved[name] for name in ("buffers", "registered")},
+        }
+
+    def size(self) -> int:
+        """Bytes of the tensors that are saved; roughly: what the script registered is left out."""
+        kept = [value for optimizer in self.optimizers() for value in tensors_in(list(optimizer.state.values()))]
+        tensors = [*(parameter for _, parameter in self._named("named_parameters")), *self._buffers().values(), *kept]
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    def only_while_it_waits(self) -> str:
+        """Why the training has to wait for a save of this state; "" where a copy of it can be saved."""
+        if self.hooks():
+            return f"the script has hooks on saving and loading ({', '.join(self.hooks())})"
+        if self._classes:
+            return "checkpoint.classes names classes of the script's own"
+        return ""
+
+    def _rank_values(self, registered: Mapping[str, object] | None = None) -> dict[str, object]:
+        if registered is None:
+            registered = {name: item.state_dict() for name, item in self._all_registered().items()}
+        return {
             "v": 1,
             "micro_step": self._accelerator.step,
             "rng": capture_rng(self._accelerator.device),
             "buffers": {name: tensor.detach() for name, tensor in self._buffers().items()},
-            "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
+            "registered": registered,
             **self._rest(),
         }
-        torch.save(self._local(values), buffer)
-        payload = buffer.getvalue()
-        with plain_values(self._classes):
-            if refused := unpicklable(payload):
-                raise MisuseError(
-                    f"state_dict() of a registered object holds {', '.join(refused)}, which no restore would load",
-                    hint="return plain values, or name these classes in checkpoint.classes",
-                )
-        return payload
 
     def save(self, directory: Path) -> None:
         """Write what ranks save together. A collective."""
@@ -172,6 +200,20 @@ class TrainingState(ObservedState):
         if location == "cpu":
             return storage
         return torch.serialization.default_restore_location(storage, str(self._accelerator.device))
+
+
+def payload_of(values: object, classes: Sequence[str]) -> bytes:
+    """Of a rank's own file. Raises MisuseError when a restore would refuse it."""
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    payload = buffer.getvalue()
+    with plain_values(classes):
+        if refused := unpicklable(payload):
+            raise MisuseError(
+                f"state_dict() of a registered object holds {', '.join(refused)}, which no restore would load",
+                hint="return plain values, or name these classes in checkpoint.classes",
+            )
+    return payload
 
 
 class _Counted:

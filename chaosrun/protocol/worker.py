@@ -57,6 +57,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
         context.heart.beat("started", 0)
         os.chdir(order.cwd)
+        context.begin_a_writer()
         _know_the_leg(context)
         if order.by == "chaosrun":
             own_epoch()

@@ -60,6 +60,8 @@ class WorkerOrder:
     max_steps: int | None = None
     every_steps: int
     keep: int
+    mode: Literal["sync", "async"] = "sync"
+    """Whether the training waits for a checkpoint, or only for a copy of its state."""
     classes: tuple[str, ...] = ()
     """Classes of the user's own that checkpoints may hold; see `protocol.plain_values`."""
     data_resume: DataResume = "seedable"

@@ -31,6 +31,7 @@ from chaosrun.records.traces import (
     Block,
     BucketsRecord,
     CheckpointRecord,
+    CommittedRecord,
     EndRecord,
     Line,
     LoaderWorkersRecord,
@@ -201,6 +202,7 @@ class _Found:
             read=partial(_opened, _Source(self._path, self._attempt, self._rank, tensors)),
             states=tuple(_of(StateRecord, self._lines)),
             checkpoints=tuple(_of(CheckpointRecord, self._lines)),
+            commits=tuple(_of(CommittedRecord, self._lines)),
             saves=tuple(_of(SaveRecord, self._lines)),
             end=next(_of(EndRecord, self._lines), None),
         )

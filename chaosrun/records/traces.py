@@ -6,11 +6,9 @@ Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian u
 differs. Floats are `float.hex()`.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,6 +17,7 @@ from msgspec import Meta
 from chaosrun.records.codec import Count, Record, Text
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.position import Position
+from chaosrun.records.spans import Span, Steps
 
 TRACE_VERSION = 3
 """Traces of version 2 were lines of JSON."""
@@ -177,6 +176,11 @@ class CheckpointRecord(StateRecord, frozen=True, kw_only=True, tag="checkpoint")
 
     name: str
     duration_s: float
+    """For which the training waited: for what was left of the save before, too."""
+    pending: bool = False
+    """It went on beside the training: a `committed` record says when it was over."""
+    because: str = ""
+    """Why the training waited for a save that was to go on beside it."""
     changed: Mapping[str, str] = msgspec.field(default_factory=dict)
     """What the save itself changed of the live state, by component ("mode": of its modules, which no checkpoint holds)."""
     hooks: tuple[str, ...] = ()
@@ -191,6 +195,12 @@ class CheckpointRecord(StateRecord, frozen=True, kw_only=True, tag="checkpoint")
         """ "model 0.bias and 3 more (hooks: rounding)"."""
         hooks = f" (hooks: {', '.join(self.hooks)})" if self.hooks else ""
         return ", ".join(f"{component} {names}" for component, names in self.changed.items()) + hooks
+
+
+class CommittedRecord(TraceRecord, frozen=True, kw_only=True, tag="committed"):
+    """The checkpoint of this step, saved beside the training, was seen to be committed."""
+
+    step: Count
 
 
 class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
@@ -230,6 +240,7 @@ Line = (
     | StepRecord
     | StateRecord
     | CheckpointRecord
+    | CommittedRecord
     | SaveRecord
     | EndRecord
 )
@@ -262,87 +273,6 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return range(self.first, self.first + self.count)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Successive steps of one block of a trace."""
-
-    first: int
-    last: int
-    block: Block
-    trace: "RankTrace"
-
-    def at(self, step: int) -> StepRecord:
-        """Raises DamagedRecordError where the file no longer holds what it held."""
-        count = 1 if step == self.block.first else self.last - self.block.first + 1
-        return self.trace.read(self.block, count)[step - self.block.first]
-
-    def part(self, first: int, last: int) -> "Span":
-        return Span(max(first, self.first), min(last, self.last), self.block, self.trace)
-
-    @property
-    def steps(self) -> range:
-        return range(self.first, self.last + 1)
-
-    @property
-    def digest(self) -> bytes:
-        """Its block's; empty of what is but a part of one."""
-        return self.block.digest if self.steps == self.block.steps else b""
-
-    @property
-    def knows_ids(self) -> bool:
-        """Of every micro-batch of its steps."""
-        return self.block.knows_ids or (not self.digest and all(self.at(step).knows_ids for step in self.steps))
-
-    def equals(self, other: "Span") -> bool:
-        """Both hold the same steps, whose records are alike in all that is compared, by their digests."""
-        return self.steps == other.steps and self.digest == other.digest != b""
-
-
-class Steps(Mapping[int, StepRecord]):
-    """Records by step, each step once, which are read from their files when somebody looks at them."""
-
-    def __init__(self, spans: Iterable[Span] = ()) -> None:
-        self.spans: list[Span] = []
-        for span in spans:
-            self.add(span)
-
-    def span_of(self, step: int) -> Span | None:
-        place = bisect_right(self.spans, step, key=lambda span: span.first) - 1
-        return self.spans[place] if place >= 0 and step <= self.spans[place].last else None
-
-    def over(self, steps: range) -> Iterator[Span]:
-        """The parts of it that hold any of these steps."""
-        place = max(0, bisect_right(self.spans, steps.start, key=lambda span: span.first) - 1)
-        found = takewhile(lambda span: span.first < steps.stop, self.spans[place:])
-        return (span.part(steps.start, steps.stop - 1) for span in found if span.last >= steps.start)
-
-    def __getitem__(self, step: int) -> StepRecord:
-        if span := self.span_of(step):
-            return span.at(step)
-        raise KeyError(step)
-
-    def __contains__(self, step: object) -> bool:
-        return isinstance(step, int) and self.span_of(step) is not None
-
-    def __iter__(self) -> Iterator[int]:
-        return (step for span in self.spans for step in span.steps)
-
-    def __len__(self) -> int:
-        return sum(len(span.steps) for span in self.spans)
-
-    @property
-    def last(self) -> int:
-        """0 where there is no step."""
-        return self.spans[-1].last if self.spans else 0
-
-    def add(self, span: Span) -> list[int]:
-        """Take on what is not there yet; the steps that are."""
-        held = [step for step in span.steps if step in self] if span.first <= self.last else []
-        for new in [span] if not held else [span.part(step, step) for step in span.steps if step not in held]:
-            self.spans.insert(bisect_right(self.spans, new.first, key=lambda span: span.first), new)
-        return held
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """One trace file. `start` is None when the rank died before it wrote its first record."""
@@ -360,8 +290,15 @@ class RankTrace:
     states: tuple[StateRecord, ...] = ()
     """Of the checkpoints, too."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    commits: tuple[CommittedRecord, ...] = ()
+    """Of checkpoints that were pending."""
     saves: tuple[SaveRecord, ...] = ()
     end: EndRecord | None = None
+
+    @property
+    def committed(self) -> frozenset[int]:
+        """Steps of checkpoints that are known to be committed."""
+        return frozenset((*(each.step for each in self.checkpoints if not each.pending), *(each.step for each in self.commits)))
 
     @property
     def spans(self) -> list[Span]:

@@ -59,6 +59,11 @@ class CheckpointSpec(Section):
         description="checkpoints that the undisturbed run keeps, for other drills to begin at: a number, or all; auto: all in "
         "sweeps and suites, else as many as keep says",
     )
+    mode: Literal["sync", "async"] = Field(
+        default="sync",
+        description="sync: the training waits until a checkpoint is committed; async: only until its state is copied into "
+        "shared memory, from which a process beside each rank saves it (takes as much memory as rank 0's state)",
+    )
     storage: Text | None = Field(
         default=None,
         description="directory for checkpoints, or s3://bucket/prefix, gs://bucket/prefix, file:///directory; by default they "

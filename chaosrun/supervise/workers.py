@@ -75,6 +75,7 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
         max_steps=spec.max_steps,
         every_steps=spec.checkpoint.every_steps,
         keep=spec.checkpoint.keep,
+        mode=spec.checkpoint.mode,
         classes=spec.checkpoint.classes,
         data_resume=spec.data.resume,
         probe=spec.data.probe,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chaosrun.records.history import LegHistory
-from chaosrun.records.traces import Span, StepRecord, Steps
+from chaosrun.records.spans import Span, Steps
+from chaosrun.records.traces import StepRecord
 
 
 @dataclass(frozen=True, kw_only=True)

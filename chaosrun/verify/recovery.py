@@ -8,7 +8,7 @@ from itertools import pairwise
 from chaosrun.errors import UserScriptError
 from chaosrun.records.events import CheckpointQuarantined, DeathUnplanned, FaultObserved
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.layout import checkpoint_step
+from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
@@ -64,7 +64,7 @@ def resume_points(drill: Drill) -> Check:
         restores += attempt.resume is not None
         points.append({"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest})
         for trace in attempt.traces.values():
-            committed.update({record.name: record.step for record in trace.checkpoints})
+            committed.update({checkpoint_name(step): step for step in trace.committed})
             reached = max(reached, trace.steps.last)
     summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
     aside = _set_aside_unplanned(drill)

@@ -18,10 +18,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import control_plane, own_scripts, preflight, readme, records, recovery, startup, step_time, throughput
+from tests.benchmarks import (
+    checkpoint_stall,
+    control_plane,
+    own_scripts,
+    preflight,
+    readme,
+    records,
+    recovery,
+    startup,
+    step_time,
+    throughput,
+)
 from tests.benchmarks.samples import Samples
 
-PARTS = ("recovery", "sizes", "throughput", "steps", "scripts", "startup", "preflight", "records", "control_plane")
+PARTS = ("recovery", "sizes", "throughput", "steps", "scripts", "startup", "preflight", "records", "control_plane", "stall")
 
 
 def main() -> int:
@@ -78,6 +89,11 @@ def main() -> int:
         measured = {each.ranks: each.to_json() for each in by_ranks}
         report["control_plane"] = {"targets": control_plane.TARGETS, "ranks": measured}
         console.print(control_plane_table(by_ranks))
+    if "stall" in parts:
+        stalls = checkpoint_stall.measure_stalls(arguments.repeats, progress)
+        failures += [failure for stall in stalls for failure in stall.failures]
+        report["stall"] = {"targets": checkpoint_stall.TARGETS, "sizes": [stall.to_json() for stall in stalls]}
+        console.print(stall_table(stalls))
     report["machine"]["load_after"] = os.getloadavg()
     before, after = (report["machine"][key][0] for key in ("load_before", "load_after"))
     console.print(f"{os.cpu_count()} CPUs; load average {before:.1f} before, {after:.1f} after")
@@ -212,6 +228,17 @@ def control_plane_table(by_ranks: list[control_plane.ControlPlane]) -> Table:
             table.add_row(f"{each.ranks} ranks, {loss} lost: CPU time for a rank", *columns(per_rank, 1e6, "µs", 0), "")
         target = met(each.cores.median, targets["cores"], "processors") if last else ""
         table.add_row(f"{each.ranks} ranks: processors while they train", *columns(each.cores, 1, "", 2), target)
+    return table
+
+
+def stall_table(stalls: list[checkpoint_stall.Stall]) -> Table:
+    table = new_table("A checkpoint of 2 ranks: how long the training stands still", "first", "of save_state's", "target")
+    for stall in stalls:
+        for way, samples in stall.ways.items():
+            ratio, target = stall.ratio(way), checkpoint_stall.TARGETS.get(way)
+            told = [f"{stall.first[way]:.3f} s", "" if ratio is None else f"{ratio:.2f} ×"]
+            told += ["" if target is None or ratio is None else met(ratio, target, "×")]
+            table.add_row(f"{stall.size / 1e9:g} GB, {way}", *columns(samples, 1, "s", 3), *told)
     return table
 
 

@@ -12,7 +12,7 @@ from chaosrun import cli
 from chaosrun.cli.housekeeping import environment_lines
 from chaosrun.housekeeping import environment as env
 from chaosrun.housekeeping.environment import environment, listed_variables
-from chaosrun.housekeeping.limits import cpu_limit, memory_limit
+from chaosrun.observe.limits import cpu_limit, memory_limit
 
 Facts = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from chaosrun.housekeeping.limits import memory_room, process_room
+from chaosrun.observe.limits import memory_room, process_room
 from chaosrun.preflight.checks.host import CHECK as HOST
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import busy, host

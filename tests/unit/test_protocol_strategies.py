@@ -1,6 +1,5 @@
 """Resume protocols in one process: what each asks of the loader, and that the ledger names what was really handed out."""
 
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,13 +16,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import chaosrun
 from chaosrun.errors import MisuseError
-from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.ledger import SampleLedger, _next_index, listen
 from chaosrun.protocol import context
-from chaosrun.protocol.checkpointing import Checkpointer
+from chaosrun.protocol.checkpointing import _Live
 from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.strategies import check_loader, open_epoch, resumed_position
-from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import DataResume, WorkerOrder
 from chaosrun.records.position import Position
 from tests.conftest import REPOSITORY
@@ -192,10 +189,7 @@ def test_only_rank_zero_writes_the_files_that_accelerate_has_every_rank_write(
 ) -> None:
     accelerator, loader = prepared(STATEFUL)
     scaler = accelerator.scaler = torch.amp.GradScaler("cpu")  # pyright: ignore[reportPrivateImportUsage]
-    order = dataclasses.replace(worker_of("stateful").order, rank=rank, world_size=2)
-    leg, state = LegLayout(tmp_path / "leg"), TrainingState(accelerator)
-    faults = FaultPoints(order, leg)
-    with Checkpointer(accelerator, state, order, leg, faults)._shared_files_by_rank_zero():
+    with _Live(accelerator, TrainingState(accelerator), rank, Position(), {}).shared_files_by_rank_zero():
         accelerator.save_state(str(tmp_path / "state"))
     names = {path.name for path in (tmp_path / "state").iterdir()} & {"dl_state_dict.bin", "scaler.pt"}
     assert sorted(names) == written

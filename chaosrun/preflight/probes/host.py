@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, process_room
+from chaosrun.observe.limits import cpu_limit, memory_limit, memory_room, process_room
 from chaosrun.preflight.probes.busy import Busy, Process, busy, left_over, temporary_files
 from chaosrun.preflight.probes.raylet_options import raylet_options
 from chaosrun.preflight.probes.storage_place import nearest_folder

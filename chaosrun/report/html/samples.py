@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from chaosrun.records.traces import StepRecord, Steps
+from chaosrun.records.spans import Steps
+from chaosrun.records.traces import StepRecord
 from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Source
 from chaosrun.verify.compare import first_difference

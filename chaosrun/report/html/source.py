@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
-from chaosrun.records.traces import Steps
+from chaosrun.records.spans import Steps
 from chaosrun.report.diagnosis import read_diagnosis
 from chaosrun.report.view import RunView, readable
 from chaosrun.verify.lineage import Lineage, lineage

@@ -1,0 +1,349 @@
+"""Saves beside the training: a process of a rank's own, its writer, saves a copy of the rank's state while the rank goes on.
+
+The writer is forked before the rank has threads or devices, and dies with it, at whatever it is doing: what is not committed
+by then is in staging, and is cleared. It writes by the same code as a rank that waits (`protocol.saving`), from the copy alone,
+and meets the other ranks' writers in the rendezvous store. What goes wrong there is raised in the rank, when that looks.
+
+Faults at a checkpoint's phases are due in the writer. Those of the storage strike there, and so does a SIGKILL, of the rank;
+for any other the writer stays at its point until the rank comes to look, and strikes itself.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from accelerate.checkpointing import save_accelerator_state, save_custom_state
+from accelerate.state import PartialState
+
+from chaosrun.errors import ChaosrunError, MisuseError, ResourcesError
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.points import FaultPoints
+from chaosrun.observe.fingerprint import digests
+from chaosrun.observe.rng import restore_rng
+from chaosrun.processes import die_with_parent
+from chaosrun.protocol.saving import Digests, Saver, Sealed
+from chaosrun.protocol.snapshot import Arena, Layout, Taken, read
+from chaosrun.protocol.state import TrainingState, payload_of
+from chaosrun.records.heartbeat import Heart
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.manifest import FileEntry
+from chaosrun.records.order import WorkerOrder
+from chaosrun.records.position import Position
+
+FOR_EVER = timedelta(days=365)
+
+
+class _Save(NamedTuple):
+    layout: Layout
+
+
+class _Reserve(NamedTuple):
+    size: int
+
+
+class _Reserved(NamedTuple):
+    problem: str
+
+
+class _Beat(NamedTuple):
+    stage: str
+    step: int
+
+
+class _Due(NamedTuple):
+    """A fault that the rank is to carry out itself."""
+
+    fault: str
+    step: int
+    at: Mapping[str, Path]
+
+
+class _Committed(NamedTuple):
+    step: int
+
+
+class _Failed(NamedTuple):
+    error: Exception
+    cause: BaseException | None
+
+
+class Writer:
+    """The writer of this rank, as the rank has it."""
+
+    def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
+        """Fork it. Call it before this process has threads."""
+        self._rank = order.rank
+        self._arena = Arena()
+        self._connection, theirs = Pipe()
+        self.saving: int | None = None
+        """The step of the save that is under way."""
+        self._committed: list[int] = []
+        self._asked = 0
+        """How often for memory, without an answer yet."""
+        rank_pid = os.getpid()
+        if os.fork() == 0:
+            self._connection.close()
+            _live(order, leg, theirs, self._arena, rank_pid)
+        theirs.close()
+
+    def prepare(self, size: int) -> None:
+        """Have the writer get memory for a snapshot of this size, while the training goes on."""
+        self._tell(_Reserve(size))
+        self._asked += 1
+
+    def reserve(self, size: int) -> str:
+        """Have it in both processes; returns why it cannot be had. No save may be under way."""
+        self.prepare(size)
+        problem = ""
+        while self._asked:
+            answer = self._hear()
+            assert isinstance(answer, _Reserved), f"{answer} was not asked for"
+            problem, self._asked = answer.problem, self._asked - 1
+        if not problem:
+            self._arena.reserve(size)
+        return problem
+
+    def save(self, taken: Taken, step: int) -> None:
+        """Copy the state, and begin to save it. No save may be under way."""
+        assert self.saving is None, f"step {self.saving} is being saved"
+        taken.copy(self._arena)
+        self.saving = step
+        self._tell(_Save(taken.layout))
+
+    def look(self, faults: FaultPoints) -> list[int]:
+        """What became of the save: steps that were committed since the last look. Raises what it raised."""
+        while self.saving is not None and self._connection.poll():
+            self._take(self._hear(), faults)
+        committed, self._committed = self._committed, []
+        return committed
+
+    def wait(self, heart: Heart, faults: FaultPoints) -> None:
+        """Until the save is over. The rank's heart beats as the writer's: where that stands still, this does."""
+        while self.saving is not None:
+            message = self._hear()
+            if isinstance(message, _Beat):
+                heart.beat(*message)
+            self._take(message, faults)
+
+    def _take(self, message: object, faults: FaultPoints) -> None:
+        match message:
+            case _Due():
+                faults.fire_by_id(message.fault, message.step, **message.at)
+                self._tell(message)
+            case _Committed():
+                self.saving = None
+                self._committed.append(message.step)
+            case _Failed():
+                raise message.error from message.cause
+            case _:
+                assert isinstance(message, _Beat), f"{message} was not asked for"
+
+    def _tell(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except BrokenPipeError as error:
+            raise self._gone() from error
+
+    def _hear(self) -> object:
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise self._gone() from error
+
+    def _gone(self) -> ResourcesError:
+        return ResourcesError(
+            f"the process that saves rank {self._rank}'s checkpoints is gone",
+            hint="its last words are in the rank's log; killed for want of memory, it leaves them in the kernel's (dmesg), and "
+            "checkpoint: {mode: sync} needs no memory of its own",
+        )
+
+
+def _live(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Arena, rank_pid: int) -> NoReturn:
+    code = 1
+    try:
+        die_with_parent(rank_pid)
+        # What is told to leave is the training: its last save is waited for.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        torch.set_num_threads(1)
+        _serve(order, leg, connection, arena, rank_pid)
+        code = 0
+    except BaseException:
+        # The edge of the process: there is nobody above to tell but the log.
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Arena, rank_pid: int) -> None:
+    def ask(fault: Fault, step: int, at: Mapping[str, object]) -> None:
+        connection.send(_Due(fault.id, step, {name: value for name, value in at.items() if isinstance(value, Path)}))
+        connection.recv()
+
+    points = FaultPoints(order, leg, rank_pid=rank_pid, ask=ask)
+    saver = Saver(order, leg, points, _Relayed(connection))
+    peers = _StorePeers(order)
+    while True:
+        try:
+            message = connection.recv()
+        except EOFError:
+            return
+        if isinstance(message, _Reserve):
+            connection.send(_Reserved(_reserve(arena, message.size)))
+            continue
+        assert isinstance(message, _Save)
+        try:
+            copied = _Copied(read(arena, message.layout), order)
+            peers.begin()
+            saver.save(copied, peers)
+        except Exception as error:  # whatever it is, the rank raises it
+            traceback.print_exc()
+            connection.send(_sendable(error))
+            return
+        connection.send(_Committed(copied.position.step))
+
+
+def _reserve(arena: Arena, size: int) -> str:
+    try:
+        arena.reserve(size)
+    except (OSError, MemoryError) as error:
+        return str(error)
+    return ""
+
+
+def _sendable(error: Exception) -> _Failed:
+    if not isinstance(error, ChaosrunError) and type(error).__module__ != "builtins":
+        # Of anybody's, it may not be made again elsewhere: what it says is what counts.
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return _Failed(error, error.__cause__ if isinstance(error.__cause__, OSError) else None)
+
+
+class _Relayed(Heart):
+    """Beats in the rank, while that waits."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def beat(self, stage: str, step: int) -> None:
+        self._connection.send(_Beat(stage, step))
+
+
+class _Copied:
+    """The state of a rank as it was when its snapshot was taken."""
+
+    own_components = TrainingState.own_components
+
+    def __init__(self, copied: Any, order: WorkerOrder) -> None:
+        self._copied = copied
+        self._order = order
+        self.position: Position = copied["position"]
+        self.job: Mapping[str, object] = copied["job"]
+
+    def write(self, staging: Path) -> list[str]:
+        """By the function that `Accelerator.save_state` ends in."""
+        copied = self._copied
+        PartialState._shared_state.update(copied["process"])
+        restore_rng(copied["values"]["rng"], torch.device("cpu"))
+        optimizers, schedulers = ([_Holder(state) for state in states] for states in copied["states"])
+        save_accelerator_state(
+            str(staging),
+            copied["weights"],
+            optimizers,
+            schedulers,
+            [_Holder(state, dataset=None, use_stateful_dataloader=state is not None) for state in copied["loaders"]],
+            self._order.rank,
+            copied["values"]["micro_step"],
+            None if copied["scaler"] is None else _Holder(copied["scaler"]),  # pyright: ignore[reportArgumentType]
+            save_on_each_node=copied["each_node"],
+            safe_serialization=True,
+        )
+        for number, state in enumerate(copied["custom"]):
+            save_custom_state(_Holder(state), str(staging), number, save_on_each_node=copied["each_node"])
+        return [f"random_states_{self._order.rank}.pkl"]
+
+    def payload(self) -> bytes:
+        return payload_of(self._copied["values"], self._order.classes)
+
+    def seen(self) -> tuple[Digests, list[str]]:
+        """Raises MisuseError when the copy is not what was digested before it was taken."""
+        expected = self._copied["digests"]
+        for component, values in self._copied["components"].items():
+            found = digests(values)
+            if found != expected[component]:
+                names = {**expected[component], **found}
+                name = next(name for name in names if expected[component].get(name) != found.get(name))
+                raise MisuseError(
+                    f"rank {self._order.rank}: {component} {name!r} changed while the state of step {self.position.step} "
+                    "was copied",
+                    hint="a state_dict() with a side effect, or a thread that goes on, changes it: mend that, or use "
+                    "checkpoint: {mode: sync}",
+                )
+        return expected, self._copied["names"]
+
+
+class _Holder(SimpleNamespace):
+    """In the place of what had this state."""
+
+    def __init__(self, state: object, **more: object) -> None:
+        super().__init__(state=state, **more)
+
+    def state_dict(self) -> object:
+        return self.state
+
+
+class _StorePeers:
+    """The writers of the other ranks, met in the rendezvous store. A rank that is gone leaves nobody waiting for long: its
+    attempt is over, and all are killed."""
+
+    def __init__(self, order: WorkerOrder) -> None:
+        self._rank, self._size = order.rank, order.world_size
+        self._connect = partial(torch.distributed.TCPStore, order.master_addr, order.master_port, is_master=False)
+        self._store: torch.distributed.Store | None = None
+        self._number = 0
+
+    def begin(self) -> None:
+        """Of the next save."""
+        self._number += 1
+        if self._size > 1 and self._store is None:
+            self._store = torch.distributed.PrefixStore("chaosrun/saves", self._connect(timeout=FOR_EVER))
+
+    def gather(self, value: Sealed) -> list[Sealed]:
+        if self._store is None:
+            return [value]
+        if self._rank:
+            self._store.set(f"{self._number}/{self._rank}", _packed(value))
+            return [value]
+        keys = [f"{self._number}/{rank}" for rank in range(1, self._size)]
+        others = [_unpacked(self._store.get(key)) for key in keys]
+        for key in keys:
+            self._store.delete_key(key)
+        return [value, *others]
+
+    def wait(self, what: str) -> None:
+        if self._store is not None:
+            key = f"{self._number}/{what}"
+            if self._store.add(key, 1) == self._size:
+                self._store.set(f"{key}/all", "1")
+            self._store.wait([f"{key}/all"], FOR_EVER)
+
+
+def _packed(sealed: Sealed) -> str:
+    return json.dumps([{name: entry.model_dump() for name, entry in sealed.files.items()}, sealed.digests])
+
+
+def _unpacked(packed: bytes) -> Sealed:
+    files, own = json.loads(packed)
+    return Sealed({name: FileEntry(**entry) for name, entry in files.items()}, own)

@@ -1,0 +1,194 @@
+"""One checkpoint of one rank from its first byte to its commit, wherever the state comes from: live, or from a snapshot.
+
+In order: every rank writes its files into the staging directory and hashes them; the hashes meet on rank 0, which writes the
+manifest; everybody passes `precommit`; rank 0 renames. A rank that dies anywhere before the rename leaves no checkpoint, a rank
+that dies after it leaves a whole one. The store knows files, this knows ranks.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
+
+from chaosrun.checkpoint.audit import list_members
+from chaosrun.checkpoint.object_store import checkpoint_store
+from chaosrun.checkpoint.storage import is_full, storage_errors
+from chaosrun.faults.disk_points import DiskPoints
+from chaosrun.faults.points import FaultPoints
+from chaosrun.records.codec import to_plain
+from chaosrun.records.filesystem import Filesystem
+from chaosrun.records.heartbeat import Heart
+from chaosrun.records.layout import LegLayout, checkpoint_name
+from chaosrun.records.manifest import FileEntry, Manifest
+from chaosrun.records.manifest import Position as StoredPosition
+from chaosrun.records.order import WorkerOrder
+from chaosrun.records.position import Position
+
+_T = TypeVar("_T")
+Digests = Mapping[str, Mapping[str, str]]
+
+
+def rank_file(rank: int) -> str:
+    return f"chaosrun-rank-{rank}.pt"
+
+
+class Content(Protocol):
+    """What one rank saves."""
+
+    @property
+    def position(self) -> Position: ...
+
+    @property
+    def job(self) -> Mapping[str, object]: ...
+
+    @property
+    def own_components(self) -> Sequence[str]:
+        """Those of which each rank has its own."""
+        ...
+
+    def write(self, staging: Path) -> list[str]:
+        """All files but the rank's own one. Returns the names of those that no other rank writes."""
+        ...
+
+    def payload(self) -> bytes:
+        """Of the rank's own file."""
+        ...
+
+    def seen(self) -> tuple[Digests, list[str]]:
+        """Digests of what was written, and the parameters' names in the optimizers' order. Raises what refuses to vouch."""
+        ...
+
+
+class Peers(Protocol):
+    """The same save on the other ranks."""
+
+    def gather(self, value: "Sealed") -> "list[Sealed]":
+        """By rank; what is of others may be left out on all ranks but 0."""
+        ...
+
+    def wait(self, what: str) -> None:
+        """Until everybody is here."""
+        ...
+
+
+class Sealed(NamedTuple):
+    """What one rank has saved of a checkpoint, and the digests of what only it has."""
+
+    files: Mapping[str, FileEntry]
+    digests: Digests
+
+
+class Saver:
+    """Of one rank of one attempt."""
+
+    def __init__(self, order: WorkerOrder, leg: LegLayout, faults: FaultPoints, heart: Heart) -> None:
+        self._order = order
+        self._faults = faults
+        self._heart = heart
+        self._leg = leg
+        self._disk = Filesystem()
+        self._points = DiskPoints(faults, leg)
+        self._disk.listeners.append(self._points)
+        self.store = checkpoint_store(leg, order.keep, self._disk)
+
+    def save(self, content: Content, peers: Peers) -> None:
+        """Commit a checkpoint. A collective: every rank calls it.
+
+        Raises ResourcesError when the storage is full or cannot be written; older checkpoints stay as they are.
+        """
+        step = content.position.step
+        self._heart.beat("checkpoint.write", step)
+        with self._points.saving(step) as until_saved:
+            self._faults.reach("checkpoint.begin", step, disk=self._disk, objects=self.store.objects, until_saved=until_saved)
+            self._save(content, peers)
+
+    def _save(self, content: Content, peers: Peers) -> None:
+        rank, step = self._order.rank, content.position.step
+        staging = self.store.stage(step, self._order.attempt)
+        with storage_errors(staging), _full_disk(staging):
+            own = content.write(staging)
+            self._write_rank_file(staging / rank_file(rank), content.payload(), step)
+        sealed = self.store.seal(staging, [rank_file(rank), *own])
+        digests, names = content.seen()
+        self._heart.beat("checkpoint.gather", step)
+        everybody = peers.gather(Sealed(sealed, {key: digests[key] for key in content.own_components}))
+        self._heart.beat("checkpoint.manifest", step)
+        if rank == 0:
+            self.store.write_manifest(staging, self._manifest(staging, content, digests, names, everybody))
+        self._faults.reach("checkpoint.precommit", step)
+        self._heart.beat("checkpoint.precommit", step)
+        peers.wait("precommit")
+        self._heart.beat("checkpoint.commit", step)
+        if rank == 0:
+            self.store.commit(staging, step)
+        self._heart.beat("checkpoint.postcommit", step)
+        peers.wait("postcommit")
+        self._heart.beat("checkpoint.retention", step)
+        self._faults.reach("checkpoint.postcommit", step, checkpoint=self._leg.checkpoints / checkpoint_name(step))
+        if rank == 0:
+            self.store.retain()
+        self._faults.reach("checkpoint.retention", step)
+
+    def _manifest(
+        self, staging: Path, content: Content, digests: Digests, names: list[str], everybody: list[Sealed]
+    ) -> Manifest:
+        files = {name: entry for part in everybody for name, entry in part.files.items()}
+        # Only now has every rank's hook of saving, which may write files of its own, come to its end.
+        rest = sorted(name for name in list_members(staging) if name not in files)
+        return Manifest(
+            step=content.position.step,
+            position=StoredPosition(**to_plain(content.position)),
+            world_size=self._order.world_size,
+            attempt=self._order.attempt,
+            time_s=time.time(),
+            job_fingerprint=self._order.job_fingerprint,
+            files={**files, **self.store.seal(staging, rest)},
+            digests={
+                **{key: digests[key] for key in ("model", "optimizer", "scheduler")},
+                "ranks": [part.digests for part in everybody],
+                "job": content.job,
+                "order": names,
+            },
+        )
+
+    def _write_rank_file(self, path: Path, payload: bytes, step: int) -> None:
+        half = len(payload) // 2
+        with path.open("wb") as file:
+            file.write(payload[:half])
+            file.flush()
+            self._faults.reach("checkpoint.file", step, path=path, descriptor=file.fileno())
+            file.write(payload[half:])
+
+
+class GroupPeers:
+    """By the process group of the training."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def gather(self, value: _T) -> list[_T]:
+        values = [value] * self._accelerator.num_processes
+        if len(values) > 1:
+            torch.distributed.all_gather_object(values, value)
+        return values
+
+    def wait(self, what: str) -> None:
+        self._accelerator.wait_for_everyone()
+
+
+@contextmanager
+def _full_disk(staging: Path) -> Iterator[None]:
+    """torch and safetensors report a full disk as errors of their own, without errno: look, and say it as the kernel would."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        if not is_full(staging):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging)) from error

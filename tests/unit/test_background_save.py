@@ -1,0 +1,252 @@
+"""Checkpoints that are saved beside the training: the same bytes, of the step at which they were taken, or none."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from chaosrun.errors import ChaosrunError, MisuseError, ResourcesError, RestoreMismatchError
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.points import FaultPoints
+from chaosrun.protocol import background, snapshot
+from chaosrun.protocol.background import Writer
+from chaosrun.protocol.checkpointing import Checkpointer
+from chaosrun.protocol.snapshot import Arena, Taken, read
+from chaosrun.protocol.state import TrainingState
+from chaosrun.records.heartbeat import Heart
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.position import Position
+from tests.unit.test_protocol_restore import order, reset
+
+POSITION = Position(epoch=0, batches=3, step=3)
+LIMIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    reset()
+    yield
+    reset()
+
+
+class Average:
+    """Registered state: a tensor of its own, and one that is the model's."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.mean = torch.arange(4.0)
+        self.tied = next(model.parameters()).detach()
+
+    def state_dict(self) -> Any:
+        return {"mean": self.mean, "tied": self.tied, "best": (0.5, None)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.mean.copy_(state["mean"])
+
+
+class Job:
+    """A training of two models that share a tensor, with all that accelerate saves."""
+
+    def __init__(self, folder: Path, mode: str, faults: tuple[Any, ...] = ()) -> None:
+        reset()
+        leg = LegLayout(folder / "leg", None)
+        told = replace(order(leg.path), faults=faults)
+        self.writer = Writer(told, leg) if mode == "async" else None
+        torch.manual_seed(0)
+        self.accelerator = Accelerator(cpu=True)
+        self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)  # pyright: ignore[reportPrivateImportUsage]
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
+        model[2].weight = model[0].weight
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        loader = torch.utils.data.DataLoader([0.5] * 8, batch_size=2)  # pyright: ignore[reportArgumentType]
+        self.model, self.optimizer, self.schedule, _ = self.accelerator.prepare(model, optimizer, schedule, loader)
+        self.accelerator.register_for_checkpointing(Average(model))
+        self.state = TrainingState(self.accelerator)
+        self.average = Average(model)
+        self.state.register("average", self.average)
+        self.faults = FaultPoints(told, leg)
+        self.checkpointer = Checkpointer(self.accelerator, self.state, told, leg, self.faults, Heart(), self.writer)
+        self.leg = leg
+
+    def learn(self, steps: int = 1) -> "Job":
+        for _ in range(steps):
+            self.accelerator.backward(self.model(torch.randn(4, 8)).square().mean())
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad()
+        return self
+
+    def files(self, name: str) -> dict[str, bytes]:
+        folder = self.leg.checkpoints / name
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "MANIFEST.json"}
+
+
+def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path: Path) -> None:
+    files: dict[str, dict[str, bytes]] = {}
+    for mode in ("sync", "async"):
+        job = Job(tmp_path / mode, mode).learn(3)
+        name = job.checkpointer.save(POSITION, {})
+        assert job.checkpointer.pending == (mode == "async")
+        job.learn(2)  # goes on at once
+        job.checkpointer.wait()
+        assert job.checkpointer.look() == ([3] if mode == "async" else [])
+        files[mode] = job.files(name)
+    assert files["async"] == files["sync"]
+    assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt", "custom_checkpoint_0.pkl"} <= files[
+        "sync"
+    ].keys()
+
+
+def test_what_comes_back_is_the_step_it_was_taken_at(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async").learn(3)
+    at = job.state.digests()
+    name = job.checkpointer.save(POSITION, {})
+    job.learn(5).checkpointer.wait()
+    assert job.state.digests() != at
+    again = Job(tmp_path, "async")
+    assert again.checkpointer.restore(name, {}) == POSITION
+    assert again.state.digests() == at
+
+
+def test_one_save_at_a_time_and_each_of_its_own_step(tmp_path: Path) -> None:
+    job, names = Job(tmp_path, "async").learn(3), []
+    states = []
+    for step in (3, 4, 5):
+        states.append(job.state.digests()["model"])
+        names.append(job.checkpointer.save(Position(epoch=0, batches=step, step=step), {}))
+        job.learn()
+    job.checkpointer.wait()
+    assert job.checkpointer.look() == [3, 4, 5]
+    # Retention keeps two.
+    for name, state in list(zip(names, states, strict=True))[1:]:
+        again = Job(tmp_path, "sync")
+        again.checkpointer.restore(name, {})
+        assert again.state.digests()["model"] == state
+
+
+def live(self: Taken, arena: Arena) -> None:
+    """The mutant: what is written is the live memory, not a copy of it (Lightning #20953)."""
+    copy(self, arena)
+    memory = arena.memory()
+    for storage, offset in zip(self._storages, self.layout.offsets, strict=True):
+        if storage.nbytes():
+            shared = snapshot._bytes_of(memory, offset, storage.nbytes())
+            for tensor in LIVE:
+                if tensor.untyped_storage()._cdata == storage._cdata:
+                    tensor.data = torch.empty(0, dtype=tensor.dtype).set_(shared, 0, tensor.shape)  # pyright: ignore[reportCallIssue]
+
+
+copy = Taken.copy
+LIVE: list[torch.Tensor] = []
+
+
+def mutant(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Its writer begins when there is a file "go"."""
+    monkeypatch.setattr(background._StorePeers, "begin", lambda self: until((folder / "go").exists))
+    job = Job(folder, "async").learn(3)
+    LIVE[:] = job.model.parameters()
+    monkeypatch.setattr(Taken, "copy", live)
+    return job
+
+
+def test_a_writer_that_reads_live_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = mutant(tmp_path, monkeypatch)
+    job.checkpointer.save(POSITION, {})
+    job.learn(5)
+    (tmp_path / "go").touch()
+    with pytest.raises(MisuseError, match=r"rank 0: model '.*' changed while the state of step 3 was copied"):
+        job.checkpointer.wait()
+    assert not job.leg.checkpoints.exists()
+
+
+def test_and_where_the_writer_does_not_look_the_restore_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background._Copied, "seen", lambda self: (self._copied["digests"], self._copied["names"]))
+    job = mutant(tmp_path, monkeypatch)
+    name = job.checkpointer.save(POSITION, {})
+    job.learn(5)
+    (tmp_path / "go").touch()
+    job.checkpointer.wait()
+    with pytest.raises(RestoreMismatchError, match="model is not what checkpoint"):
+        Job(tmp_path, "sync").checkpointer.restore(name, {})
+
+
+def fault(kind: Any, phase: Any, **options: Any) -> Any:
+    return Fault(id="F1", kind=kind, rank=0, phase=phase, at_step=3, options=options, source="schedule").to_json()
+
+
+def test_a_full_disk_is_told_in_the_rank(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async", faults=(fault("no_space", "checkpoint.file"),)).learn(3)
+    job.checkpointer.save(POSITION, {})
+    with pytest.raises(ResourcesError, match="No space left on device") as raised:
+        until(lambda: job.checkpointer.look() or False)
+    assert isinstance(raised.value.__cause__, OSError)
+    assert not job.leg.checkpoints.exists()
+
+
+def test_a_writer_that_is_gone_is_told(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async").learn(3)
+    [pid] = [int(each) for each in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()][-1:]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with pytest.raises(ResourcesError, match="the process that saves rank 0's checkpoints is gone"):
+        job.checkpointer.save(POSITION, {})
+
+
+@pytest.mark.parametrize("spoil", ["memory", "hook"])
+def test_the_training_waits_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: str) -> None:
+    if spoil == "memory":
+        monkeypatch.setattr(snapshot, "free_memory", lambda: snapshot.SPARE_BYTES)
+    job = Job(tmp_path, "async").learn(3)
+    if spoil == "hook":
+        job.accelerator.register_save_state_pre_hook(lambda models, weights, folder: None)
+    name = job.checkpointer.save(POSITION, {})
+    assert not job.checkpointer.pending
+    assert {"memory": "MiB are free", "hook": "hooks on saving"}[spoil] in job.checkpointer.because
+    assert job.files(name)
+
+
+def test_state_that_a_state_dict_changes_is_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async").learn(3)
+    count = torch.zeros(1)
+    job.average.state_dict = lambda: {"count": count.add_(1)}  # type: ignore[method-assign]
+    job.checkpointer.save(POSITION, {})
+    with pytest.raises(MisuseError, match="registered 'average/count' changed while"):
+        job.checkpointer.wait()
+
+
+def test_a_shared_storage_stays_shared() -> None:
+    whole = torch.arange(6.0)
+    arena = Arena()
+    arena.reserve(0)
+    taken = Taken({"whole": whole, "part": whole[2:].reshape(2, 2).T, "none": torch.empty(0)})
+    arena.reserve(taken.layout.size)
+    taken.copy(arena)
+    whole.zero_()
+    copied = read(arena, taken.layout)
+    assert copied["part"].tolist() == [[2.0, 4.0], [3.0, 5.0]]
+    assert copied["part"].untyped_storage().data_ptr() == copied["whole"].untyped_storage().data_ptr()
+
+
+def until(done: Callable[[], Any]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_errors_of_every_kind_cross(tmp_path: Path) -> None:
+    class Own(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} {two}")
+
+    assert str(background._sendable(Own(1, 2)).error) == "Own: 1 2"
+    hinted = background._sendable(ChaosrunError("what", hint="how")).error
+    assert isinstance(hinted, ChaosrunError)
+    assert hinted.hint == "how"
