@@ -6,6 +6,7 @@ for any other record, and behind each block an array that begins with "block" an
 
 import math
 import struct
+import zlib
 from binascii import crc_hqx
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -267,24 +268,30 @@ def _expect_sound(step: StepRecord, tensors: Sequence[str]) -> None:
         raise ValueError(f"{where}gradients without {missing[0]}")
 
 
-Names = dict[str, list[str]]
-"""Of the values of a state by component, as they were written last: a file names them once."""
+Names = dict[str, tuple[list[str], Texts]]
+"""What names a state's values have, and which they are, by component, as they were written last: a file says them once."""
 
 
 def packed_record(record: Record, names: Names) -> bytes:
     """Any but a step."""
     plain: dict[str, Any] = msgspec.to_builtins(record, builtin_types=(bytes,), str_keys=True)
-    digests: dict[str, Any] | None = plain.get("digests")
-    for component, values in (digests or {}).items():
-        known, names[component] = names.get(component), list(values)
-        assert digests is not None
-        digests[component] = (None if known == names[component] else names[component], _short(list(values.values())))
-    return _pack(plain)
+    digests: dict[str, Any] = plain.get("digests") or {}
+    for component, held in digests.items():
+        before, now = names.get(component, (None, None)), (list(held), _short(list(held.values())))
+        digests[component] = tuple(None if each == known else each for each, known in zip(now, before, strict=True))
+        names[component] = now
+    # Digests cannot be compressed, names of tensors can.
+    return min(packed := _pack(plain), _pack(zlib.compress(packed)), key=len)
 
 
 def unpacked_record(content: bytes, names: Names | None) -> Line:
     """Any but a step; without digests where `names` is None, as what was written before is not known. Raises ValueError."""
     plain = _unpack(content)
+    if isinstance(plain, bytes):
+        try:
+            plain = _unpack(zlib.decompress(plain))
+        except zlib.error as error:
+            raise DamagedRecordError(str(error)) from error
     if not isinstance(plain, dict):
         raise ValueError("a record is a map")
     if plain.get("kind") == "start" and plain.get("v") != TRACE_VERSION:
@@ -296,16 +303,18 @@ def unpacked_record(content: bytes, names: Names | None) -> Line:
             return found
         if not isinstance(found, StartRecord | StateRecord | EndRecord):
             raise ValueError("digests of nothing")
-        told = convert(digests, dict[str, tuple[list[str] | None, Texts]])
+        told = convert(digests, dict[str, tuple[list[str] | None, Texts | None]])
         return changed(found, digests={component: _component(names, component, *each) for component, each in told.items()})
     except (ValueError, LookupError) as error:
         raise DamagedRecordError(str(error).replace(" - at `$.", " at `")) from error
 
 
-def _component(names: Names, component: str, own: list[str] | None, values: Texts) -> Mapping[str, str]:
-    if own is not None:
-        names[component] = own
-    return _by_name(tuple(names[component]), values if isinstance(values, bytes) else tuple(values))
+def _component(names: Names, component: str, own: list[str] | None, values: Texts | None) -> Mapping[str, str]:
+    if own is None or values is None:
+        before = names[component]
+        own, values = before[0] if own is None else own, before[1] if values is None else values
+    names[component] = own, values
+    return _by_name(tuple(own), values if isinstance(values, bytes) else tuple(values))
 
 
 @lru_cache(maxsize=4096)

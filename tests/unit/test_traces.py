@@ -2,16 +2,19 @@
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import xxhash
 
 from chaosrun import cli
 from chaosrun.records import trace_reader
-from chaosrun.records.blocks import frames, is_footer, is_step
+from chaosrun.records.blocks import framed, frames, is_footer, is_step
 from chaosrun.records.codec import changed
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.position import Position
@@ -129,8 +132,26 @@ def test_other_records_come_back(path: Path) -> None:
     assert [record.digests for record in trace.checkpoints] == [DIGESTS] * 3
     assert trace.end and trace.end.digests == DIGESTS and trace.buckets[0].layout == ((0, 1),)
     assert list(all_records(path, 1, 0))[-1] == whole(150)[-1]
-    # Names of values are written once.
-    assert path.read_bytes().count(b"torch") == 1
+
+
+def states(*digests: dict[str, dict[str, str]], name: str = "step-00000001") -> list[Line]:
+    saved = [CheckpointRecord(step=1, name=name, time_s=1.0, duration_s=0.1, digests=each) for each in digests]
+    return [start(0), step(1), *saved]
+
+
+def test_a_file_says_once_what_a_state_names_and_holds(tmp_path: Path) -> None:
+    """Wherever one of the two changes it is said anew; what can be compressed is, and digests cannot."""
+    moments = {f"0/state/{number}/exp_avg": xxhash.xxh3_64_hexdigest(bytes([number])) for number in range(200)}
+    settings = {"0/param_groups/0/lr": "float:0x1.8p+1"}
+    others = {name: digest[::-1] for name, digest in moments.items()}
+    kept = [{"optimizer": held, "rng": {"torch": "none"}} for held in (moments, moments, others, moments | settings, moments)]
+    sizes: list[int] = []
+    for count in range(len(kept) + 1):
+        path = write(tmp_path / "rank-0.trace", *(records := states(*kept[:count])))
+        sizes.append(path.stat().st_size)
+        assert list(all_records(path, 0, 0)) == records
+    named, again, other, _, _ = (after - before for before, after in pairwise(sizes))
+    assert 1600 < named < 2600 and again < 150 and 1600 < other < 1850
 
 
 def test_blocks_end_at_the_same_steps_wherever_an_attempt_began(tmp_path: Path, path: Path) -> None:
@@ -202,6 +223,14 @@ def removed(data: bytes, chosen: Callable[[bytes], bool], number: int) -> bytes:
     return data[: begins[places[number]]] + data[begins[places[number] + 1] :]
 
 
+@pytest.mark.parametrize("content", [b"no zlib", zlib.compress(b"\xff"), zlib.compress(msgspec.msgpack.encode(["no map"]))])
+def test_what_is_no_compressed_record_is_damage(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path / "rank-0.trace", start(0), step(1))
+    path.write_bytes(path.read_bytes() + framed(msgspec.msgpack.encode(content)))
+    trace, problems = read(path)
+    assert len(problems) == 1 and "record 3" in problems[0] and trace.start and list(trace.steps) == [1]
+
+
 @pytest.mark.parametrize(("chosen", "number"), [(is_step, 3), (is_step, 100), (is_footer, 0)])
 def test_a_record_that_was_taken_out_is_missed(
     path: Path, tmp_path: Path, chosen: Callable[[bytes], bool], number: int
@@ -271,6 +300,7 @@ def test_any_reader_of_messagepack_reads_it(path: Path) -> None:
     while at < len(data):
         size = int.from_bytes(data[at : at + 2], "big")
         value = msgspec.msgpack.decode(data[at + 3 : at + 3 + size])
+        value = msgspec.msgpack.decode(zlib.decompress(value)) if isinstance(value, bytes) else value
         kinds.append(value["kind"] if isinstance(value, dict) else "block" if value[0] == "block" else "step")
         at += 3 + size + 2
     assert (kinds[:3], kinds.count("step"), kinds.count("block"), kinds[-1]) == (["start", "buckets", "step"], 150, 5, "end")
