@@ -110,7 +110,7 @@ def begin(
     reference: str = "auto",
     early: "Early" = "long",
     kind: "Kind" = "drill",
-    metrics_port: int | None = None,
+    metrics: str | None = None,
 ) -> "SupervisorProcess":
     """Begin a drill, or a run in production, in a process of its own, tied to this one until it is detached; it is being
     supervised when this returns. Raises as `submit` before anything starts."""
@@ -118,7 +118,7 @@ def begin(
     from chaosrun.supervise.run import create
 
     base = (default_root() if root is None else root).absolute()
-    made = create(job, overrides, base, address, reference, early, kind, metrics_port)
+    made = create(job, overrides, base, address, reference, early, kind, metrics)
     return SupervisorProcess.tied(made, address, program=PROGRAM)
 
 

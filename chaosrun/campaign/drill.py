@@ -61,14 +61,14 @@ def run(
     overrides: Sequence[str] = (),
     root: Path | None = None,
     address: str | None = None,
-    metrics_port: int | None = None,
+    metrics: str | None = None,
     on_event: Listener | None = None,
 ) -> RunResult:
-    """Run the job in production: one leg, every real recovery judged. `metrics_port`: where /metrics is served. Raises as
-    `submit`, and UsageError where the same job is being run already."""
+    """Run the job in production: one leg, every real recovery judged. `metrics`: [HOST:]PORT where /metrics is served. Raises
+    as `submit`, and UsageError where the same job is being run already."""
     with Interrupts() as interrupts:
         base = (default_root() if root is None else root).absolute()
-        made = create(job, overrides, base, address, "auto", kind="run", metrics_port=metrics_port)
+        made = create(job, overrides, base, address, "auto", kind="run", metrics=metrics)
         return _carried_out(made, base, address, on_event, interrupts)
 
 

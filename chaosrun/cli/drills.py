@@ -85,7 +85,12 @@ def run(
     asked: WayIn = NOTHING,
     after: After = (),
     address: Address = None,
-    metrics_port: Annotated[int | None, Parameter(help="Serve /metrics for Prometheus on this port; default: nowhere.")] = None,
+    metrics: Annotated[
+        str | None,
+        Parameter(
+            help="[HOST:]PORT to serve /metrics for Prometheus on; this machine's loopback without a HOST. Default: nowhere."
+        ),
+    ] = None,
     detach: Detach = False,
     root: Root = None,
     verbose: Verbose = False,
@@ -97,7 +102,7 @@ def run(
     from chaosrun.report.live import progress
 
     asked_for, changes = job_asked(job, overrides, after, asked, quiet=quiet)
-    wanted = {"overrides": changes, "root": root, "address": address, "metrics_port": metrics_port}
+    wanted = {"overrides": changes, "root": root, "address": address, "metrics": metrics}
     if detach or at_a_terminal():
         return _tied(api.begin(asked_for, **wanted, kind="run"), detach, quiet, verbose, output)
     with progress(quiet=quiet) as on_event:

@@ -68,8 +68,8 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     wanders: str | None = None
     """The quantity in which they did first."""
     kind: Kind = "drill"
-    metrics_port: Count | None = None
-    """Where whoever supervises it serves /metrics."""
+    metrics: str | None = None
+    """[HOST:]PORT where whoever supervises it serves /metrics."""
     masked: tuple[str, ...] = ()
     """Loads in the script that do not count, as chaosrun restores: "torch.load, line 12"."""
     early: Early = "never"

@@ -81,9 +81,10 @@ class RunCollector:
 
 @contextmanager
 def served(run: RunLayout) -> Iterator[None]:
-    """Serve /metrics on the port that run.json names, if it names one. Raises UsageError where it cannot be had."""
-    port = read_run(run).metrics_port
-    if port is None:
+    """Serve /metrics where run.json says, if it does: without a host on the loopback, as what is told is for nobody else.
+    Raises UsageError where that cannot be had."""
+    asked = read_run(run).metrics
+    if asked is None:
         yield
         return
     from prometheus_client import CollectorRegistry, start_http_server  # pyright: ignore[reportMissingImports]
@@ -91,11 +92,12 @@ def served(run: RunLayout) -> Iterator[None]:
     registry = CollectorRegistry()
     registry.register(RunCollector(run))
     try:
-        server, thread = start_http_server(port, registry=registry)
-    except (OSError, OverflowError) as error:
+        host, _, port = asked.rpartition(":")
+        server, thread = start_http_server(int(port), addr=host.strip("[]") or "127.0.0.1", registry=registry)
+    except (OSError, OverflowError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"metrics cannot be served on port {port}: {why}", hint="name a free port with --metrics-port"
+            f"metrics cannot be served on {asked}: {why}", hint="--metrics 9100, or --metrics HOST:9100 for other machines"
         ) from error
     try:
         yield

@@ -27,7 +27,7 @@ def create_run(
     reference: str,
     early: Early = "never",
     kind: Kind = "drill",
-    metrics_port: int | None = None,
+    metrics: str | None = None,
 ) -> RunLayout:
     """Make a run directory of its own and write down what is going to happen, before anything starts."""
     spec = job.spec
@@ -59,7 +59,7 @@ def create_run(
             masked=job.masked,
             early=early,
             kind=kind,
-            metrics_port=metrics_port,
+            metrics=metrics,
         ),
     )
     if kind == "run":

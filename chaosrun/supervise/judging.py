@@ -7,14 +7,16 @@ is compared says `verify.production`.
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from chaosrun.records.events import AttemptStarting, JournalEvent, Judgement, RecoveryAgreed, RecoveryDiverged, RecoveryUnjudged
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.trace_reader import read_ends
+from chaosrun.records.trace_reader import read_ends, read_trace
+from chaosrun.records.traces import RankTrace
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.confirm import UNDISTURBED
-from chaosrun.verify.production import Recovery, judge_recovery, recorded
+from chaosrun.verify.production import Recovery, judge_recovery
 
 LOOK_EVERY_S = 0.5
 
@@ -31,6 +33,8 @@ class RecoveryJudge:
         """Restarted attempts that have not been judged; whether they are over."""
         self._targets: dict[int, dict[int, int]] = {}
         """Of those, by rank the last step that had been done before."""
+        self._over: dict[tuple[int, int], RankTrace] = {}
+        """Of attempts that are over, by attempt and rank."""
         self._found: list[Recovery] = []
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="chaosrun-judge", daemon=True)
@@ -82,7 +86,7 @@ class RecoveryJudge:
             waiting = dict(self._open)
         for attempt, over in waiting.items():
             if over or self._is_through(attempt):
-                found = judge_recovery(read_leg(self._leg), attempt, self._spec, UNDISTURBED, since=self._since)
+                found = judge_recovery(self._read(attempt), attempt, self._spec, UNDISTURBED, since=self._since)
                 self._since = attempt if found.divergence else self._since
                 with self._changed:
                     del self._open[attempt]
@@ -97,12 +101,24 @@ class RecoveryJudge:
     def _is_through(self, attempt: int) -> bool:
         """Every rank has made a step of its own, after all that had been done before: what it saved there is written."""
         if attempt not in self._targets:
-            history = read_leg(self._leg)
-            before = [each for each in history.attempts if each.number < attempt]
-            known = recorded(LegHistory(name=history.name, layout=self._leg, attempts=tuple(before)))
-            self._targets[attempt] = {rank: steps.last for rank, steps in known.steps.items()}
+            targets = self._targets[attempt] = {}
+            for trace in self._read(attempt).traces:
+                if trace.attempt < attempt:
+                    targets[trace.rank] = max([targets.get(trace.rank, 0), *(block.last for block in trace.blocks)])
         ranks = range(self._spec.workers)
         return all(self._step(attempt, rank) > self._targets[attempt].get(rank, 0) for rank in ranks)
+
+    def _read(self, attempt: int) -> LegHistory:
+        """The leg; of the attempts before this one, which are over, each trace is read once."""
+
+        def read(path: Path, number: int, rank: int, problems: list[str]) -> RankTrace:
+            if number >= attempt:
+                return read_trace(path, number, rank, problems)
+            if (number, rank) not in self._over:
+                self._over[number, rank] = read_trace(path, number, rank, problems)
+            return self._over[number, rank]
+
+        return read_leg(self._leg, read)
 
     def _step(self, attempt: int, rank: int) -> int:
         """The last that it made; 0 before its first."""

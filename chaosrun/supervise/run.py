@@ -86,7 +86,7 @@ def create(
     reference: str,
     early: Early = "long",
     kind: Kind = "drill",
-    metrics_port: int | None = None,
+    metrics: str | None = None,
 ) -> RunLayout:
     """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
     `address`, or a private one, will not allow; ResourcesError where strace is missing that a fault needs."""
@@ -102,14 +102,7 @@ def create(
             faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
         )
     return create_run(
-        root,
-        loaded,
-        plan=faults,
-        overrides=list(overrides),
-        reference=reference,
-        early=early,
-        kind=kind,
-        metrics_port=metrics_port,
+        root, loaded, plan=faults, overrides=list(overrides), reference=reference, early=early, kind=kind, metrics=metrics
     )
 
 

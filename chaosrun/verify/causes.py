@@ -359,11 +359,7 @@ def _layout_suspect(moment: Moment) -> bool:
 def _lr(moment: Moment, first: Mismatch) -> Cause:
     seen = moment.records[first.rank].lr
     found = [step for step, record in moment.drill.reference_lineage.of(first.rank).items() if record.lr == seen]
-    where = (
-        f"the optimizer used the learning rate of step {found[0]}"
-        if found
-        else "no step of the reference has this learning rate"
-    )
+    where = f"the optimizer used the learning rate of step {found[0]}" if found else "no recorded step has this learning rate"
     if moment.restored and not moment.restored_right:
         return Cause.of("lr_scheduler_not_restored", because="used", where=where)
     by_script = moment.restored and moment.attempt.by == "script"

@@ -78,7 +78,7 @@ _ANY: Mapping[str, Row] = {
         script("it keeps state that nobody saves"),
         "run.register(name, object) before the loop saves and restores it; prepare() an optimizer that steps",
     ),
-    "reference_empty": Row("the reference leg recorded no step", _UNRELIABLE),
+    "reference_empty": Row("no step was recorded to compare with", _UNRELIABLE),
 }
 _PREMISES: Mapping[str, Row] = {
     "records_damaged": Row(
@@ -90,8 +90,8 @@ _PREMISES: Mapping[str, Row] = {
     "inexact_restore": Row("the restored state is not the saved one: {message}"),
     "reference_ends_differ": Row("the reference leg ended at steps {steps}", _NO_END),
     "ended_at_another_step": Row(
-        "the {leg} leg ended at step {step} on rank {rank}, the reference at step {expected}",
-        script("it ended at another step than undisturbed: what ends it is not in the job's state", likely=True),
+        "the {leg} leg ended at step {step} on rank {rank}, expected was step {expected}",
+        script("it ended at another step than expected: what ends it is not in the job's state", likely=True),
         "what ends the training is something that no checkpoint holds: the best loss, the patience of early stopping, a count "
         "or a clock of the script's own ({kept})",
         "O8",

@@ -69,14 +69,14 @@ _DATA: Mapping[str, Row] = {
     "data_order_not_restored": Row(
         "data order not restored",
         _ORDER_OF_SCRIPT,
-        "the reference never saw this batch: the shuffle follows a seed or a state that was not restored (use a seedable "
+        "no recorded step saw this batch: the shuffle follows a seed or a state that was not restored (use a seedable "
         "sampler with an explicit data_seed)",
         "D5",
     ),
     "source_keeps_its_place": Row(
         "the script's sampler or stream counts its own passes: {name}",
         script("its sampler or stream keeps its place by itself, and no checkpoint holds that"),
-        f"{{name}} is {{seen}} when epoch {{epoch}} is opened after the restart, undisturbed it is {{expected}}: {_OWN_PLACE}",
+        f"{{name}} is {{seen}} when epoch {{epoch}} is opened after the restart, expected is {{expected}}: {_OWN_PLACE}",
         "D15",
     ),
     "source_keeps_its_place.unseen": Row(
@@ -84,9 +84,7 @@ _DATA: Mapping[str, Row] = {
         script("its sampler or stream keeps its place by itself, and no checkpoint holds that", likely=True),
         f"{{name}} is never told its epoch (it has no set_epoch), {{where}}: {_OWN_PLACE}",
     ),
-    "more_batches": Row(
-        "data order", _ORDER_OF_SCRIPT, "the resumed leg saw more batches in this step than the reference", "D14"
-    ),
+    "more_batches": Row("data order", _ORDER_OF_SCRIPT, "more batches were seen in this step than are recorded of it", "D14"),
     "batch_contents": Row(
         "batch contents",
         script("the same samples came with other contents: they draw on something that is not restored"),
@@ -99,7 +97,7 @@ _DATA: Mapping[str, Row] = {
     "batch_contents.held": Row(
         "",
         hint="the same samples came with other contents: {name} of the script's dataset is {seen} when epoch {epoch} is opened "
-        "after the restart, undisturbed it is {expected}, and no checkpoint holds it (draw from chaosrun.sample_rng(index), or "
+        "after the restart, expected is {expected}, and no checkpoint holds it (draw from chaosrun.sample_rng(index), or "
         "pass an object that holds it to run.register)",
     ),
     "batch_contents.independent": Row(
@@ -111,7 +109,7 @@ _DATA: Mapping[str, Row] = {
     ),
     "accumulation_window": Row(
         "accumulation window",
-        script("a step took another number of micro-batches than undisturbed", likely=True),
+        script("a step took another number of micro-batches than before", likely=True),
         "the step took {seen} micro-batches instead of {expected}: the place within the window was not restored (save "
         "at the end of a window only), or the window's length changed",
         "G2",
@@ -178,8 +176,8 @@ _STEP: Mapping[str, Row] = {
     "bucket_layout": Row(
         "gradient reduction (bucket layout)",
         ours("gradients were reduced in another order, unless the script wraps the model anew after a restart", likely=True),
-        "same data, weights and loss on every rank, another sum: gradients were reduced in another bucket layout than in the "
-        "reference (buckets not primed)",
+        "same data, weights and loss on every rank, another sum: gradients were reduced in another bucket layout than "
+        "before (buckets not primed)",
         "C1",
     ),
     "gradient": Row(

@@ -80,7 +80,7 @@ _STATES: Mapping[str, Row] = {
     ),
     "data_order_not_restored.of_none": Row(
         "",
-        hint="no step of the reference began with this batch: the shuffle follows a seed or a state that was not restored, or "
+        hint="no recorded step began with this batch: the shuffle follows a seed or a state that was not restored, or "
         "was drawn anew{scope}",
     ),
     "data_order_not_restored.of_the_beginning": Row(
@@ -113,7 +113,7 @@ _STATES: Mapping[str, Row] = {
     "buffers_not_restored.own": Row(
         "",
         script("its own resume does not bring back the model's buffers", likely=True),
-        "{name} is not as undisturbed: BatchNorm statistics and other buffers belong into the checkpoint, of each rank; the "
+        "{name} is not as it was: BatchNorm statistics and other buffers belong into the checkpoint, of each rank; the "
         "loss of training never shows them (hazard C7)",
     ),
     "lr_scheduler_not_restored.of_the_beginning": Row(
@@ -149,8 +149,8 @@ _STATES: Mapping[str, Row] = {
         Blame(
             whose="library", reason="torch's DDP rebuilds its buckets in the first step of every process, outside chaosrun, too"
         ),
-        "DDP rebuilt its buckets: its first step after a restart sums gradients in another order, {apart} from the "
-        "undisturbed run, at three and more ranks outside chaosrun, too (find_unused_parameters=True never rebuilds; "
+        "DDP rebuilt its buckets: its first step after a restart sums gradients in another order, {apart} apart, "
+        "at three and more ranks outside chaosrun, too (find_unused_parameters=True never rebuilds; "
         "prime_buckets: true shows what else differs)",
     ),
 }

@@ -71,19 +71,42 @@ def judge_recovery(history: LegHistory, number: int, spec: JobSpec, plan: FaultP
 
 
 def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
-    attempt = next(each for each in history.attempts if each.number == number)
-    before = _up_to(history, number - 1)
-    expected = recorded(before, since)
-    drill = Drill.of(before, _up_to(history, number), spec, plan, recorded=expected, looked_at=(attempt,))
-    again = {step for trace in attempt.traces.values() for step in _done_before(expected, trace)}
+    whole = _up_to(history, number)
+    near = _near(whole)
+    drill, divergence = _held_against(near, spec, plan, since)
+    if divergence or (drill.by_script and any(drill.apart.values())):
+        # What it means may show anywhere in the run.
+        drill, divergence = _held_against(whole, spec, plan, since)
+    attempt = drill.chaos.attempts[-1]
+    again = {step for trace in attempt.traces.values() for step in _done_before(drill.reference_lineage, trace)}
     return Recovery(
         attempt=number,
         steps=len(again),
         last=max(again, default=0),
         states=sum(_is_comparable(drill, attempt, rank) for rank in attempt.starts),
         trained=bool(attempt.steps),
-        divergence=divergence_of(drill, (attempt,)),
+        divergence=divergence,
     )
+
+
+def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int) -> tuple[Drill, Divergence | None]:
+    """The last of these attempts against those before it."""
+    attempt = history.attempts[-1]
+    before = _up_to(history, attempt.number - 1)
+    drill = Drill.of(before, history, spec, plan, recorded=recorded(before, since), looked_at=(attempt,))
+    return drill, divergence_of(drill, (attempt,))
+
+
+def _near(history: LegHistory) -> LegHistory:
+    """Without the steps that come before those of its last attempt: what agrees agrees without them, however long the run."""
+    last = history.attempts[-1]
+    first = min((start.position.step for start in last.starts.values()), default=last.resume_step)
+
+    def cut(trace: RankTrace) -> RankTrace:
+        return replace(trace, blocks=tuple(block for block in trace.blocks if block.last >= first))
+
+    attempts = (replace(each, traces={rank: cut(trace) for rank, trace in each.traces.items()}) for each in history.attempts)
+    return replace(history, attempts=tuple(attempts))
 
 
 def recorded(history: LegHistory, since: int = 1) -> Lineage:

@@ -141,7 +141,7 @@ def wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
         return None
     return (
         f"went on at epoch {position.epoch} batch {position.batches}, "
-        f"the reference stood at epoch {done.epoch} batch {done.batches} after step {position.step}"
+        f"expected was epoch {done.epoch} batch {done.batches} after step {position.step}"
     )
 
 

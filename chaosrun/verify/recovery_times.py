@@ -30,7 +30,8 @@ class RecoveryTimes:
 
     attempt: int
     detect_s: float | None
-    """From the death, in the kernel's eyes, to the supervisor's knowing; of a hang, from the last sign of life."""
+    """From the death, in the kernel's eyes, to the supervisor's knowing; of a hang, from the last sign of life; where nobody
+    was left to see it (a lost node, a dead supervisor), from the last recorded step."""
     stop_s: float | None
     """Until every process of the attempt before was gone."""
     start_s: float | None
@@ -66,24 +67,30 @@ class Work:
 
 
 def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
-    by_attempt: dict[int, list[HangDeclared | WorkerExited | AttemptStopped]] = {}
+    by_attempt: dict[int, list[JournalEvent]] = {}
+    newest = 0
     for record in leg.journal:
-        if isinstance(record, HangDeclared | WorkerExited | AttemptStopped):
+        if isinstance(record, AttemptStarting):
+            newest = record.attempt
+        elif isinstance(record, HangDeclared | WorkerExited | AttemptStopped):
             by_attempt.setdefault(record.attempt, []).append(record)
-    return tuple(_recovery(by_attempt.get(before.number, ()), attempt) for before, attempt in pairwise(leg.attempts))
+        elif isinstance(record, SupervisorResumed):
+            by_attempt.setdefault(newest, []).append(record)
+    return tuple(_recovery(before, by_attempt.get(before.number, ()), attempt) for before, attempt in pairwise(leg.attempts))
 
 
-def _recovery(before: Sequence[JournalEvent], attempt: Attempt) -> RecoveryTimes:
-    """`before`: how the attempt before it ended."""
+def _recovery(ended: Attempt, how: Sequence[JournalEvent], attempt: Attempt) -> RecoveryTimes:
+    """`how`: what ended the attempt before it."""
     known = list(attempt.starts.values())
     entered = [start.entered_s for start in known if start.entered_s is not None]
     # Ranks that wrote nothing may have been the last ones.
     whole = bool(known) and len(known) == len(attempt.pids or attempt.traces)
-    began_s, told_s = _end_of(before)
+    gone_s = next((record.time_s for record in how if isinstance(record, AttemptStopped | SupervisorResumed)), None)
+    began_s, told_s = _end_of(how) or (_last_step_s(ended), gone_s)
     moments = (
         began_s,
         told_s,
-        next((record.time_s for record in before if isinstance(record, AttemptStopped)), None),
+        gone_s,
         max(entered) if whole and len(entered) == len(known) else None,
         max(start.time_s for start in known) if whole else None,
         min((next(iter(trace.steps.values())).time_s for trace in attempt.traces.values() if trace.steps), default=None),
@@ -96,8 +103,13 @@ def _recovery(before: Sequence[JournalEvent], attempt: Attempt) -> RecoveryTimes
     )
 
 
-def _end_of(attempt: Sequence[JournalEvent]) -> tuple[float | None, float | None]:
-    """When the attempt's end began, and when the supervisor was told of it."""
+def _last_step_s(attempt: Attempt) -> float | None:
+    last = [trace.steps[trace.steps.last].time_s for trace in attempt.traces.values() if trace.steps]
+    return max(last, default=None)
+
+
+def _end_of(attempt: Sequence[JournalEvent]) -> tuple[float | None, float] | None:
+    """When the attempt's end began, and when the supervisor was told of it; None where it saw neither hang nor death."""
     for record in attempt:
         if isinstance(record, HangDeclared) and record.silent_s is not None:
             return record.time_s - record.silent_s, record.time_s
@@ -106,7 +118,7 @@ def _end_of(attempt: Sequence[JournalEvent]) -> tuple[float | None, float | None
         for record in attempt
         if isinstance(record, WorkerExited) and (record.signal or record.exit_code)
     ]
-    return min(deaths, default=(None, None))
+    return min(deaths, default=None)
 
 
 def _span(begin_s: float | None, end_s: float | None) -> float | None:

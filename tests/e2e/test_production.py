@@ -139,11 +139,14 @@ def test_prometheus_can_scrape_it_while_it_runs(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         job = write_job(shell.folder, HELD, HOLD)
-        refused = shell.run("run", job, "--metrics-port", str(port))
+        refused = shell.run("run", job, "--metrics", str(port))
     assert refused.returncode == 2
-    assert f"metrics cannot be served on port {port}" in refused.stderr
+    assert f"metrics cannot be served on {port}: Address already in use" in refused.stderr
+    unknown = shell.run("run", job, "--metrics", "localhost:http")
+    assert unknown.returncode == 2
+    assert "metrics cannot be served on localhost:http" in unknown.stderr
     assert not any((shell.root / "runs").iterdir()), "nothing is left of it"
-    process, run = killed_at_five(shell, job, "--metrics-port", str(port))
+    process, run = killed_at_five(shell, job, "--metrics", str(port))
     eventually(lambda: reached(run.leg("run"), 2, 8) and events(run.leg("run"), "recovery.agreed"), what=process.poll)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()

@@ -119,7 +119,7 @@ EXPECTED: dict[str, Expected] = {
     "stale-gradient": Expected(cause="gradient", kind="gradient", hint="others were left over"),
     "evaluation-mode": Expected(cause="forward pass", kind="loss", hint="another mode"),
     "late-optimizer": Expected(cause="optimizer update", kind="optimizer", hint="changed after the restore"),
-    "late-rate": Expected(cause="learning rate", kind="learning rate", hint="no step of the reference"),
+    "late-rate": Expected(cause="learning rate", kind="learning rate", hint="no recorded step"),
     "late-weight": Expected(cause="forward pass", kind="loss", hint="changed after the restore", ranks=(1,)),
     "late-clip": Expected(cause="gradient", kind="gradient", hint="no checkpoint holds"),
     "late-buffer": Expected(cause="buffers drifted", kind="buffers", tensor="1.running_mean", ranks=(1,), step=NEXT_SAVED),

@@ -277,6 +277,26 @@ def test_a_hang_that_a_fault_was_the_cause_of_is_told_by_the_fault(run: RunLayou
     assert "<title>Attempt 1 hangs" not in text and "<title>Fault F1: " in text
 
 
+def test_an_attempt_that_died_with_its_supervisor_ends_on_the_timeline(run: RunLayout) -> None:
+    """Its bar does not go on below those of the attempts that follow."""
+    taken_over = {"event": "supervisor.resumed", "supervisor_pid": 2}
+
+    def succeed(line: dict[str, Any]) -> dict[str, Any] | None:
+        if line.get("attempt") != 1 or line["event"] not in ("attempt.stopped", "worker.exited"):
+            return line
+        return {**{key: line[key] for key in ("v", "time_s")}, **taken_over} if line["event"] == "attempt.stopped" else None
+
+    def ends() -> list[int]:
+        of_rank_0 = re.findall(r'<path class="lost" d="([^"]*)"', render_html(read_view(run, judge(run))))[0]
+        return [int(right) for right in re.findall(r"0H(\d+)V14", of_rank_0)]
+
+    before = ends()
+    edit_journal(run, "chaos", succeed)
+    after = ends()
+    assert len(after) == len(before) and after[1:] == before[1:]
+    assert after[0] < after[1]
+
+
 def test_rays_start_does_not_squeeze_the_timeline(run: RunLayout) -> None:
     def drawn(text: str) -> str:
         return re.sub(r"\s+", " ", text.partition('id="timeline"')[2].partition("</figure>")[0])

@@ -1,6 +1,7 @@
 """What the records tell of a restart's time, and what they do not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,23 @@ def test_a_hang_begins_with_its_silence(run: RunLayout) -> None:
     assert before.total_s is not None and before.detect_s is not None and before.stop_s is not None
     # It was declared half a second after the record of the death that it stands in for.
     assert after.total_s == before.total_s - before.detect_s - 0.5 + 30.0
+
+
+def test_what_nobody_was_left_to_see_begins_with_the_last_recorded_step(run: RunLayout) -> None:
+    seen = recovery_times(run)[0]
+    edit_journal(run, "chaos", lambda line: None if line["event"] == "worker.exited" and line["attempt"] == 1 else line)
+    lost_node = recovery_times(run)[0]
+    assert lost_node.detect_s is not None and lost_node.stop_s == 0.0
+    assert known(lost_node) == known(seen) and lost_node.start_s == seen.start_s
+    # And of a supervisor that died, too, its successor takes note.
+    taken_over = {"event": "supervisor.resumed", "supervisor_pid": 2}
+
+    def succeed(line: dict[str, Any]) -> dict[str, Any]:
+        stopped = line["event"] == "attempt.stopped" and line["attempt"] == 1
+        return {**{key: line[key] for key in ("v", "time_s")}, **taken_over} if stopped else line
+
+    edit_journal(run, "chaos", succeed)
+    assert recovery_times(run)[0] == lost_node
 
 
 def test_work_done_twice_is_counted_apart(whole: RunLayout) -> None:

@@ -131,7 +131,7 @@ def _recovered(times: Sequence[RecoveryTimes]) -> str:
     restarted = count(len(times), "restart")
     if not known:
         return f"{restarted}, of which none came to a first step that could be timed."
-    unknown = "" if len(known) == len(times) else f" {count(len(times) - len(known), 'restart')} never came to a first step."
+    unknown = "" if len(known) == len(times) else f" {len(known)} of them could be timed."
     if len(known) == 1:
         return f"{restarted}: {span(known[0][0])} from the end of the attempt to the next first step.{unknown}"
     middle = median(total_s for total_s, _ in known)

@@ -13,6 +13,7 @@ from chaosrun.records.events import (
     FaultRequested,
     HangDeclared,
     JournalEvent,
+    SupervisorResumed,
 )
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord
@@ -164,9 +165,13 @@ def _of_the_others(bars: Sequence[_Bar]) -> list[_Bar]:
 
 def _times(journal: Sequence[JournalEvent]) -> Times:
     times: dict[tuple[str, int], float] = {}
+    newest = 0
     for record in journal:
         if isinstance(record, AttemptStarting | AttemptStarted | AttemptStopped):
-            times.setdefault((record.event, record.attempt), record.time_s)
+            newest = record.attempt
+            times.setdefault((record.event, newest), record.time_s)
+        elif isinstance(record, SupervisorResumed):  # what was under way had ended with the supervisor before it
+            times.setdefault(("attempt.stopped", newest), record.time_s)
     return times
 
 

@@ -1,0 +1,171 @@
+"""A run in production held against itself: restarts that come back wrongly are told with step, rank and tensor, and judging one
+looks at what it does again, however long the run is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from legs import Bugs, edit_trace, only, put, write_run
+from run_files import write_info
+from script_legs import write_script_run
+from test_verify_began import BUGS
+
+from chaosrun.records.events import Judgement, RecoveryAgreed, RecoveryDiverged, RecoveryUnjudged
+from chaosrun.records.history import LegHistory, journal_events, read_leg
+from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.trace_reader import read_trace
+from chaosrun.records.traces import RankTrace
+from chaosrun.report.metrics import served
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise import judging
+from chaosrun.supervise.judging import RecoveryJudge
+from chaosrun.verify import production
+from chaosrun.verify.confirm import UNDISTURBED
+from chaosrun.verify.production import Recovery, judge_recovery
+from tests.integration.object_server import free_port
+from tests.long_runs import write_long_run
+
+RESTARTS = (2, 3, 4)
+"""Attempts of `write_run` after the first: they go on from steps 4, 8 and 8, and do 5 and 6, 9 and 10, 9 to 12 again."""
+
+
+def leg_of(run: RunLayout) -> tuple[LegLayout, JobSpec]:
+    """Its disturbed leg, as that of a run in production."""
+    return run.leg("chaos"), JobSpec.model_validate(json.loads(run.run_json.read_bytes())["spec"])
+
+
+def judged(run: RunLayout, attempt: int, since: int = 1) -> Recovery:
+    leg, spec = leg_of(run)
+    return judge_recovery(read_leg(leg), attempt, spec, UNDISTURBED, since=since)
+
+
+def test_right_restarts_agree(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    found = [judged(run, attempt) for attempt in RESTARTS]
+    assert [(each.divergence, each.problem, each.judged) for each in found] == [(None, None, "steps")] * 3
+    assert [(each.steps, each.last, each.states) for each in found] == [(2, 6, 3), (1, 9, 3), (4, 12, 3)]
+
+
+@pytest.mark.parametrize(
+    ("bugs", "step", "rank", "tensor", "code"),
+    [
+        (Bugs(keep_rng=False), 5, 0, "torch", "rng_not_restored"),
+        (Bugs(keep_optimizer=False), 5, 0, "embed.weight.momentum", "optimizer_state_not_restored"),
+        (Bugs(keep_buffers=False), 5, 0, "norm.mean", "buffers_not_restored"),
+        (Bugs(weights_off=1e-9), 5, 0, "embed.weight", "weights_not_restored"),
+        (Bugs(drifting_rank=1), 5, 1, "embed.weight", "weights_not_restored"),
+        (Bugs(skip_off=1), 5, 0, None, "batches_skipped"),
+        (Bugs(primed=False), 5, 0, "embed.weight", "bucket_layout"),
+    ],
+    ids=str,
+)
+def test_a_wrong_restart_is_told_with_its_place(
+    tmp_path: Path, bugs: Bugs, step: int, rank: int, tensor: str | None, code: str
+) -> None:
+    found = judged(write_run(tmp_path, bugs=bugs), 2).divergence
+    assert found is not None
+    assert (found.step, found.rank, found.tensor, found.code) == (step, rank, tensor, code)
+    # There is no reference, and nothing undisturbed, that these could speak of.
+    assert not {word for word in ("reference", "undisturbed") if word in f"{found.cause} {found.hint}"}
+
+
+@pytest.mark.parametrize("written", [write_run, write_script_run])
+@pytest.mark.parametrize("bugs", [Bugs(), *BUGS], ids=str)
+def test_what_lies_before_a_restart_changes_nothing_of_its_judgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Any, bugs: Bugs
+) -> None:
+    run = written(tmp_path, bugs=bugs)
+    near = [judged(run, attempt) for attempt in RESTARTS]
+    monkeypatch.setattr(production, "_near", lambda history: history)
+    whole = [judged(run, attempt) for attempt in RESTARTS]
+    assert near == whole
+    assert not any(each.problem for each in whole)
+
+
+def test_a_judgement_costs_what_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4,000 steps, as of 400, only the blocks of those that were done twice are looked at."""
+    looked_at: list[int] = []
+    plain = production.recorded
+
+    def recorded(history: LegHistory, since: int = 1) -> Any:
+        looked_at.append(sum(len(trace.blocks) for trace in history.traces))
+        return plain(history, since)
+
+    monkeypatch.setattr(production, "recorded", recorded)
+    for steps in (400, 4000):
+        run = write_long_run(tmp_path / str(steps), steps=steps, workers=2, every_steps=50, kills=(steps // 2 + 7, steps - 8))
+        found = judged(run, 3)
+        assert (found.divergence, found.steps) == (None, 42), found.words
+    assert len(looked_at) == 2 and looked_at[0] == looked_at[1] < 10
+
+
+def test_damaged_records_are_no_agreement(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    trace = run.leg("chaos").attempt(1).trace(1)
+    trace.write_bytes(trace.read_bytes()[:40])
+    found = judged(run, 2)
+    assert found.divergence is None
+    assert found.states == 2, "of rank 1 nothing is known from before"
+
+
+def events_of(found: list[Judgement]) -> list[tuple[type, int]]:
+    return [(type(each), each.attempt) for each in found]
+
+
+class Reads:
+    """Counts which traces the judge reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of: list[tuple[int, int]] = []
+        monkeypatch.setattr(judging, "read_trace", self)
+
+    def __call__(self, path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+        self.of.append((attempt, rank))
+        return read_trace(path, attempt, rank, problems)
+
+
+def test_the_judge_reads_what_is_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leg, spec = leg_of(write_run(tmp_path))
+    reads, judge = Reads(monkeypatch), RecoveryJudge(leg, spec)
+    found: list[Judgement] = []
+    for attempt in (1, *RESTARTS):
+        judge.began(attempt)
+        judge.ended(attempt)
+        deadline = judge.close if attempt == 4 else judge.found
+        while len(found) < attempt - 1:
+            found += deadline()
+    assert events_of(found) == [(RecoveryAgreed, attempt) for attempt in RESTARTS]
+    assert reads.of.count((1, 0)) == 1
+
+
+def test_a_later_supervisor_judges_what_was_left(tmp_path: Path) -> None:
+    run = write_run(tmp_path, bugs=Bugs(keep_rng=False))
+    leg, spec = leg_of(run)
+    judge = RecoveryJudge(leg, spec)
+    past = journal_events(leg.journal)
+    judge.take_over([*past, RecoveryUnjudged(attempt=2, why="it ended")])
+    found = judge.close()
+    assert events_of(found) == [(RecoveryDiverged, 3), (RecoveryDiverged, 4)]
+    assert isinstance(found[0], RecoveryDiverged)
+    assert (found[0].step, found[0].rank, found[0].tensor) == (9, 0, "torch")
+
+
+def test_what_differed_once_is_the_record_from_then_on(tmp_path: Path) -> None:
+    """Under `on_divergence: warn`, and after `chaosrun resume`: an attempt that does what the differing one did agrees."""
+    run = write_run(tmp_path)
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", put(rng="0" * 16)))
+        edit_trace(run, "chaos", 3, rank, only("step", put(rng="0" * 16)))
+    assert judged(run, 2).divergence is not None
+    assert judged(run, 3, since=2).divergence is None
+
+
+@pytest.mark.parametrize(("host", "bound"), [("", "127.0.0.1"), ("0.0.0.0:", "0.0.0.0")])
+def test_metrics_are_served_to_this_machine_alone_unless_a_host_is_named(tmp_path: Path, host: str, bound: str) -> None:
+    run, port = RunLayout(tmp_path / "run"), free_port()
+    write_info(run, kind="run", metrics=f"{host}{port}")
+    with served(run):
+        listening = {each.laddr.ip for each in psutil.net_connections("tcp4") if each.laddr and each.laddr.port == port}
+    assert listening == {bound}
