@@ -115,6 +115,29 @@ def throttled_store(strike: Strike) -> None:
     _meddle(strike, answer, lambda: OSError(errno.EBUSY, "Please reduce your request rate"))
 
 
+def late_listing(strike: Strike) -> None:
+    """Until this checkpoint is saved, and retention is done, listings show what was there when it was begun."""
+    objects = strike.at["objects"]
+    list_now, stood = objects.listed, objects.listed("")
+    left_out: list[list[str]] = []
+
+    def listed(prefix: str) -> list[str]:
+        shown = [key for key in stood if key.startswith(f"{prefix}/")]
+        if missing := [key for key in list_now(prefix) if key not in shown]:
+            left_out.append(missing)
+        return shown
+
+    def stop() -> None:
+        objects.listed = list_now
+        there = sum(objects.size(key) is not None for key in {key for keys in left_out for key in keys})
+        problem = None if left_out else "nothing was listed that had come meanwhile"
+        strike.note(RequestNote(final=True, requests=len(left_out), accepted=there, problem=problem))
+
+    strike.note(RequestNote(final=False, problem="the checkpoint was never saved"))
+    objects.listed = listed
+    strike.at["until_saved"].callback(stop)
+
+
 def _meddle(strike: Strike, answer: Callable[[str, Moment, RequestNote], RequestNote], error: Callable[[], OSError]) -> None:
     """Have a request fail wherever `answer` counts one more of `requests`, until the checkpoint is saved."""
     objects = strike.at["objects"]
@@ -167,7 +190,7 @@ def _accepted(seen: Observation) -> Problem | None:
     note: RequestNote = seen.note
     if note.requests and note.accepted:
         return None
-    return Problem("not_accepted", f"of {count(note.requests, 'request')} none was accepted afterwards")
+    return Problem("not_accepted", f"of {count(note.requests, 'request')} nothing was there afterwards")
 
 
 def _committed(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
@@ -191,6 +214,9 @@ def _tell_waits(seen: Observation) -> str:
 
 def _tell_requests(seen: Observation) -> str:
     note: RequestNote = seen.note
+    if seen.fault.kind == "late_listing":
+        lacked = f"{count(note.requests, 'listing')} left out {count(note.accepted, 'object')}"
+        return f"{seen.process}: {lacked} that had come and stayed"
     what = "lost the reply to" if seen.fault.kind == "lost_reply" else "was refused"
     return f"{seen.process} {what} {count(note.requests, 'request')}, and saved the checkpoint"
 
@@ -275,6 +301,13 @@ KINDS = (
         proof="the reply was withheld, and the object was asked for and accepted",
         only_rank=0,
         inside=lost_reply,
+    ),
+    _by_requests(
+        name="late_listing",
+        words="the object store lists what was there before a checkpoint, until retention is done",
+        proof="what the listings left out was there by its key, before and after",
+        only_rank=0,
+        inside=late_listing,
     ),
     _by_requests(
         name="throttled_store",

@@ -104,6 +104,7 @@ FAULTS = (
     "kind: lost_reply, at_step: 6",
     "kind: throttled_store, rank: 0, at_step: 8, duration: 400ms",
     "rank: 0, at_step: 9",
+    "kind: late_listing, at_step: 10",
     "kind: failed_put, rank: 0, at_step: 12",
     "kind: lost_reply, at_step: 14",
     "rank: 1, at_step: 14, phase: checkpoint.postcommit",

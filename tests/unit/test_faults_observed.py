@@ -117,6 +117,11 @@ SEEN: dict[str, tuple[dict[str, Any], Any, str]] = {
     "failed_rename": ({"exit_code": 7}, raised(f"{STORAGE}Input/output error", errno.EIO), "pid 7: EIO from rename"),
     "failed_put": ({"exit_code": 7}, raised(f"{STORAGE}Input/output error", errno.EIO), "pid 7: EIO from the storage"),
     "lost_reply": ({}, {"requests": 1, "accepted": 1}, "pid 7 lost the reply to 1 request, and saved the checkpoint"),
+    "late_listing": (
+        {},
+        {"requests": 1, "accepted": 4},
+        "pid 7: 1 listing left out 4 objects that had come meanwhile and stayed",
+    ),
     "throttled_store": ({}, {"requests": 3, "accepted": 9}, "pid 7 was refused 3 requests, and saved the checkpoint"),
     "power_cut": (
         {"signal": 9},

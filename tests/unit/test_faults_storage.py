@@ -365,6 +365,31 @@ def test_a_reply_that_nobody_asked_after_is_not_shown(remote: Leg) -> None:
     assert found is not None and found.code == "not_accepted"
 
 
+def test_a_late_listing_keeps_one_too_many_and_loses_none(remote: Leg, tmp_path: Path) -> None:
+    remote.save(30)
+    with ExitStack() as until_saved:
+        storage.late_listing(remote.strike("late_listing", {"objects": remote.store.objects, "until_saved": until_saved}))
+        assert remote.note("late_listing").problem == "the checkpoint was never saved"
+        remote.save(40)
+        assert remote.store.retain() == ["step-00000010"], "of its own folder, where nothing is late"
+    note = remote.note("late_listing")
+    assert (note.final, note.problem, note.requests, note.accepted) == (True, None, 1, 1)
+    assert KINDS["late_listing"].shows(seen_of(note)) is None  # type: ignore[misc]
+    manifests = tmp_path / "bucket/checkpoints"
+    assert sorted(path.name[:13] for path in manifests.iterdir()) == [f"step-000000{step}" for step in (10, 20, 30, 40)]
+    remote.store.retain()
+    assert sorted(path.name[:13] for path in manifests.iterdir()) == [f"step-000000{step}" for step in (20, 30, 40)]
+
+
+def test_a_listing_in_which_nothing_was_late_is_not_shown(remote: Leg) -> None:
+    with ExitStack() as until_saved:
+        storage.late_listing(remote.strike("late_listing", {"objects": remote.store.objects, "until_saved": until_saved}))
+        remote.store.retain()
+    assert remote.note("late_listing").problem == "nothing was listed that had come meanwhile"
+    found = KINDS["late_listing"].shows(seen_of(RequestNote(requests=1)))  # type: ignore[misc]
+    assert found is not None, "what it left out is gone: that is a loss, and no late listing"
+
+
 def test_a_throttled_store_refuses_for_a_while(remote: Leg) -> None:
     with ExitStack() as until_saved:
         at = {"objects": remote.store.objects, "until_saved": until_saved}
