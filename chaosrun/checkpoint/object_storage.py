@@ -37,7 +37,7 @@ _HINTS = {
     "DefaultCredentialsError": "give them in the environment, or in the job file's env: {GOOGLE_APPLICATION_CREDENTIALS: …}",
     "EndpointConnectionError": _ENDPOINT,
     "ConnectTimeoutError": _ENDPOINT,
-    "PermissionError": "the credentials must allow to list, read, put and delete objects there",
+    "PermissionError": "the credentials must be valid, and allow to list, read, put and delete objects there",
     "FileNotFoundError": "make the bucket, or name another one with checkpoint.storage",
 }
 _OPTIONS = {

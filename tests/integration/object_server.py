@@ -1,12 +1,16 @@
 """An S3 server in a process of its own, for tests: moto's, asked over HTTP like any other."""
 
 import contextlib
+import http.client
+import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 LIMIT_S = 60.0
@@ -44,10 +48,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def object_server() -> Iterator[ObjectServer]:
+def object_server(open_requests: int | None = None) -> Iterator[ObjectServer]:
+    """`open_requests`: so many are done for anybody, later ones for those alone who may."""
     server = ObjectServer(free_port())
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(server.port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    strict = {} if open_requests is None else {"INITIAL_NO_AUTH_ACTION_COUNT": str(open_requests)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **strict})
     try:
         deadline_s = time.monotonic() + LIMIT_S
         while True:
@@ -60,3 +66,40 @@ def object_server() -> Iterator[ObjectServer]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def dropping_conditions(port: int) -> Iterator[int]:
+    """A store before the one at `port` that knows no conditional puts, as older ones do; its own port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("if-none-match", "expect")}
+            server = http.client.HTTPConnection("127.0.0.1", port)
+            server.request(self.command, self.path, body, headers)
+            answer = server.getresponse()
+            data = answer.read()
+            self.send_response(answer.status)
+            told = {name: value for name, value in answer.getheaders() if name.lower() != "connection"}
+            for name, value in ({"Content-Length": str(len(data))} | told).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+            server.close()
+
+        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = pass_on
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        try:
+            yield proxy.server_address[1]
+        finally:
+            proxy.shutdown()
+            thread.join()

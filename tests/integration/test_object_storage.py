@@ -1,19 +1,24 @@
 """Checkpoints in an object store: drills whose only whole checkpoints are on a server, and what of it is refused beforehand."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 
 from chaosrun import api
 from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.preflight.probes.storage_objects import try_objects
+from chaosrun.records.layout import RunLayout
 from chaosrun.records.places import ObjectPlace
+from chaosrun.supervise.objects import claim_objects
 from chaosrun.supervise.runs import remove_run
 from tests.conftest import WarmDrills, job_file
-from tests.integration.object_server import ObjectServer, free_port, object_server
+from tests.integration.object_server import ObjectServer, dropping_conditions, free_port, object_server
 from tests.records import read_lines
 
 PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "train.py"
@@ -148,6 +153,62 @@ def test_without_credentials(server: ObjectServer, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(tmp_path))
     error = refused(tmp_path, "s3://bucket/prefix", {"AWS_ENDPOINT_URL": server.env["AWS_ENDPOINT_URL"]})
     assert "Unable to locate credentials" in error.message and "AWS_ACCESS_KEY_ID" in str(error.hint)
+
+
+def test_what_the_store_does_not_permit_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    """403 over HTTP: of a stranger, of a wrong secret, and of one who may read and list, but not put."""
+    with object_server(open_requests=4) as server:
+        about: dict[str, Any] = {"region_name": "us-east-1", "endpoint_url": server.env["AWS_ENDPOINT_URL"]}
+        about |= {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        s3, iam = (botocore.session.Session().create_client(name, **about) for name in ("s3", "iam"))
+        s3.create_bucket(Bucket="bucket")
+        iam.create_user(UserName="reader")
+        made = iam.create_access_key(UserName="reader")["AccessKey"]
+        may = [{"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetObject"], "Resource": "*"}]
+        policy = json.dumps({"Version": "2012-10-17", "Statement": may})
+        iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=policy)
+        for key, secret in (
+            ("nobody", "wrong"),
+            (made["AccessKeyId"], "wrong"),
+            (made["AccessKeyId"], made["SecretAccessKey"]),
+        ):
+            env = {**server.env, "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
+            error = refused(tmp_path, "s3://bucket/prefix", env)
+            assert isinstance(error, ResourcesError) and error.message.startswith(
+                "checkpoint storage failed at s3://bucket/prefix"
+            )
+            assert "Forbidden" in error.message or "Access Denied" in error.message
+            assert error.hint == "the credentials must be valid, and allow to list, read, put and delete objects there"
+            assert secret not in f"{error.message} {error.hint}"
+
+
+def test_a_store_that_puts_over_what_is_there_is_refused(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything starts, and by preflight's storage check."""
+    with dropping_conditions(server.port) as port:
+        env = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        error = refused(tmp_path, "s3://bucket/careless", env)
+        assert isinstance(error, UsageError) and "s3://bucket/careless does not keep its word" in error.message
+        assert "If-None-Match" in str(error.hint)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        failed = try_objects("s3://bucket/careless").failed
+        assert failed is not None and "s3://bucket/careless does not keep its word" in failed.error
+    assert server.files().find("bucket/careless") == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.env["AWS_ENDPOINT_URL"])
+    assert try_objects("s3://bucket/careless").failed is None
+
+
+def test_two_runs_on_one_prefix(server: ObjectServer, tmp_path: Path) -> None:
+    """The second one is refused before it puts anything; what the first one has stays, and goes with it alone."""
+    place = ObjectPlace("s3://bucket/shared/run-1", tuple(server.env.items()))
+    claim_objects(place, RunLayout(tmp_path / "here" / "run-1"))
+    owner = ObjectStorage(place).read("owner.json")
+    with pytest.raises(ResourcesError, match="is there already, and another run's: nothing was overwritten") as error:
+        claim_objects(place, RunLayout(tmp_path / "there" / "run-1"))
+    assert "name another prefix with checkpoint.storage" in str(error.value.hint)
+    assert ObjectStorage(place).read("owner.json") == owner
 
 
 def test_large_files_and_checksums(server: ObjectServer, tmp_path: Path) -> None:

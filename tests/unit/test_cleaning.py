@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chaosrun import cli
+from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.housekeeping import cleaning
@@ -92,7 +93,7 @@ def run_of(root: Path, name: str, status: str | None, *, storage: str | None = N
     run.run_json.write_text(json.dumps({**info, "created_s": time.time() - OLD_S}))
     for leg in ("reference", "chaos"):
         place = info["storage"][leg]
-        checkpoint = (Path(place) if place else run.leg(leg).path) / "checkpoints" / "step-00000005"
+        checkpoint = (Path(place) if place and "://" not in place else run.leg(leg).path) / "checkpoints" / "step-00000005"
         checkpoint.mkdir(parents=True)
         (checkpoint / "model.safetensors").write_bytes(b"x" * 10_000)
     return run
@@ -100,6 +101,14 @@ def run_of(root: Path, name: str, status: str | None, *, storage: str | None = N
 
 def cleaned(root: Path, **options: Any) -> Cleaning:
     return clean(root, **{"older_than_s": 14 * DAY_S, "keep": 0, "failed": False, "agreed": lambda _: True, **options})
+
+
+def put(run: RunLayout, key: str, data: bytes = b"x") -> None:
+    """An object of a run's, in a store that is a directory."""
+    place = json.loads(run.run_json.read_text())["storage"]["chaos"].removeprefix("file://")
+    path = Path(place).parent / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
 
 
 def age(path: Path, age_s: float) -> None:
@@ -129,6 +138,44 @@ class TestClean:
         assert done.freed_bytes >= 40_000
         assert not (root / "runs" / ".trash").exists()
         assert cleaned(root).empty
+
+    def test_removes_the_objects_of_a_run_and_nobody_else_s(self, root: Path, tmp_path: Path) -> None:
+        bucket = tmp_path / "bucket"
+        run, kept = (run_of(root, name, status, storage=f"file://{bucket}") for name, status in (("a", "PASS"), ("b", "FAIL")))
+        copied = run_of(root, "c", "PASS", storage=f"file://{bucket}")
+        for each in (run, kept, copied):
+            put(each, "chaos/data/step-00000005.attempt-1/model.safetensors")
+            put(each, "chaos/checkpoints/step-00000005.attempt-1.json")
+        put(run, "chaos/mine.txt")
+        # A run whose place another one has claimed: a copy of a folder, say.
+        put(copied, "owner.json", b"another's")
+        cleaned(root)
+        assert [each.run_id for each in list_runs(root)] == [kept.run_id]
+        left = {path.relative_to(bucket).parts for path in bucket.rglob("*") if path.is_file()}
+        assert {parts[1:] for parts in left if parts[0] == run.run_id} == {("chaos", "mine.txt")}
+        assert {parts[-1] for parts in left if parts[0] == kept.run_id} == {
+            "owner.json",
+            "model.safetensors",
+            "step-00000005.attempt-1.json",
+        }
+        assert sum(parts[0] == copied.run_id for parts in left) == 3, "what is not shown to be its own stays"
+
+    def test_an_object_store_that_cannot_be_reached_is_told_and_asked_again(
+        self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bucket = tmp_path / "bucket"
+        put(run_of(root, "a", "PASS", storage=f"file://{bucket}"), "chaos/data/step-00000005.attempt-1/model.safetensors")
+
+        def refuse(self: ObjectStorage, kind: str, key: str, moment: str) -> None:
+            raise PermissionError("Access Denied")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ObjectStorage, "_tell", refuse)
+            with pytest.raises(ResourcesError, match=r"checkpoint storage failed at file://.*/owner\.json: Access Denied"):
+                cleaned(root)
+        assert list_runs(root) == [] and any(path.is_file() for path in bucket.rglob("*"))
+        assert cleaned(root).done
+        assert not any(path.is_file() for path in bucket.rglob("*"))
 
     def test_removes_nothing_that_is_not_agreed_to(self, root: Path) -> None:
         run_of(root, "a", "PASS")
