@@ -41,7 +41,7 @@ def environment_lines(facts: "Facts", indent: str = "") -> Iterator[str]:
             yield f"{indent}{name}:"
             yield from environment_lines(value, f"{indent}  ")
         else:
-            told = size(value) if name.endswith("_bytes") and value is not None else "-" if value is None else value
+            told = size(value) if name.endswith("_bytes") and isinstance(value, int) else "-" if value is None else value
             yield f"{indent}{name}: {told}".replace("\n", f"\n{indent}  ")
 
 

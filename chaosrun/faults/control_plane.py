@@ -5,36 +5,23 @@ import platform
 import signal
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from chaosrun.errors import RecoveryError
 from chaosrun.faults.kind import WITHIN_AN_ATTEMPT, Kind
-from chaosrun.faults.node_evidence import (
-    BELOW,
-    EndNote,
-    NamedProcess,
-    by_successor,
-    ended,
-    named,
-    on_its_node,
-    tell_one,
-    tell_successor,
-)
-from chaosrun.faults.outside import LastAct, OutsideStrike
+from chaosrun.faults.node_evidence import BELOW, EndNote, NamedProcess, ended, named, on_its_node, tell_one
+from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.outside import LastAct
 from chaosrun.processes import is_alive, send_signal, wait_gone
 from chaosrun.records.codec import changed
+from chaosrun.records.events import LegStarted, SupervisorResumed
 from chaosrun.records.markers import write_note
 
+if TYPE_CHECKING:
+    from chaosrun.records.events import FaultRequested
+    from chaosrun.records.history import LegHistory
+
 END_LIMIT_S = 10.0
-
-
-def end_agent(strike: OutsideStrike) -> bool:
-    return strike.end([each for each in strike.node.everybody() if each.what == "agent"])
-
-
-def end_supervisor(act: LastAct) -> NoReturn:
-    """What is struck is written down first, for the supervisor that takes over."""
-    _end(act, _this_process())
 
 
 def end_head(act: LastAct) -> NoReturn:
@@ -52,6 +39,7 @@ def _this_process() -> NamedProcess:
 
 
 def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
+    """What is struck is written down first, for the supervisor that takes over."""
     write_note(act.leg, act.fault, EndNote(host=_this_boot(), struck=struck))
     for each in struck:
         send_signal(each.identity, signal.SIGKILL)
@@ -77,22 +65,39 @@ def _this_boot() -> str:
     return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
+def _by_successor(seen: Observation, asked: "FaultRequested", leg: "LegHistory") -> Problem | None:
+    """Why it was not the supervisor that wrote the journal then, or not the next one that says so; None when it was."""
+    supervisors = [event for event in leg.journal if isinstance(event, LegStarted | SupervisorResumed)]
+    writers = [event.supervisor_pid for event in supervisors if event.seq < asked.seq][-1:]
+    struck = [each.pid for each in seen.note.struck if each.what == "supervisor"]
+    if struck != writers:
+        return Problem("other_supervisor", f"process {struck} was struck, the supervisor was process {writers}")
+    after = [event.supervisor_pid for event in supervisors if event.seq > asked.seq][:1]
+    told = "it was not the supervisor that took over who says so"
+    return None if seen.note.successor in after else Problem("other_successor", told)
+
+
+def _tell_successor(seen: Observation) -> str:
+    gone = ", ".join(f"{each.what} {each.pid}" for each in seen.note.gone)
+    return f"gone: {gone or 'none'}, seen by the next supervisor ({seen.note.successor})"
+
+
 _of_control = partial(Kind, family="control", phases=WITHIN_AN_ATTEMPT, note=EndNote)
-_of_supervisors = partial(_of_control, evidence="successor", aftermath=by_successor, tell=tell_successor)
+_of_supervisors = partial(_of_control, evidence="successor", aftermath=_by_successor, tell=_tell_successor)
 
 KINDS = (
     _of_supervisors(
         name="supervisor",
         words="SIGKILL the supervisor, {rank} waiting",
         proof="the supervisor that took over found its predecessor gone",
-        last_act=end_supervisor,
+        last_act=lambda act: _end(act, _this_process()),
         shows=ended(struck=("supervisor",), gone=("supervisor",), alone=True),
     ),
     _of_control(
         name="agent",
         words="SIGKILL the agent of the node of {rank}",
         proof="the agent's process was seen to be gone",
-        outside=end_agent,
+        outside=lambda strike: strike.end([each for each in strike.node.everybody() if each.what == "agent"]),
         evidence="node",
         aftermath=on_its_node,
         shows=ended(struck=("agent",), gone=BELOW, alone=True),

@@ -10,15 +10,12 @@ agent calls `pause` for a rank below it. Standard library only; knows nothing of
 """
 
 import json
-import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
-from chaosrun.processes import ProcessIdentity, identify, send_signal, state_of
+from chaosrun.processes import ProcessIdentity, send_signal, state_of, wait_gone
 
 STOP_LIMIT_S = 10.0
 """For a process to be seen stopped after SIGSTOP, and running after SIGCONT."""
@@ -26,13 +23,13 @@ LOOK_EVERY_S = 0.001
 STOPPED = "T"
 
 
-def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) -> dict[str, Any]:
+def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) -> dict[str, object]:
     """Stop a process (`stop=False`: wait until it has stopped itself), let it go on after `duration_s`, and say what was seen.
 
     Returns {state_stopped, state_before, state_after (letters of /proc/PID/stat), stopped_s, signal} and, when this does not
     show a pause, `problem`. A process that was stopped is told to go on, whatever was seen of it meanwhile.
     """
-    found: dict[str, Any] = {"signal": "SIGSTOP", "state_stopped": None, "state_before": None, "state_after": None}
+    found: dict[str, object] = {"signal": "SIGSTOP", "state_stopped": None, "state_before": None, "state_after": None}
     if stop and not send_signal(identity, signal.SIGSTOP):
         return {**found, "problem": f"process {identity.pid} was gone before it could be stopped"}
     found["state_stopped"] = _wait_for(identity, lambda state: state in (STOPPED, "Z", None))
@@ -40,7 +37,7 @@ def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) ->
         send_signal(identity, signal.SIGCONT)
         return {**found, "problem": f"process {identity.pid} was never seen stopped"}
     began_s = time.monotonic()
-    _wait_for_end(identity, duration_s)
+    wait_gone([identity], timeout_s=duration_s)
     found["state_before"] = state_of(identity)
     send_signal(identity, signal.SIGCONT)
     found["stopped_s"] = round(time.monotonic() - began_s, 3)
@@ -59,28 +56,12 @@ def _wait_for(identity: ProcessIdentity, wanted: Callable[[str | None], bool]) -
     return state
 
 
-def _wait_for_end(identity: ProcessIdentity, limit_s: float) -> None:
-    """Return when the process has ended, or after `limit_s`."""
-    try:
-        descriptor = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
-        return
-    try:
-        # The descriptor pins whoever has the pid now.
-        if identify(identity.pid) == identity:
-            poller = select.poll()
-            poller.register(descriptor, select.POLLIN)
-            poller.poll(limit_s * 1000)
-    finally:
-        os.close(descriptor)
-
-
 def main(arguments: list[str]) -> int:
     pid, ticks, seconds, do = arguments
     identity = ProcessIdentity(int(pid), int(ticks))
     match do:
         case "kill":
-            _wait_for_end(identity, float(seconds))
+            wait_gone([identity], timeout_s=float(seconds))
             send_signal(identity, signal.SIGKILL)
         case "resume":
             print(json.dumps("ready"), flush=True)

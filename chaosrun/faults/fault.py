@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chaosrun.errors import UsageError
-from chaosrun.faults.kind import OPTIONS, Kind, Phase
+from chaosrun.faults.kind import OPTIONS, Kind, Phase, Value
 from chaosrun.faults.kinds import FaultKind, kind_at
 from chaosrun.records.codec import convert
 from chaosrun.records.run_file import read_object
@@ -86,7 +86,7 @@ class Fault:
     """Faults of one group strike together: each waits until all of them have arrived."""
     required: bool = True
     """False for one of a number that the training may outrun (drawn in seconds, replayed)."""
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Mapping[str, Value] = field(default_factory=dict, hash=False)
     source: str
     """The entry of the spec that asked for it, such as "faults.schedule[0]"."""
 
@@ -132,7 +132,7 @@ class Fault:
         """Of everything that is planned of it: a journal says what was to be struck, whatever becomes of plan.json."""
         return _digest([self])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**dataclasses.asdict(self), "options": dict(self.options)}
 
     @classmethod
@@ -164,7 +164,7 @@ class FaultPlan:
         """Of its faults, those left out that were injected: it is the same before and after they came."""
         return _digest([fault for fault in self.faults if fault.source != INJECTED])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"version": self.version, "seed": self.seed, "faults": [fault.to_json() for fault in self.faults]}
 
     @classmethod

@@ -48,6 +48,8 @@ Option = Literal[
     "grace_s", "duration_s", "factor", "steps", "mebibytes", "state", "tensor", "bit", "file", "operation", "unsynced"
 ]
 OPTIONS: tuple[Option, ...] = get_args(Option)
+Value = int | float | str | None
+"""Of an option."""
 
 Family = Literal["process", "node", "control", "memory", "storage", "rendezvous"]
 Evidence = Literal["death", "note", "hang", "node", "successor"]
@@ -87,7 +89,7 @@ class Kind:
     phases: frozenset[str] = EVERYWHERE
     """Where it may strike; `default_phase` is one of them."""
     default_phase: Phase = "step"
-    options: Mapping[Option, float | int | str | None] = field(default_factory=dict)
+    options: Mapping[Option, Value] = field(default_factory=dict)
     """With their defaults; None: chosen where it strikes, or not at all."""
     beside: bool = False
     """Of a checkpoint that is saved beside the training it strikes there; any other strikes in the rank itself."""

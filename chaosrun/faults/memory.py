@@ -61,14 +61,6 @@ class _Target:
     values: Tensor
 
 
-def flip_bit(strike: Strike) -> None:
-    _corrupt(strike, str(strike.option("state")), bit=True)
-
-
-def nan(strike: Strike) -> None:
-    _corrupt(strike, str(strike.option("state")), bit=False)
-
-
 def diverge(strike: Strike) -> None:
     """Add the same number to every element of one parameter."""
     try:
@@ -84,17 +76,16 @@ def diverge(strike: Strike) -> None:
     values.copy_(wide + (RELATIVE_SHIFT * largest or 1.0))
     after = _fingerprint(values)
     unchanged = "no element of it changed" if before == after else None
-    note = MemoryNote(
-        state="parameter", tensor=target.name, dtype=_dtype(values), before=before, after=after, problem=unchanged
+    strike.note(
+        MemoryNote(state="parameter", tensor=target.name, dtype=_dtype(values), before=before, after=after, problem=unchanged)
     )
-    strike.note(note)
 
 
-def _corrupt(strike: Strike, state: str, *, bit: bool) -> None:
+def _corrupt(strike: Strike, *, bit: bool) -> None:
     """Damage one element: one of its bits, or all of it."""
     import torch
 
-    stream = _stream(strike)
+    state, stream = str(strike.option("state")), _stream(strike)
     try:
         target, place = _draw(strike, state, stream)
         element = _element(target.values, place)
@@ -275,14 +266,14 @@ KINDS = (
         words="flip one bit of a {state} on {rank}",
         proof="the element's bits were read before and after",
         options={"state": "parameter", "tensor": None, "bit": None},
-        inside=flip_bit,
+        inside=partial(_corrupt, bit=True),
     ),
     _corruption(
         name="nan",
         words="write NaN into a {state} on {rank}",
         proof="the element's bits were read before and after",
         options={"state": "gradient", "tensor": None},
-        inside=nan,
+        inside=partial(_corrupt, bit=False),
     ),
     _corruption(
         name="diverge",

@@ -8,16 +8,13 @@ from functools import partial
 from chaosrun.faults.kind import AT_STEPS, PREEMPTED_EXIT_CODE, WITHIN_AN_ATTEMPT, Kind
 from chaosrun.faults.node_evidence import BELOW, EndNote, ended, named, on_its_node, tell_node, tell_one
 from chaosrun.faults.observed import Observation, Problem
-from chaosrun.faults.outside import POLL_S, OutsideStrike, gone_within
-from chaosrun.processes import send_signal
+from chaosrun.faults.outside import OutsideStrike
+from chaosrun.processes import send_signal, wait_gone
 from chaosrun.wording import count
 
+POLL_S = 0.005
 TELL_LIMIT_S = 5.0
 """For the fork server to say how ranks have ended that are gone."""
-
-
-def end_node(strike: OutsideStrike) -> bool:
-    return strike.end(strike.node.everybody())
 
 
 def end_raylet(strike: OutsideStrike) -> bool:
@@ -25,18 +22,14 @@ def end_raylet(strike: OutsideStrike) -> bool:
     return strike.end([] if raylet is None else [raylet])
 
 
-def drain(strike: OutsideStrike) -> bool:
+def drain(strike: OutsideStrike) -> None:
     """A notice to every rank of this node, and when they have gone, or grace has run out, the end of the node."""
-    return strike.later(lambda: _drain(strike))
-
-
-def _drain(strike: OutsideStrike) -> None:
     began, node, grace_s = time.monotonic(), strike.node, strike.option("grace_s")
     victims = node.everybody()
     told = tuple(rank for rank, identity in node.ranks.items() if send_signal(identity, signal.SIGTERM))
     # A rank that has come to the fault's point waits for this.
     strike.note(EndNote(final=False, told=told))
-    left = gone_within([node.ranks[rank] for rank in told], grace_s)
+    left = wait_gone([node.ranks[rank] for rank in told], timeout_s=grace_s)
     waited_s = time.monotonic() - began
     while not left and not node.ends.keys() >= set(told) and time.monotonic() - began < waited_s + TELL_LIMIT_S:
         time.sleep(POLL_S)  # gone, and about to be told how
@@ -82,7 +75,7 @@ KINDS = (
         words="SIGKILL every process of the node of {rank}",
         proof="its agent and every process below were seen to be gone",
         phases=WITHIN_AN_ATTEMPT,
-        outside=end_node,
+        outside=lambda strike: strike.end(strike.node.everybody()),
         shows=ended(struck=BELOW, gone=BELOW),
         tell=tell_node,
     ),
@@ -103,7 +96,7 @@ KINDS = (
         proof="its ranks checkpointed and left, and its agent was seen to be gone",
         phases=AT_STEPS,
         options={"grace_s": 30.0},
-        outside=drain,
+        outside=lambda strike: strike.later(partial(drain, strike)),
         notice=True,
         ends_node=True,
         shows=_drained,

@@ -13,7 +13,7 @@ import msgspec
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.processes import ProcessIdentity, identify
 from chaosrun.records.codec import Record
-from chaosrun.records.events import LegStarted, PlacementAcquired, SupervisorResumed
+from chaosrun.records.events import PlacementAcquired
 from chaosrun.records.markers import Note
 
 if TYPE_CHECKING:
@@ -107,18 +107,6 @@ def on_its_node(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pr
     return Problem("other_node", f"node {node} was ended, rank {seen.fault.rank} was on {where}")
 
 
-def by_successor(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
-    """Why it was not the supervisor that wrote the journal then, or not the next one that says so; None when it was."""
-    supervisors = [event for event in leg.journal if isinstance(event, LegStarted | SupervisorResumed)]
-    writers = [event.supervisor_pid for event in supervisors if event.seq < asked.seq][-1:]
-    struck = [each.pid for each in seen.note.struck if each.what == "supervisor"]
-    if struck != writers:
-        return Problem("other_supervisor", f"process {struck} was struck, the supervisor was process {writers}")
-    after = [event.supervisor_pid for event in supervisors if event.seq > asked.seq][:1]
-    told = "it was not the supervisor that took over who says so"
-    return None if seen.note.successor in after else Problem("other_successor", told)
-
-
 def tell_node(seen: Observation) -> str:
     """Who went, by name."""
     return f"gone: {_names(_ordered(seen.note))}"
@@ -130,11 +118,6 @@ def tell_one(seen: Observation) -> str:
     direct = [f"{each.what} {each.pid}" for each in _ordered(seen.note) if each.identity in struck]
     below = _names(each for each in _ordered(seen.note) if each.identity not in struck)
     return f"gone: {', '.join(direct) or 'none'}" + (f", with it {below}" if below else "")
-
-
-def tell_successor(seen: Observation) -> str:
-    gone = ", ".join(f"{each.what} {each.pid}" for each in seen.note.gone)
-    return f"gone: {gone or 'none'}, seen by the next supervisor ({seen.note.successor})"
 
 
 def _ordered(note: EndNote) -> list[NamedProcess]:

@@ -43,7 +43,7 @@ class Death(Record, frozen=True, kw_only=True, omit_defaults=False):
 
     end: LastWords | None = None
     """None when it left no end record."""
-    note: Mapping[str, Any] | None = None
+    note: Mapping[str, object] | None = None
     """What the fault wrote down before the harm."""
     after_s: float | None = None
     """From the marker to the death."""

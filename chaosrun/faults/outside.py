@@ -6,7 +6,6 @@ its raylet; nothing else is ever struck. The supervisor has claimed the fault be
 
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,9 @@ from typing import Any
 
 from chaosrun.faults.node_evidence import UNNAMED, EndNote, NamedProcess, RankEnd, named
 from chaosrun.faults.witness import WitnessOrder, call_witness
-from chaosrun.processes import ProcessIdentity, children, is_alive, send_signal
+from chaosrun.processes import ProcessIdentity, children, send_signal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Note, write_note
-
-POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +52,7 @@ class StrikeOrder:
     rank: int
     pid: int
     start_ticks: int
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, int | float | str | None] = field(default_factory=dict)
 
     @property
     def victim(self) -> ProcessIdentity:
@@ -106,16 +103,6 @@ class LastAct:
     fault: str
     head: Callable[[], ProcessIdentity | None]
     """Ray's head process, where it is this process's own."""
-
-
-def gone_within(victims: Collection[ProcessIdentity], limit_s: float) -> list[ProcessIdentity]:
-    """Wait for these processes to end; those that have not in time."""
-    deadline = time.monotonic() + limit_s
-    while left := [each for each in victims if is_alive(each)]:
-        if time.monotonic() >= deadline:
-            return left
-        time.sleep(POLL_S)
-    return []
 
 
 def _descendants(pid: int) -> list[int]:

@@ -100,9 +100,7 @@ class FaultPoints:
         return [fault for fault in armed if self._agrees(fault, step, target)]
 
     def _agrees(self, fault: Fault, step: int, target: str | None) -> bool:
-        if fault.at_step is not None and fault.at_step != step:
-            return False
-        if fault.target is not None and fault.target != target:
+        if fault.at_step not in (None, step) or fault.target not in (None, target):
             return False
         # A fault that has struck is disarmed: what comes by later than the n-th time is not due, it is overdue.
         return self._seen[fault.phase or "", fault.target, fault.at_step] >= fault.occurrence

@@ -13,13 +13,12 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind
 from chaosrun.faults.observed import Observation, Problem, other_error, own_error
-from chaosrun.faults.outside import OutsideStrike, gone_within
+from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.strike import Strike
-from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, children, identify, is_alive
+from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, children, identify, is_alive, wait_gone
 from chaosrun.records.markers import Note
 
 MIB = 1 << 20
@@ -51,10 +50,6 @@ class LoaderWorkerNote(Note, frozen=True, kw_only=True):
     start_ticks: int | None = None
 
 
-def kill(strike: Strike) -> None:
-    strike.die(signal.SIGKILL)
-
-
 def preempt(strike: Strike) -> None:
     """The notice, and SIGKILL when grace runs out. What the rank makes of it is `train.preemption`, or the script's own."""
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -65,7 +60,7 @@ def preempt(strike: Strike) -> None:
 
 def preempt_from_outside(strike: OutsideStrike) -> bool:
     def end_grace() -> None:
-        gone_within([strike.victim], strike.option("grace_s"))
+        wait_gone([strike.victim], timeout_s=strike.option("grace_s"))
         strike.signal(signal.SIGKILL)
 
     return strike.signal(signal.SIGTERM) and strike.later(end_grace)
@@ -95,14 +90,10 @@ def exception(strike: Strike) -> None:
     raise error
 
 
-def exit_silently(strike: Strike) -> NoReturn:
-    os._exit(0)
-
-
 def memory(strike: Strike) -> None:
     """Limit the address space of this process to what it has and a little more, and take memory until there is none."""
     allowance = strike.option("mebibytes")
-    has_bytes = _address_space_bytes()
+    has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit, hard = has_bytes + allowance * MIB, resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     ballast: list[bytearray] = []
@@ -148,11 +139,6 @@ def signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = N
         stdout=stdout,
         env=environment,
     )
-
-
-def _address_space_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
 
 
 def _silent(seen: Observation) -> Problem | None:
@@ -205,7 +191,7 @@ KINDS = (
         beside=True,
         words="SIGKILL {rank}",
         proof="its process was seen to die of SIGKILL",
-        inside=kill,
+        inside=lambda strike: strike.die(signal.SIGKILL),
         outside=lambda strike: strike.signal(signal.SIGKILL),
         loss=True,
         signals=(signal.SIGKILL,),
@@ -255,7 +241,7 @@ KINDS = (
         name="exit",
         words="{rank} leaves silently with exit code 0",
         proof="its process was seen to leave with exit code 0 and without an end record",
-        inside=exit_silently,
+        inside=lambda strike: os._exit(0),
         exit_code=0,
         shows=_silent,
         tell=lambda seen: f"{seen.process}: {seen.end}, no end record",

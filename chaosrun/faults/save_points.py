@@ -60,7 +60,7 @@ class SavePoints:
                 if self._faults.awaits("save"):
                     self._faults.reach("save", step, points=self)
                 if self._tracer is None and (self._order.survey or self._faults.witnesses("save", step)):
-                    self._start(TraceOrder(**self._about(step)))
+                    self._start(step)
                 self._step = step
 
     def step_done(self, step: int) -> None:
@@ -92,17 +92,21 @@ class SavePoints:
 
     def trace(self, strike: Strike, act: Act, *, before: int | None = None, error: str = "", wait_s: float = 0.0) -> None:
         """Have strace count the operations of this save, and strike."""
-        what: dict[str, Any] = {"act": act, "before": before, "error": error, "wait_s": wait_s}
         whose = {"leg": str(self._leg.path), "fault": strike.fault.id, "file": strike.fault.options.get("file")}
-        self._start(TraceOrder(**self._about(strike.step), **what, **whose))
+        self._start(strike.step, act=act, before=before, error=error, wait_s=wait_s, **whose)
 
-    def _about(self, step: int) -> dict[str, Any]:
+    def _start(self, step: int, **more: Any) -> None:
+        """`more`: what the tracer is to do, beside writing down the operations."""
         own = identify(self._pid)
         assert own is not None
-        where = {"outputs": tuple(map(os.path.realpath, self._order.outputs)), "operations": str(self._operations)}
-        return {"pid": own.pid, "start_ticks": own.start_ticks, "save": step, **where}
-
-    def _start(self, order: TraceOrder) -> None:
+        order = TraceOrder(
+            pid=own.pid,
+            start_ticks=own.start_ticks,
+            outputs=tuple(map(os.path.realpath, self._order.outputs)),
+            save=step,
+            operations=str(self._operations),
+            **more,
+        )
         # A process that is not root lets none but its parents trace it, where the kernel is that strict (yama).
         ctypes.CDLL(None).prctl(PR_SET_PTRACER, ANYBODY, 0, 0, 0)
         command = [sys.executable, "-P", "-m", "chaosrun.faults.tracer", encode(order).decode()]

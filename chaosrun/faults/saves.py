@@ -53,7 +53,7 @@ def _cut_power(strike: Strike) -> None:
 def _damage(pattern: str, spoil: Callable[[Path], object]) -> Callable[[Strike], None]:
     def inside(strike: Strike) -> None:
         def when_saved() -> None:
-            strike.note(_spoiled(strike, strike.fault.options.get("file") or pattern, spoil, since_s))
+            strike.note(_spoiled(strike, strike.option("file") or pattern, spoil, since_s))
 
         points = strike.at["points"]
         since_s = points.began_s
@@ -87,14 +87,6 @@ def _struck(seen: Observation) -> Problem | None:
     if wanted is not None and note.done != wanted - 1:
         return Problem("elsewhere_in_save", f"{count(note.done, 'operation')} were done, operation {wanted} was to be the next")
     return None
-
-
-def _failed(seen: Observation) -> Problem | None:
-    return None if seen.note.failed else Problem("nothing_failed", "no call was given an error")
-
-
-def _waited(seen: Observation) -> Problem | None:
-    return None if seen.note.waits else Problem("no_wait", "nothing was synced meanwhile")
 
 
 def _rebuilt(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
@@ -152,7 +144,7 @@ AT_SAVE: Mapping[str, Kind] = {
                 options=_WHERE,
                 inside=_traced("fail", error),
                 may_end=True,
-                shows=_failed,
+                shows=lambda seen: None if seen.note.failed else Problem("nothing_failed", "no call was given an error"),
             )
             for name, error in (("no_space", "ENOSPC"), ("io_error", "EIO"))
         ),
@@ -162,7 +154,7 @@ AT_SAVE: Mapping[str, Kind] = {
             proof="strace made the syncs wait",
             options={"duration_s": 0.2},
             inside=_traced("slow"),
-            shows=_waited,
+            shows=lambda seen: None if seen.note.waits else Problem("no_wait", "nothing was synced meanwhile"),
         ),
         _damaged(name="truncate", words="truncate a file that {rank} saved", inside=_damage("*", truncate)),
         _damaged(name="zero_tail", words="zero the tail of a file that {rank} saved", inside=_damage("*", zero_tail)),

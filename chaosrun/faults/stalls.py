@@ -17,6 +17,7 @@ from chaosrun.faults.process import signal_later
 from chaosrun.faults.strike import Strike
 from chaosrun.records.codec import convert
 from chaosrun.records.markers import Note
+from chaosrun.wording import duration
 
 
 class PauseNote(Note, frozen=True, kw_only=True):
@@ -35,10 +36,6 @@ class SlowNote(Note, frozen=True, kw_only=True):
     during_s: float | None = None
 
 
-def stop(strike: Strike) -> None:
-    os.kill(strike.pid, signal.SIGSTOP)
-
-
 def pause(strike: Strike) -> None:
     """Stop; another process sees it stopped, tells it to go on, sees it running, and reports."""
     with signal_later(strike, strike.option("duration_s"), "resume", stdout=subprocess.PIPE) as watcher:
@@ -50,11 +47,8 @@ def pause(strike: Strike) -> None:
     strike.note(convert(json.loads(report), PauseNote) if report else died)
 
 
-def pause_from_outside(strike: OutsideStrike) -> bool:
-    def act() -> None:
-        strike.note(convert(delayed_signal.pause(strike.victim, strike.option("duration_s")), PauseNote))
-
-    return strike.later(act)
+def pause_from_outside(strike: OutsideStrike) -> None:
+    strike.note(convert(delayed_signal.pause(strike.victim, strike.option("duration_s")), PauseNote))
 
 
 def slow(strike: Strike) -> None:
@@ -133,12 +127,8 @@ def _slowed(seen: Observation) -> Problem | None:
 
 
 def _tell_slow(seen: Observation) -> str:
-    took, before = (_time(seconds or 0.0) for seconds in (seen.note.during_s, seen.note.before_s))
+    took, before = (duration(seconds or 0.0) for seconds in (seen.note.during_s, seen.note.before_s))
     return f"{seen.process}: {seen.note.steps} steps at {took}, {before} before"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 _of_one = partial(Kind, family="process")
@@ -148,7 +138,7 @@ KINDS = (
         name="stop",
         words="SIGSTOP {rank}",
         proof="its process was seen stopped (state T) when the hang was declared",
-        inside=stop,
+        inside=lambda strike: os.kill(strike.pid, signal.SIGSTOP),
         outside=lambda strike: strike.signal(signal.SIGSTOP),
         evidence="hang",
         shows=_stopped,
@@ -160,7 +150,7 @@ KINDS = (
         proof="its process was seen stopped (state T), and running again after SIGCONT",
         options={"duration_s": 1.0},
         inside=pause,
-        outside=pause_from_outside,
+        outside=lambda strike: strike.later(partial(pause_from_outside, strike)),
         evidence="note",
         note=PauseNote,
         shows=_paused,

@@ -71,12 +71,13 @@ def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object
     """Spoil a file of the newest checkpoint: the one that the plan names, else the chosen one."""
 
     def inside(strike: Strike) -> None:
-        checkpoint: Path | None = strike.at.get("checkpoint") or strike.newest_checkpoint()
+        committed = [] if "checkpoint" in strike.at else _checkpoints(strike.leg.checkpoints)
+        checkpoint: Path | None = strike.at.get("checkpoint", committed[-1] if committed else None)
         if checkpoint is None:
             strike.note(DamageNote(problem="there was no checkpoint to damage yet"))
             return
         try:
-            name = strike.fault.options.get("file") or choose(strike, checkpoint)
+            name = str(strike.fault.options.get("file") or choose(strike, checkpoint))
             path = checkpoint / name
             _expect_own(strike, checkpoint)
             _expect_inside(checkpoint, path)
@@ -140,16 +141,20 @@ def _replace_manifest(path: Path) -> None:
     """By that of the checkpoint before; of the first one by its own, made out for the step before."""
     from chaosrun.records.manifest import Manifest
 
-    names = sorted(entry.name for entry in path.parents[1].iterdir() if checkpoint_step(entry.name) is not None)
-    older = [name for name in names if name < path.parent.name]
+    older = [place for place in _checkpoints(path.parents[1]) if place < path.parent]
     if older:
-        foreign = (path.parents[1] / older[-1] / MANIFEST_NAME).read_bytes()
+        foreign = (older[-1] / MANIFEST_NAME).read_bytes()
     else:
         manifest = Manifest.from_bytes(path.read_bytes())
         step = manifest.step - 1
         position = manifest.position.model_copy(update={"step": step})
         foreign = manifest.model_copy(update={"step": step, "position": position}).to_bytes()
     path.write_bytes(foreign)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Those that are committed, the newest last."""
+    return sorted(path for path in folder.glob("*") if checkpoint_step(path.name) is not None)
 
 
 def look(path: Path) -> Look | None:

@@ -8,11 +8,10 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from chaosrun.errors import RecoveryError
-from chaosrun.records.layout import LegLayout, checkpoint_step
+from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Note, read_markers, write_note
 from chaosrun.records.order import WorkerOrder
 
@@ -95,12 +94,6 @@ class Strike:
     def note(self, note: Note) -> None:
         """Write down what the fault did."""
         write_note(self.leg, self.fault.id, note)
-
-    def newest_checkpoint(self) -> Path | None:
-        """Directory of the newest committed checkpoint of this leg."""
-        folder = self.leg.checkpoints
-        names = sorted(e.name for e in folder.iterdir() if checkpoint_step(e.name) is not None) if folder.is_dir() else []
-        return folder / names[-1] if names else None
 
     def die(self, number: signal.Signals) -> NoReturn:
         """Send the rank a signal that ends it. Nothing after this runs."""

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -22,7 +21,7 @@ import chaosrun
 from chaosrun.observe.limits import cpu_limit, memory_limit
 from chaosrun.records.naming import default_root
 
-Facts = dict[str, Any]
+Facts = dict[str, object]
 """JSON values, by name."""
 PACKAGES = (
     "accelerate",

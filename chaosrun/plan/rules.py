@@ -144,7 +144,7 @@ def _alone_at_its_place(timeline: Timeline, fault: Fault) -> Iterator[str]:
         if fault.facts.needs_peers:
             yield f"one worker alone {fault.facts.needs_peers}, a fault of kind {fault.kind} needs at least 2 workers"
     path = fault.target or fault.options.get("file")
-    if path is not None and (path.startswith("/") or ".." in path.split("/")):
+    if isinstance(path, str) and (path.startswith("/") or ".." in path.split("/")):
         yield f"{path!r} is not a path within a checkpoint"
         return
     alone = only_rank(fault.kind, fault.phase, fault.target)

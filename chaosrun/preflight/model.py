@@ -228,7 +228,7 @@ class Setting:
     """Mean time between failures of one node, if given."""
     forecast_nodes: Sequence[int] = ()
     """Cluster sizes to extrapolate to, if given."""
-    earlier: Mapping[str, Any] = field(default_factory=dict)
+    earlier: Mapping[str, object] = field(default_factory=dict)
     """Facts of the checks before this one, by the check's name."""
     last_run: "EarlierRun | None" = None
     """Of this very job, that went through; None: there is none."""

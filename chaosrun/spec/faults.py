@@ -4,12 +4,12 @@ Owns which keys go together. Whether a fault can ever fire is the planner's busi
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import InitErrorDetails
 
-from chaosrun.faults.kind import ONCE_AN_ATTEMPT, OPTIONS, Kind, Option, Phase
+from chaosrun.faults.kind import ONCE_AN_ATTEMPT, OPTIONS, Kind, Option, Phase, Value
 from chaosrun.faults.kinds import KINDS, LOSSES, FaultKind, LossKind, kind_at
 from chaosrun.spec.fields import (
     Count,
@@ -68,7 +68,7 @@ class FaultOptions(Section):
         return self.phase or KINDS[self.kind].default_phase
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Value]:
         """Options of the fault, as far as they are given."""
         given = {option: getattr(self, key) for key, option in _OPTION_KEYS.items() if getattr(self, key) is not None}
         if "file" not in self.facts.options:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 from msgspec import Struct, structs
@@ -111,7 +111,7 @@ def _ours(pid: int) -> bool:
 # A device's process
 
 
-def _compute(name: str, order: Mapping[str, Any], patience_s: float) -> Computed:
+def _compute(name: str, order: Mapping[str, object], patience_s: float) -> Computed:
     reading, writing = os.pipe()
     parameters = json.dumps({**order, "device": name.partition(":")[0], "progress": writing})
     # Files, not pipes: its words need no reader. In memory: the disk may be full.
@@ -122,7 +122,7 @@ def _compute(name: str, order: Mapping[str, Any], patience_s: float) -> Computed
             stdout=out,
             stderr=err,
             # Threads that wait sleep: on a small machine they would keep others from work.
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "CUDA_VISIBLE_DEVICES": order["visible"]},
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "CUDA_VISIBLE_DEVICES": str(order["visible"])},
             pass_fds=[writing],
         )
         os.close(writing)
