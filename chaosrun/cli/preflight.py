@@ -96,6 +96,7 @@ def _refuse_nonsense(job: Path | None, level: str, duration: str | None, to: Pat
 
 
 def _show(result: "Result", output: str, to: Path | None, *, quiet: bool, good_file: Path | None) -> None:
+    from chaosrun.preflight.conduct import write_named
     from chaosrun.preflight.report.text import render_text
 
     good = None if good_file is None else str(good_file)
@@ -119,17 +120,8 @@ def _show(result: "Result", output: str, to: Path | None, *, quiet: bool, good_f
         return table(WIDEST, False)
 
     if to is not None:
-        _write(to, asked_for())
+        write_named("--to", to, asked_for())
     if to is not None or output == "text":
         write_out(table(page_width(), has_colour(sys.stdout, os.environ), quiet))
     else:
         write_out(asked_for())
-
-
-def _write(path: Path, text: str) -> None:
-    from chaosrun.records.destination import write_to
-
-    try:
-        write_to(path, text.encode())
-    except OSError as error:
-        raise UsageError(f"--to {path} cannot be written: {error.strerror}", hint="name another file") from error

@@ -76,7 +76,10 @@ def conduct(request: Request, *, root: Path, address: str | None, on_event: List
     started_s, began = time.time(), time.monotonic()
     with _pool(address, job, interrupts) as pool:
         interrupts.check()
-        pool.until = _until(request, began)
+        if request.level is not Level.DEEP:
+            pool.until = began + DEADLINE_S[request.level]
+        elif request.seconds is not None:
+            pool.until = began + request.seconds + DEEP_EXTRA_S
         pool.start_agents()
         on_event({"event": "cluster.joined", "nodes": len(pool.nodes), "address": pool.address})
         setting = _setting(request, job, root)
@@ -166,12 +169,6 @@ def _baseline(path: Path) -> Baseline:
     return Baseline(from_json(value, str(path)))
 
 
-def _until(request: Request, began: float) -> float | None:
-    if request.level is not Level.DEEP:
-        return began + DEADLINE_S[request.level]
-    return None if request.seconds is None else began + request.seconds + DEEP_EXTRA_S
-
-
 # Which checks
 
 
@@ -187,8 +184,9 @@ def choose(
                 close = difflib.get_close_matches(name, names, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
                 raise UsageError(f"{option} {name}: there is no such check", hint=hint)
+    made = list(Level)[: list(Level).index(level) + 1]
     chosen = tuple(
-        check for check in checks if check.name not in skip and (check.name in only if only else level.includes(check.level))
+        check for check in checks if check.name not in skip and (check.name in only if only else check.level in made)
     )
     if not chosen:
         raise UsageError("no check is left to make", hint=f"there are {', '.join(names)}")
@@ -209,8 +207,12 @@ def expect_good_nodes(path: Path) -> None:
 
 def write_good_nodes(path: Path, result: Result) -> None:
     """Whole or not at all; empty when no node is good. Raises UsageError."""
+    write_named("--write-good-nodes", path, "".join(f"{name}\n" for name in result.good))
+
+
+def write_named(option: str, path: Path, text: str) -> None:
+    """Into the file that this option names. Raises UsageError."""
     try:
-        write_to(path, "".join(f"{name}\n" for name in result.good).encode())
+        write_to(path, text.encode())
     except OSError as error:
-        hint = "name another file"
-        raise UsageError(f"--write-good-nodes {path} cannot be written: {error.strerror}", hint=hint) from error
+        raise UsageError(f"{option} {path} cannot be written: {error.strerror}", hint="name another file") from error

@@ -149,11 +149,19 @@ class Engine:
     def _gathered(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> tuple[Any, list[Finding]]:
         """What raises speaks against all that were asked: nothing is known of them. The other checks are worth making."""
         try:
-            facts = self._each(check, pool, nodes) if check.gather is None else check.gather(self._setting(), pool)
+            here = self._setting()
+            if check.gather is not None:
+                facts = check.gather(here, pool)
+            else:
+                assert check.call is not None
+                facts = pool.ask({node.name: check.call(here, node) for node in nodes}, check.facts)
         except Exception as error:
             return None, [_broken(check, "make this check", error, nodes)]
-        covers = tuple(node.name for node in nodes if node.name in pool.answered)
-        found = [_covering(finding, covers) for finding in self._judged(check, nodes, facts)]
+        answered = tuple(node.name for node in nodes if node.name in pool.answered)
+        found = [
+            replace(each, covers=each.covers or answered) if each.node is None and each.status is Status.PASS else each
+            for each in self._judged(check, nodes, facts)
+        ]
         if check.call is not None:
             spoken_of = {finding.node for finding in found}
             for name, silence in facts.unanswered.items():
@@ -161,12 +169,6 @@ class Engine:
                     remedy = REMEDIES.get(silence.ended, "")
                     found.append(_rows(check).error(silence.error or silence.ended, remedy, node=name))
         return facts, found
-
-    def _each(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> Answers[Any]:
-        """Every node by itself."""
-        assert check.call is not None
-        here = self._setting()
-        return pool.ask({node.name: check.call(here, node) for node in nodes}, check.facts)
 
     # All of them
 
@@ -216,12 +218,6 @@ def _rows(check: Check[Any]) -> Rows:
 def _broken(check: Check[Any], what: str, error: Exception, nodes: Sequence[Node]) -> Finding:
     reason = f"chaosrun could not {what}: {type(error).__name__}: {error}"
     return _rows(check).error(reason, blames=tuple(node.name for node in nodes))
-
-
-def _covering(finding: Finding, names: tuple[str, ...]) -> Finding:
-    if finding.node is not None or finding.status is not Status.PASS or finding.covers:
-        return finding
-    return replace(finding, covers=names)
 
 
 def _with_remedy(finding: Finding) -> Finding:

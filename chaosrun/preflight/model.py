@@ -22,14 +22,11 @@ PROBES = "chaosrun.preflight.probes"
 
 
 class Level(StrEnum):
+    """Each makes the checks of those before it, too."""
+
     QUICK = "quick"
     STANDARD = "standard"
     DEEP = "deep"
-
-    def includes(self, other: "Level") -> bool:
-        """Whether a preflight of this level makes the checks of the other."""
-        order = list(Level)
-        return order.index(self) >= order.index(other)
 
 
 class Status(StrEnum):

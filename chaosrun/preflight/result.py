@@ -98,7 +98,8 @@ class Result:
     @computed_field(description="names of the nodes that can be used: nothing speaks against them, and they were looked at")
     @property
     def good(self) -> tuple[str, ...]:
-        bad, looked_at = self.bad(), self._looked_at()
+        bad, found = self.bad(), [each for each in self.findings if each.status in (Status.PASS, Status.WARN)]
+        looked_at = {name for each in found for name in (each.node, *each.covers)} if self._any_pass() else set[str]()
         return tuple(node.name for node in self.nodes if node.name not in bad and node.name in looked_at)
 
     @computed_field(description="names of the nodes on which all was skipped: neither good nor bad, they do not make unfit")
@@ -115,20 +116,11 @@ class Result:
     @computed_field(description="what the findings of each check come to")
     @property
     def statuses(self) -> dict[str, Status]:
-        found: dict[str, list[Status]] = {run.name: [] for run in self.checks}
-        for finding in self.findings:
-            found.setdefault(finding.check, []).append(finding.status)
-        return {name: worst(statuses) for name, statuses in found.items()}
+        names = dict.fromkeys([*(run.name for run in self.checks), *(finding.check for finding in self.findings)])
+        return {name: worst([each.status for each in self.findings if each.check == name]) for name in names}
 
     def _counts(self, finding: Finding) -> bool:
         return finding.status in BAD or (self.strict and finding.status is Status.WARN)
-
-    def _looked_at(self) -> set[str]:
-        """Nodes on which something passed, or passed but for a warning."""
-        if not self._any_pass():
-            return set()
-        found = [finding for finding in self.findings if finding.status in (Status.PASS, Status.WARN)]
-        return {name for finding in found for name in (finding.node, *finding.covers) if name is not None}
 
     def _any_pass(self) -> bool:
         return any(finding.status is Status.PASS for finding in self.findings)

@@ -17,7 +17,6 @@ from chaosrun.preflight.checks.cluster_software import script, variables, versio
 from chaosrun.preflight.model import Answers, Check, Finding, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.probes.clock import Clock
 from chaosrun.preflight.probes.software import SoftwareFacts
-from chaosrun.spec.model import JobSpec
 
 ROWS = Rows(check="cluster")
 LIMIT_S = 10.0
@@ -39,7 +38,9 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 
 def gather(setting: Setting, pool: Pool) -> ClusterFacts:
     job = setting.job
-    call = ask("software", LIMIT_S, script=job and str(job.script_path), path=_own_path(job.spec) if job else [])
+    # Where the job's own environment has imports looked for.
+    path = [part for part in setting.env.get("PYTHONPATH", "").split(":") if part]
+    call = ask("software", LIMIT_S, script=job and str(job.script_path), path=path)
     told = pool.ask({node.name: call for node in pool.nodes}, SoftwareFacts)
     # A process of its own, which does nothing else: the sooner it is over, the better its clock is known.
     asked = pool.ask({name: ask("clock", LIMIT_S) for name in told.answered}, Clock)
@@ -51,11 +52,6 @@ def _bounds(clock: Clock, asked_s: tuple[float, float]) -> Bounds:
     """The node's process ran between the two readings here."""
     began_s, ended_s = asked_s
     return clock.now_s - ended_s, clock.began_s - began_s
-
-
-def _own_path(spec: JobSpec) -> list[str]:
-    """Directories that the job's own environment adds."""
-    return [part for part in spec.env.get("PYTHONPATH", "").split(":") if part]
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: ClusterFacts) -> list[Finding]:

@@ -98,17 +98,14 @@ def _torch(rows: Rows, there: Mapping[str, str], with_gpus: Collection[str]) -> 
 
 
 def _versions(rows: Rows, what: str, there: Mapping[str, str]) -> Iterator[Finding]:
+    # Versions that agree in so many parts differ by little.
+    parts = {"python": 2, "driver": 1, "numpy": 0}.get(what)
+
     def grade(values: Iterable[str]) -> Status:
-        return Status.WARN if len({_family(what, version) for version in values}) == 1 else Status.FAIL
+        return Status.WARN if len({".".join(version.split(".")[:parts]) for version in values}) == 1 else Status.FAIL
 
     remedy = f"install the same {what} there" + (" and reboot" if what == "driver" else "")
     yield from differing(rows, there, grade, "the same job may give other numbers there, or not start", remedy)
-
-
-def _family(what: str, version: str) -> str:
-    """Versions of one family differ by little."""
-    parts = {"python": 2, "driver": 1, "numpy": 0}.get(what)
-    return ".".join(version.split(".")[:parts])
 
 
 # What is set

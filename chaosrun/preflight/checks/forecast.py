@@ -185,7 +185,8 @@ def _interval(job: Job, facts: ForecastFacts, now: Forecast, save_s: float, rest
         return row.skip(NO_RUN)
     if short := _too_short(facts, now):
         return row.skip(short)
-    best_steps = _rounded(now.interval_s / costs.step_s)
+    # Two digits: around the best interval the goodput hardly changes.
+    best_steps = max(1, round(float(f"{now.interval_s / costs.step_s:.2g}")))
     best, own = (goodput(steps * costs.step_s, save_s, restart_s, now.mtbf_s) for steps in (best_steps, every))
     # A rounded interval may be worse than the one that it is compared with.
     lost = 0.0 if best <= own else 1 - own / best
@@ -196,11 +197,6 @@ def _interval(job: Job, facts: ForecastFacts, now: Forecast, save_s: float, rest
         f"at most {MOST_LOST:.0%} less than with the best interval",
         f"set checkpoint.every_steps to {best_steps}, every {duration(best_steps * costs.step_s)}",
     )
-
-
-def _rounded(steps: float) -> int:
-    """Two digits: around the best interval the goodput hardly changes."""
-    return max(1, round(float(f"{steps:.2g}")))
 
 
 def _percent(share: float) -> str:

@@ -224,19 +224,13 @@ def _others(row: Rows, busy: Busy, usable: float) -> Finding:
 
 def _left(row: Rows, left: Sequence[Process], hidden: bool) -> Finding:
     if left:
+        since = [datetime.fromtimestamp(each.created_s, tz=UTC).strftime(", since %Y-%m-%d %H:%M:%S UTC") for each in left]
+        named = [f"{each.name} (pid {each.pid}{when * (each.created_s > 0)})" for each, when in zip(left, since, strict=True)]
         remedy, why = f"kill -9 {' '.join(str(each.pid) for each in left)}", "it may hold memory, a GPU or a port"
-        return row.warn(_named(left), "no process whose supervisor is gone", remedy, reason=why)
+        return row.warn(listed(named, NAMED), "no process whose supervisor is gone", remedy, reason=why)
     if hidden:
         return row.skip("/proc shows no processes of other users here (hidepid)")
     return row.passed("nothing", "nothing", reason="of the processes that this user may look into")
-
-
-def _named(processes: Sequence[Process]) -> str:
-    return listed([f"{each.name} (pid {each.pid}{_since(each.created_s)})" for each in processes], NAMED)
-
-
-def _since(created_s: float) -> str:
-    return f", since {datetime.fromtimestamp(created_s, tz=UTC):%Y-%m-%d %H:%M:%S} UTC" if created_s else ""
 
 
 # What the kernel complains of

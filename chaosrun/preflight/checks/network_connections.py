@@ -59,8 +59,11 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
         findings += _against(name, clear or against, len(asked))
     for node in asked:
         rows = ROWS.of(node=node.name)
-        if node.name not in heard:
-            findings.append(_could_not(rows, node.name, told, ports))
+        if silence := told.unanswered.get(node.name):
+            findings.append(rows.error(silence.error, BUSY))
+        elif node.name not in heard:
+            why = f"cannot listen on port {ports[node.name]}: {told.answered[node.name].taken}"
+            findings.append(rows.error(why, "repeat with --only network: ports are chosen anew"))
         elif node.name not in blamed:
             findings.append(_not_blamed(rows, node, heard, ports, blamed))
     return findings
@@ -91,13 +94,6 @@ def _failure(rows: Rows, measured: str, failure: Failure) -> Finding:
     ports = RANGES.get(failure.purpose, f"Ray's port of its {failure.purpose}")
     remedy = REMEDIES.get(failure.cause, OTHER_REMEDY).format(ports=ports)
     return rows.fail(f"{measured}: {failure.error}", "every node connects to every node", remedy)
-
-
-def _could_not(rows: Rows, name: str, told: Answers[MeshFacts], ports: Mapping[str, int]) -> Finding:
-    if name in told.unanswered:
-        return rows.error(told.unanswered[name].error, BUSY)
-    why = f"cannot listen on port {ports[name]}: {told.answered[name].taken}"
-    return rows.error(why, "repeat with --only network: ports are chosen anew")
 
 
 def _not_blamed(

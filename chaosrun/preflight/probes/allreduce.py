@@ -133,16 +133,12 @@ def listen(selector: selectors.BaseSelector, descriptor: int, rank: Rank) -> Non
     os.close(descriptor)
     _, status = os.waitpid(rank.pid, 0)
     if not rank.facts.ended:
+        # Only here: what faults are made of takes a while to be read.
+        from chaosrun.faults.observed import signal_name
+
         code = os.waitstatus_to_exitcode(status)
         rank.facts.ended = "died"
-        rank.facts.error = f"killed by {_name_of(-code)}" if code < 0 else f"left with exit code {code}"
-
-
-def _name_of(number: int) -> str:
-    # Only here: what faults are made of takes a while to be read.
-    from chaosrun.faults.observed import signal_name
-
-    return signal_name(number)
+        rank.facts.error = f"killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
 
 
 def _be(asked: Asked, rank: int, local: int, say: Say) -> None:
@@ -199,6 +195,7 @@ def _meet(tell: Tell, asked: Asked, rank: int) -> "TCPStore":
 
 
 def _sum_cases(tell: Tell, results: list[Sum], asked: Asked, rank: int, device: "torch.device") -> None:
+    import torch
     from torch import distributed
 
     for case, (size, dtype) in enumerate(asked.cases):
@@ -208,7 +205,8 @@ def _sum_cases(tell: Tell, results: list[Sum], asked: Asked, rank: int, device: 
         tell(place=2 * case)
         distributed.all_reduce(given)
         result = given.cpu()
-        results.append(Sum(hash=_hash(result), wrong=_wrong(result, expected)))
+        digest = hashlib.sha256(result.view(torch.uint8).numpy().data).hexdigest()
+        results.append(Sum(hash=digest[:16], wrong=_wrong(result, expected)))
         tell(place=2 * case + 1)
 
 
@@ -241,12 +239,6 @@ def _numbers(rank: int | None, world: int, size: int, dtype: str) -> "torch.Tens
     kind: torch.dtype = getattr(torch, dtype)
     count = max(1, size // kind.itemsize)
     return total.to(kind).repeat(-(-count // PERIOD))[:count].clone()
-
-
-def _hash(tensor: "torch.Tensor") -> str:
-    import torch
-
-    return hashlib.sha256(tensor.view(torch.uint8).numpy().data).hexdigest()[:16]
 
 
 def _wrong(result: "torch.Tensor", expected: "torch.Tensor") -> Wrong | None:

@@ -69,7 +69,6 @@ class Report:
     about: str
     """What was looked at, in a line."""
     counted: str
-    """How many findings there are of each status, bad ones first."""
     wrong: Sequence[Problem]
     warnings: Sequence[Problem]
     groups: Sequence[Group]
@@ -88,14 +87,16 @@ class Report:
 
 def report_of(result: Result, good_file: str | None = None) -> Report:
     found, nodes = result.findings, len(result.nodes)
-    values = [finding for finding in found if _is_whole_value(finding)]
+    # Found of the whole cluster, and no numbers; what is wrong with it is told as a problem.
+    whole = [each for each in found if each.node is None and each.status in (Status.PASS, Status.SKIP)]
+    values = [each for each in whole if each.measured and each.measure is None]
     skipped = [finding for finding in found if finding.status is Status.SKIP and finding not in values]
     return Report(
         result=result,
         words="FIT" if result.fit else "NOT FIT",
         headline=headline(result),
         about=_about(result),
-        counted=_counted(found),
+        counted=counted(Counter(each.status for each in found)),
         wrong=problems(result, [each for each in found if each.status in BAD]),
         warnings=problems(result, [each for each in found if each.status is Status.WARN]),
         groups=groups(result),
@@ -135,9 +136,9 @@ def _about(result: Result) -> str:
     return f"{count(len(result.nodes), 'node')}, {cpus:g} CPUs, {count(gpus, 'GPU')}, {where}{job}{baseline}"
 
 
-def _counted(findings: Iterable[Finding]) -> str:
-    found = Counter(finding.status for finding in findings)
-    return ", ".join(f"{found[status]} {status}" for status in reversed(Status) if found[status])
+def counted(found: Mapping[Status, int]) -> str:
+    """How many findings there are of each status, bad ones first."""
+    return ", ".join(f"{found[status]} {status}" for status in reversed(Status) if found.get(status))
 
 
 def commands(result: Result, good_file: str | None) -> list[tuple[str, str]]:
@@ -313,9 +314,3 @@ def _measure_title(kind: Kind, kinds: Iterable[Kind]) -> str:
         apart.append("nodes with GPUs" if gpus else "nodes without GPUs" if cpus else "nodes without CPUs")
     told = f" ({', '.join(apart)})" if apart else ""
     return f"{check}: {name}{told}"
-
-
-def _is_whole_value(finding: Finding) -> bool:
-    """What was found of the whole cluster and is no number; what is wrong with it is told as a problem."""
-    whole = finding.node is None and finding.status in (Status.PASS, Status.SKIP)
-    return whole and bool(finding.measured) and finding.measure is None

@@ -1,6 +1,7 @@
 """Progress of a preflight on stderr: a line for each check that begins or ends, and for each node that is left out."""
 
 from chaosrun.preflight.model import Status
+from chaosrun.preflight.report.rows import counted
 from chaosrun.records.events import EventRecord
 from chaosrun.report.ticker import Ticker
 from chaosrun.wording import clock, count
@@ -28,8 +29,7 @@ def _sentence(record: EventRecord) -> str:
         case "check.began":
             return f"{record['check']}: {record['about']}"
         case "check.ended":
-            found = {Status(status): number for status, number in record["statuses"].items()}
-            parts = [f"{found[status]} {status}" for status in reversed(Status) if found.get(status)]
-            return f"{record['check']}: {', '.join(parts) or 'nothing found'}, {clock(record['seconds'])}"
+            found = counted({Status(status): number for status, number in record["statuses"].items()})
+            return f"{record['check']}: {found or 'nothing found'}, {clock(record['seconds'])}"
         case _:
             return f"{record['node']} is left out from now on: {record['why']} ({record['check']})"
