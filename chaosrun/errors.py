@@ -16,26 +16,6 @@
 Each carries a message (what happened, where) and a hint (what to do). Anything else that escapes is a bug of ours: exit 1.
 """
 
-__all__ = [
-    "ChaosrunError",
-    "HookedStateError",
-    "InterruptedRunError",
-    "InvalidCheckpointError",
-    "LeftApartError",
-    "MisuseError",
-    "NoClusterError",
-    "ParameterOrderError",
-    "RecoveryError",
-    "RegisteredStateError",
-    "ResourcesError",
-    "RestoreMismatchError",
-    "RunTimeoutError",
-    "SpecError",
-    "UnsafeCheckpointError",
-    "UsageError",
-    "UserScriptError",
-]
-
 
 class ChaosrunError(Exception):
     """Base of all; `exit_code` is what the command line ends with."""

@@ -8,29 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from chaosrun.cli.options import (
-    NOTHING,
-    Address,
-    After,
-    AtOnce,
-    Drilled,
-    Format,
-    FromTheBeginning,
-    Overrides,
-    Quiet,
-    Root,
-    Run,
-    ToTheEnd,
-    WayIn,
-    as_text,
-    begun,
-    early_of,
-    job_asked,
-    numbers,
-    one_or_more,
-    show,
-    ticking,
-)
+from chaosrun.cli import options
 from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.records.destination import expect_writable
 from chaosrun.report.output import warn, write_out
@@ -54,17 +32,17 @@ def suite(
     list_: Annotated[bool, Parameter(name="--list", help="Show what would run, and start nothing.")] = False,
     fail_fast: Annotated[bool, Parameter(help="Begin no more drills after the first surprise.")] = False,
     keep_going: Annotated[bool, Parameter(help="Run all drills whatever becomes of each (the default).")] = False,
-    at_once: AtOnce = None,
-    to_the_end: ToTheEnd = False,
-    from_the_beginning: FromTheBeginning = False,
+    at_once: options.AtOnce = None,
+    to_the_end: options.ToTheEnd = False,
+    from_the_beginning: options.FromTheBeginning = False,
     resume: Annotated[str | None, Parameter(help="Go on with a suite: its id, the beginning of it, or 'latest'.")] = None,
     history: Annotated[Path | None, Parameter(help="File of past nights (default: ROOT/suites/history/SUITE.jsonl).")] = None,
     junit: Annotated[Path | None, Parameter(help="Write JUnit XML here, too.")] = None,
     markdown: Annotated[Path | None, Parameter(help="Add a summary to this file, such as $GITHUB_STEP_SUMMARY.")] = None,
-    address: Address = None,
-    root: Root = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    address: options.Address = None,
+    root: options.Root = None,
+    quiet: options.Quiet = False,
+    output: options.Format = "text",
 ) -> int:
     """Run a suite's drills and compare each verdict with the expected one. Exit code 0 when all are as expected, 3 when one is
     not, 6 when all that are not are inconclusive, were cancelled or could not be run."""
@@ -75,7 +53,7 @@ def suite(
 
     if fail_fast and keep_going:
         raise UsageError("--fail-fast and --keep-going exclude each other", hint="leave one of the two out")
-    one_or_more("--at-once", at_once)
+    options.one_or_more("--at-once", at_once)
     for option, file in (("--history", history), ("--junit", junit), ("--markdown", markdown)):
         if file is not None and not list_:
             expect_writable(option, file)  # told now, not after hours of drills
@@ -91,12 +69,12 @@ def suite(
         asked_s=now_s,
     )
     if list_:
-        show(output, (plan := api.suite_plan(request, root=root)).to_json, lambda: render_plan(plan))
+        options.show(output, (plan := api.suite_plan(request, root=root)).to_json, lambda: render_plan(plan))
         return 0
-    short = {"early": early_of(to_the_end), "overrides": begun(from_the_beginning)}
+    short = {"early": options.early_of(to_the_end), "overrides": options.begun(from_the_beginning)}
     run = partial(api.suite, request, resume=resume, at_once=at_once, **short, root=root, address=address)
     result = _run_suite(run, junit, markdown, quiet=quiet, output=output)
-    show(output, result.to_json, lambda: render_suite(result, quiet=quiet))
+    options.show(output, result.to_json, lambda: render_suite(result, quiet=quiet))
     hand_out(result, junit, markdown)
     return result.exit_code
 
@@ -118,20 +96,20 @@ def _run_suite(
             warn([error.message])
 
     try:
-        with ticking(quiet=quiet) as on_event:
+        with options.ticking(quiet=quiet) as on_event:
             return run(on_event=on_event, on_cut_short=on_cut_short)
     except ChaosrunError:
         if output == "text":  # else the error is the only value
-            write_out("".join(as_text(render_suite(so_far, quiet=quiet)) for so_far in ended))
+            write_out("".join(options.as_text(render_suite(so_far, quiet=quiet)) for so_far in ended))
         raise
 
 
 def sweep(
-    job: Drilled = None,
+    job: options.Drilled = None,
     /,
-    *overrides: Overrides,
-    asked: WayIn = NOTHING,
-    after: After = (),
+    *overrides: options.Overrides,
+    asked: options.WayIn = options.NOTHING,
+    after: options.After = (),
     steps: Annotated[
         str,
         Parameter(help="Steps at which the training's phases are tried, such as 1,27,66 (default: five that stand for all)."),
@@ -142,70 +120,72 @@ def sweep(
             help="Points to try, by phase or by name, such as 'checkpoint.*' or 'recovery/*'; may be given several times."
         ),
     ] = None,
-    at_once: AtOnce = None,
+    at_once: options.AtOnce = None,
     keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
-    to_the_end: ToTheEnd = False,
-    from_the_beginning: FromTheBeginning = False,
+    to_the_end: options.ToTheEnd = False,
+    from_the_beginning: options.FromTheBeginning = False,
     saves: Annotated[
         bool, Parameter(help="Try, in their place, the points inside one save of a script's own, and power cuts after it.")
     ] = False,
     resume: Annotated[str | None, Parameter(help="Go on with a sweep: its id, the beginning of it, or 'latest'.")] = None,
-    address: Address = None,
-    root: Root = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    address: options.Address = None,
+    root: options.Root = None,
+    quiet: options.Quiet = False,
+    output: options.Format = "text",
 ) -> int:
     """Kill the job once at every point that it comes by, one drill each: exit code 0 when all PASS, 3 when one does not, 6 when
     none fails and one is inconclusive."""
     from chaosrun import api
     from chaosrun.campaign.report.text import render_sweep
 
-    one_or_more("--at-once", at_once)
+    options.one_or_more("--at-once", at_once)
     if asked.kill or asked.preempt:
         raise UsageError(
             "a sweep strikes at every point by itself", hint="leave out --kill and --preempt; --only chooses points"
         )
-    drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
-    with ticking(quiet=quiet) as on_event:
+    drilled, changes = options.job_asked(job, overrides, after, asked, quiet=quiet)
+    with options.ticking(quiet=quiet) as on_event:
         swept = api.sweep(
             drilled,
-            overrides=(*changes, *begun(from_the_beginning)),
-            steps=numbers("--steps", steps, "steps"),
+            overrides=(*changes, *options.begun(from_the_beginning)),
+            steps=options.numbers("--steps", steps, "steps"),
             only=only or (),
             at_once=at_once,
             keep=keep,
             saves=saves,
             resume=resume,
-            early=early_of(to_the_end),
+            early=options.early_of(to_the_end),
             root=root,
             address=address,
             on_event=on_event,
         )
-    show(output, lambda: {**swept.to_json(), "exit_code": swept.exit_code}, lambda: render_sweep(swept, root=root, quiet=quiet))
+    options.show(
+        output, lambda: {**swept.to_json(), "exit_code": swept.exit_code}, lambda: render_sweep(swept, root=root, quiet=quiet)
+    )
     return swept.exit_code
 
 
 def shrink(
-    run: Run,
+    run: options.Run,
     /,
     *,
     max_drills: Annotated[int | None, Parameter(help="Stop with the smallest plan found by then (default: 100).")] = None,
-    to_the_end: ToTheEnd = False,
-    from_the_beginning: FromTheBeginning = False,
-    address: Address = None,
-    root: Root = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    to_the_end: options.ToTheEnd = False,
+    from_the_beginning: options.FromTheBeginning = False,
+    address: options.Address = None,
+    root: options.Root = None,
+    quiet: options.Quiet = False,
+    output: options.Format = "text",
 ) -> int:
     """Reduce the faults of a run that failed to a smallest plan that fails in the same way. It prints that as part of a job
     file; exit code 0, or 6 when the run does not fail again."""
     from chaosrun import api
     from chaosrun.campaign.report.text import render_shrunk
 
-    one_or_more("--max-drills", max_drills)
+    options.one_or_more("--max-drills", max_drills)
     layout = api.find_run(run, root)
-    with ticking(quiet=quiet) as on_event:
-        short = {"early": early_of(to_the_end), "overrides": begun(from_the_beginning)}
+    with options.ticking(quiet=quiet) as on_event:
+        short = {"early": options.early_of(to_the_end), "overrides": options.begun(from_the_beginning)}
         shrunk = api.shrink(layout, max_drills=max_drills, **short, address=address, on_event=on_event)
-    show(output, shrunk.to_json, lambda: render_shrunk(shrunk))
+    options.show(output, shrunk.to_json, lambda: render_shrunk(shrunk))
     return shrunk.exit_code

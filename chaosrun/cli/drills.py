@@ -143,6 +143,7 @@ def _shown(result: "RunResult", output: str, *, quiet: bool, verbose: bool) -> i
 
 def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, verbose: bool, output: str) -> int:
     """Follow a drill in another process to its verdict, or leave it to itself."""
+    from chaosrun.campaign.drill import RunResult
 
     def watch() -> None:
         if quiet:
@@ -156,10 +157,8 @@ def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, verbose: bool
         if process.detach() if detach else follow(process, watch):
             _show_detached(process.run, process.pid, quiet=quiet, output=output)
             return 0
-        verdict, warnings = process.result()
-    show_verdict(process.run, verdict, output, quiet=quiet, verbose=verbose)
-    warn(warnings)
-    return verdict.exit_code
+        result = RunResult(process.run, *process.result())
+    return _shown(result, output, quiet=quiet, verbose=verbose)
 
 
 def _show_detached(run: RunLayout, pid: int, *, quiet: bool, output: str) -> None:

@@ -14,28 +14,24 @@ LENGTH = 8192
 
 def canary(device: torch.device) -> str:
     """16 hex digits, whatever context it is called in. Draws no random number and leaves no gradient behind."""
-    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        return _digest(device)
-
-
-def _digest(device: torch.device) -> str:
     hasher = xxhash.xxh3_64()
-    # Irregular fractions, so that every order of summation rounds in its own way.
-    values = torch.arange(1, LENGTH + 1, dtype=torch.float32, device=device).mul(0.6180339887).frac().sub(0.37)
-    square = values[: 64 * 64].view(64, 64)
-    images = values[: 2 * 4 * 16 * 16].view(2, 4, 16, 16)
-    with torch.enable_grad():
-        kernel = values[: 8 * 4 * 3 * 3].view(8, 4, 3, 3).clone().requires_grad_()
-        torch.nn.functional.conv2d(images, kernel, padding=1).square().sum().backward()
-    with torch.no_grad():
-        results = (
-            values.sum(),
-            square @ square,
-            values.view(8, -1).softmax(dim=1),
-            torch.nn.functional.layer_norm(values.view(8, -1), (LENGTH // 8,)),
-            kernel.grad,
-        )
-        for result in results:
-            assert result is not None
-            hasher.update(result.cpu().contiguous().numpy().tobytes())
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        # Irregular fractions, so that every order of summation rounds in its own way.
+        values = torch.arange(1, LENGTH + 1, dtype=torch.float32, device=device).mul(0.6180339887).frac().sub(0.37)
+        square = values[: 64 * 64].view(64, 64)
+        images = values[: 2 * 4 * 16 * 16].view(2, 4, 16, 16)
+        with torch.enable_grad():
+            kernel = values[: 8 * 4 * 3 * 3].view(8, 4, 3, 3).clone().requires_grad_()
+            torch.nn.functional.conv2d(images, kernel, padding=1).square().sum().backward()
+        with torch.no_grad():
+            results = (
+                values.sum(),
+                square @ square,
+                values.view(8, -1).softmax(dim=1),
+                torch.nn.functional.layer_norm(values.view(8, -1), (LENGTH // 8,)),
+                kernel.grad,
+            )
+            for result in results:
+                assert result is not None
+                hasher.update(result.cpu().contiguous().numpy().tobytes())
     return hasher.hexdigest()

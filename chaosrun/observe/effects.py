@@ -8,13 +8,11 @@ are wrapped; files that are open for writing, or mapped so, are looked up. Not s
 
 import functools
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from chaosrun.observe.opened import caches
+from chaosrun.observe.opened import caches, mapped_files, open_files
 from chaosrun.records.layout import LegLayout
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -52,7 +50,7 @@ class Effects:
         yield from (path.read_text(errors="replace") for path in told if path.exists())
         yield from (
             f"it holds {path} open for writing"
-            for path in (*(path for path, writes, _ in open_files() if writes), *_mapped())
+            for path in (*(path for path, writes, _ in open_files() if writes), *mapped_files(" rw-s "))
             if self._counts(path)
         )
 
@@ -91,21 +89,3 @@ class Effects:
             self._has_told = True
             with self._told.open("a") as file:
                 file.write(words)
-
-
-def open_files() -> Iterator[tuple[str, bool, int]]:
-    """Regular files that this process has open: whether for writing, and where it stands in them."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            about = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{name}").read_text().splitlines()[:2])
-            path = os.readlink(f"/proc/self/fd/{name}")
-            if stat.S_ISREG(os.fstat(int(name)).st_mode) and path.startswith("/"):
-                yield path, bool(int(about["flags"], 8) & os.O_ACCMODE), int(about["pos"])
-        except (OSError, KeyError):
-            continue  # closed meanwhile
-
-
-def _mapped() -> Iterator[str]:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if " rw-s " in line and " /" in line:
-            yield line.split(maxsplit=5)[5]

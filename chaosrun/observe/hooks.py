@@ -153,9 +153,12 @@ def _see_optimizers() -> None:
 
     @functools.wraps(scaled)
     def scaler_step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        listener, steps = _seen.hears(), _Steps(optimizer)
+        listener, steps = _seen.hears(), list[Any]()
+        # accelerate's own keeps the optimizer that steps inside.
+        hook = getattr(optimizer, "optimizer", optimizer).register_step_post_hook(lambda *of: steps.append(of))
         result = scaled(self, optimizer, *args, **kwargs)
-        if listener and not steps.done():
+        hook.remove()
+        if listener and not steps:
             listener.step_was_skipped()
         return result
 
@@ -180,22 +183,6 @@ def _meet(optimizer: Optimizer) -> None:
         _seen.met.add(optimizer)
         _seen.keep(optimizer)
         _seen.optimizers = [known for known in _seen.optimizers if known() is not None] + [weakref.ref(optimizer)]
-
-
-class _Steps:
-    """Whether an optimizer is stepped."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._stepped = False
-        # accelerate's own keeps the optimizer that steps inside.
-        self._hook = getattr(optimizer, "optimizer", optimizer).register_step_post_hook(self._note)
-
-    def _note(self, *_: Any) -> None:
-        self._stepped = True
-
-    def done(self) -> bool:
-        self._hook.remove()
-        return self._stepped
 
 
 def _see_wrappers() -> None:

@@ -168,10 +168,6 @@ def _room_for(iterator: Any) -> "deque[Any]":
 def _plain(indices: Any) -> list[Any]:
     """Sample ids as JSON values: numbers out of numpy and torch, anything that is no number or text by its repr."""
     whole = isinstance(indices, str | bytes) or not isinstance(indices, Iterable)
-    return [_plain_id(value) for value in ([indices] if whole else indices)]
-
-
-def _plain_id(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return value if isinstance(value, int | float | str) else repr(value)
+    values: Any = [indices] if whole else indices
+    ids = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    return [value if isinstance(value, int | float | str) else repr(value) for value in ids]

@@ -12,7 +12,7 @@ import stat
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -83,8 +83,7 @@ class FileWatch:
 
     def look_at_mappings(self) -> None:
         """Files that are mapped into memory, or open for reading alone, by whoever opened them."""
-        mapped = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if " /" in line}
-        for path in mapped | _open_for_reading():
+        for path in {*mapped_files(), *(path for path, writes, _ in open_files() if not writes)}:
             self._read(path)
 
     def _watched(self, reader: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,13 +202,20 @@ def _is_of_a_tracker() -> bool:
     return False
 
 
-def _open_for_reading() -> set[str]:
-    paths: set[str] = set()
+def open_files() -> Iterator[tuple[str, bool, int]]:
+    """Regular files that this process has open: whether for writing, and where it stands in them."""
     for name in os.listdir("/proc/self/fd"):
         try:
-            flags = int(Path(f"/proc/self/fdinfo/{name}").read_text().split("flags:")[1].split()[0], 8)
-            if not flags & os.O_ACCMODE:
-                paths.add(os.readlink(f"/proc/self/fd/{name}"))
-        except (OSError, IndexError):
+            about = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{name}").read_text().splitlines()[:2])
+            path = os.readlink(f"/proc/self/fd/{name}")
+            if stat.S_ISREG(os.fstat(int(name)).st_mode) and path.startswith("/"):
+                yield path, bool(int(about["flags"], 8) & os.O_ACCMODE), int(about["pos"])
+        except (OSError, KeyError):
             continue  # closed meanwhile
-    return paths
+
+
+def mapped_files(access: str = " ") -> Iterator[str]:
+    """Files that are mapped into this process's memory; `access`: " rw-s " alone, as /proc has it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if access in line and " /" in line:
+            yield line.split(maxsplit=5)[5]

@@ -36,12 +36,9 @@ class Outside:
     def __init__(self, state: ObservedState) -> None:
         self._state = state
         self._stepped: dict[int, Optimizer] = {}
-        self._hook = register_optimizer_step_post_hook(self._after_step)
+        self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped.update({id(optimizer): optimizer}))
         self._loop = _loops_variables(sys._getframe())
         self._before = self._held()
-
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self._stepped[id(optimizer)] = optimizer
 
     def found(self) -> list[str]:
         """What was changed and is saved by nobody, in words."""
@@ -153,7 +150,11 @@ def _loops_variables(frame: Any) -> set[str] | None:
 
 
 def made_anew(tree: ast.Module) -> set[str] | None:
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For) and _is_training(node)]
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For) and any(getattr(part, "attr", None) in LOOPS for part in ast.walk(node.iter))
+    ]
     if not loops:
         return None
     names: set[str] = set()
@@ -176,10 +177,6 @@ def made_anew(tree: ast.Module) -> set[str] | None:
             if use.stores and covered and not kept:
                 names.add(name)
     return names
-
-
-def _is_training(loop: ast.For) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr in LOOPS for node in ast.walk(loop.iter))
 
 
 def _uses(node: ast.AST, branch: tuple[int, ...]) -> Iterator[_Use]:
@@ -210,15 +207,10 @@ def _uses(node: ast.AST, branch: tuple[int, ...]) -> Iterator[_Use]:
             for part in (node.target, *node.body, *node.orelse):
                 yield from _uses(part, (*branch, id(node)))
         case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-            for generator in node.generators:
-                yield from _uses(generator, branch)
-            yield from (use for part in _results(node) for use in _uses(part, branch))
+            results = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+            yield from (use for part in (*node.generators, *results) for use in _uses(part, branch))
         case ast.comprehension():
             yield from (use for part in (node.iter, node.target, *node.ifs) for use in _uses(part, branch))
         case _:
             for child in ast.iter_child_nodes(node):
                 yield from _uses(child, branch)
-
-
-def _results(node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> tuple[ast.expr, ...]:
-    return (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)

@@ -31,9 +31,9 @@ from accelerate import Accelerator
 from torch.utils.data import IterableDataset, Sampler
 
 from chaosrun.observe.contents import address_of, tensors_in
-from chaosrun.observe.effects import open_files
 from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.observe.held import COUNTING, INSTALLED, added, file_of, held, is_of_the_job, is_our_generator, variables
+from chaosrun.observe.opened import open_files
 from chaosrun.observe.script_state import DAY_S, text_of
 from chaosrun.observe.state import ObservedState
 

@@ -116,7 +116,7 @@ def _under(loader: Any, states: tuple[int, ...]) -> Iterator[list[_Fetched]]:
             return
         _seed(state)
         fetcher = _DatasetKind.create_fetcher(
-            loader._dataset_kind, loader.dataset, loader._auto_collation, _as_it_is, loader.drop_last
+            loader._dataset_kind, loader.dataset, loader._auto_collation, lambda samples: samples, loader.drop_last
         )
         fetched: list[_Fetched] = []
         for number, key in enumerate(keys):
@@ -149,10 +149,6 @@ def _fetch(fetcher: Any, key: Any, collate: Callable[[Any], Any], name: str) -> 
         drew=[stream for stream in before if before[stream] != between[stream]],
         collate_drew=[stream for stream in before if between[stream] != after[stream]],
     )
-
-
-def _as_it_is(samples: Any) -> Any:
-    return samples
 
 
 def _seed(state: int) -> None:

@@ -44,6 +44,7 @@ ITERATORS = (
     *(itertools.count, itertools.cycle, itertools.islice, itertools.chain, itertools.repeat),
 )
 DAY_S = 86400.0
+PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), most: int = MOST_VALUES) -> dict[str, str]:
@@ -134,7 +135,7 @@ def text_of(value: Any) -> str | None:
             return "a container"
         case list() | tuple() | deque() | set() | frozenset() if len(value) > MOST_ITEMS:
             return "large"
-        case list() | tuple() | deque() | set() | frozenset() if all(map(_is_plain, value)):
+        case list() | tuple() | deque() | set() | frozenset() if all(isinstance(each, PLAIN) for each in value):
             items = sorted(map(repr, value)) if isinstance(value, set | frozenset) else list(map(repr, value))
             return (
                 _short(f"{type(value).__name__} of {len(items)}: {', '.join(items)}") if items else f"{type(value).__name__}()"
@@ -154,10 +155,6 @@ def _of_tensor(value: torch.Tensor) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {tensor_digest(value):016x}"
     except TypeError:
         return "a tensor"
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | bytes)
 
 
 def _short(text: str) -> str:
@@ -202,10 +199,14 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             yield from _of_function(value)
         case functools.partial():
             yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+        case type() if is_own(value.__module__) and value.__module__ != "builtins":
+            yield from ((key, child) for key, child in vars(value).items() if not key.startswith("__") and not callable(child))
         case type():
-            yield from _of_class(value)
+            pass
         case _ if isinstance(value, ITERATORS):
-            yield from _of_iterator(value)
+            with contextlib.suppress(TypeError):
+                parts = enumerate(value.__reduce__()[1:])
+                yield from ((f"at/{number}", part) for number, part in parts if not isinstance(part, Callable))
         case _:
             yield from _of_object(value)
 
@@ -219,19 +220,6 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
     yield from (("defaults", value.__defaults__), ("keyword defaults", value.__kwdefaults__))
     yield from vars(value).items()
-
-
-def _of_class(value: type) -> Iterator[tuple[str, Any]]:
-    if is_own(value.__module__) and value.__module__ != "builtins":
-        yield from ((key, child) for key, child in vars(value).items() if not key.startswith("__") and not callable(child))
-
-
-def _of_iterator(value: Any) -> Iterator[tuple[str, Any]]:
-    try:
-        reduced = value.__reduce__()
-    except TypeError:
-        return
-    yield from ((f"at/{number}", part) for number, part in enumerate(reduced[1:]) if not isinstance(part, Callable))
 
 
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:

@@ -63,7 +63,8 @@ class ObservedState:
         Raises MisuseError when a state dict holds something that has no bits to compare.
         """
         try:
-            return self._digests()
+            components = {component: digests(values) for component, values in self.components().items()}
+            return {**components, "rng": self.rng()}
         except (TypeError, ValueError) as error:
             raise MisuseError(
                 f"a state_dict cannot be compared bit for bit: {error}",
@@ -88,10 +89,6 @@ class ObservedState:
         saved = [item for item in self.prepared() if isinstance(item, torch.nn.Module)]
         tensors = (tensor for model in saved for tensor in (*model.parameters(), *model.buffers()))
         return script_state(script_roots(self._accelerator), known=[id(item) for item in (self, self._accelerator, *tensors)])
-
-    def _digests(self) -> dict[str, dict[str, str]]:
-        components = {component: digests(values) for component, values in self.components().items()}
-        return {**components, "rng": self.rng()}
 
     def rng(self) -> dict[str, str]:
         """Digests of the random streams."""

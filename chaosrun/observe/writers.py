@@ -2,8 +2,6 @@
 
 import functools
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -21,10 +19,10 @@ Around = Callable[[Any, str, Any, Callable[[], Any]], Any]
 
 
 def wrap_writers(around: Around) -> None:
+    """Those that are installed."""
     for module, name, place, how in WRITERS:
         with suppress(ImportError):
-            if module in sys.modules or importlib.util.find_spec(module.partition(".")[0]) is not None:
-                _wrap(importlib.import_module(module), name, place, how, around)
+            _wrap(importlib.import_module(module), name, place, how, around)
 
 
 def _wrap(module: Any, name: str, place: int, how: str, around: Around) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from chaosrun.observe.effects import Effects, open_files
-from chaosrun.observe.opened import caches
+from chaosrun.observe.effects import Effects
+from chaosrun.observe.opened import caches, open_files
 from chaosrun.records.layout import LegLayout
 
 WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
