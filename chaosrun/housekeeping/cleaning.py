@@ -15,18 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.errors import ResourcesError, UsageError
-from chaosrun.housekeeping.inventory import (
-    FILED,
-    FOLDERS,
-    Choice,
-    Found,
-    Kept,
-    choose,
-    is_real,
-    look_again,
-    storage_of,
-    take_stock,
-)
+from chaosrun.housekeeping.inventory import FILED, FOLDERS, Choice, Found, Kept, choose, is_real, look, storage_of, take_stock
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import default_root
@@ -124,7 +113,7 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
         for found, size in zip(choice.removed, intended.sizes, strict=True):
             try:
                 with _held(root, found):
-                    if found not in still or look_again(found) != found:
+                    if found not in still or look(found.kind, found.path, held=True) != found:
                         raise UsageError("used meanwhile")
                     _take_apart(_thrown_away(found))
             except UsageError as error:

@@ -113,20 +113,15 @@ def take_stock(root: Path) -> list[Found]:
     return [found for kind, folder in FOLDERS.items() for found in _all(kind, root / folder)]
 
 
-def look_again(found: Found) -> Found | None:
-    """It as it is now, for a process that has come to hold it."""
-    return _look(found.kind, found.path, held=True)
-
-
 def _all(kind: Kind, folder: Path) -> list[Found]:
     """Sorted by name; no links, which lead out of the root, and none whose name begins with a dot."""
     if not is_real(folder):
         return []
     places = [path for path in sorted(folder.iterdir()) if is_real(path) and not path.name.startswith(".")]
-    return [found for path in places if (found := _look(kind, path)) is not None]
+    return [found for path in places if (found := look(kind, path)) is not None]
 
 
-def _look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
+def look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
     """None for what is being made, or is none of ours. `held`: by this very process."""
     if not (path / FILES[kind]).is_file():
         return None

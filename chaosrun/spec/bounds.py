@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from chaosrun.spec.problems import Place, Problem
-from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, find
+from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, child
 from chaosrun.wording import count
 
 MOST_PER_CORE = 16
@@ -33,9 +33,8 @@ def crowded(workers: int, cpu: float, cores: int) -> tuple[str, str] | None:
 def out_of_reach(root: Mapping) -> Iterator[Problem]:
     """Ranks and steps of faults that the job does not have, in a file that something else is wrong with, too."""
     workers, last = _number(root, "workers"), _number(root, "max_steps")
-    _, schedule = find(root, ("faults", "schedule"))
-    _, drawn = find(root, ("faults", "random"))
-    for entry in (*(schedule.items if isinstance(schedule, Sequence) else ()), drawn):
+    schedule = child(root, "faults", "schedule")
+    for entry in (*(schedule.items if isinstance(schedule, Sequence) else ()), child(root, "faults", "random")):
         rank, step = _number(entry, "rank"), _number(entry, "at_step")
         if workers and rank and rank[0] >= workers[0]:
             yield Problem(place=rank[1], message=no_such_rank(rank[0], workers[0]))
@@ -43,8 +42,7 @@ def out_of_reach(root: Mapping) -> Iterator[Problem]:
             yield Problem(place=step[1], message=never_reached(step[0], last[0]))
 
 
-def _number(section: Node, key: str) -> tuple[int, Place] | None:
+def _number(section: Node | None, key: str) -> tuple[int, Place] | None:
     """A whole number, and where it stands."""
-    entry = section.entries.get(key) if isinstance(section, Mapping) else None
-    node = None if entry is None else entry.value
+    node = child(section, key)
     return (node.value, node.place) if isinstance(node, Scalar) and type(node.value) is int else None

@@ -102,12 +102,8 @@ class TypedJob:
 
 def is_job_file(name: Path) -> bool:
     """Whether it is read as one: a Python file is a script, whatever else is there a job file."""
-    return name.suffix in JOB_FILES or (name.suffix != ".py" and name.exists() and not _is_program(name))
-
-
-def _is_program(name: Path) -> bool:
-    """Of a shell, say."""
-    return name.is_file() and name.read_bytes()[:2] == b"#!"
+    is_program = name.is_file() and name.read_bytes()[:2] == b"#!"
+    return name.suffix in JOB_FILES or (name.suffix != ".py" and name.exists() and not is_program)
 
 
 def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory: Path) -> TypedJob:
@@ -160,17 +156,13 @@ def _without_launcher(words: Sequence[str]) -> tuple[str, str, Sequence[str]] | 
 
 def _workers_of_script(script: Path) -> tuple[int, str]:
     """How many, and why."""
-    found = PARALLEL.search(_source(script))
+    try:
+        found = PARALLEL.search(script.read_bytes())
+    except OSError:
+        found = None  # whoever loads the job says why
     if found is None:
         return 1, "as the script imports nothing that trains on several ranks; --workers says otherwise"
     return GUESSED_WORKERS, f"as the script imports {found[1].decode()}; --workers says otherwise"
-
-
-def _source(script: Path) -> bytes:
-    try:
-        return script.read_bytes()
-    except OSError:
-        return b""  # whoever loads the job says why
 
 
 def _workers_of_command(words: Sequence[str], asked: int | None) -> tuple[int, str | None]:

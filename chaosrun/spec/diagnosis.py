@@ -18,8 +18,10 @@ from chaosrun.spec.problems import Place, Problem
 from chaosrun.spec.tree import Mapping, find
 
 Location = tuple[str | int, ...]
+Context = dict[str, Any]
+"""What pydantic tells of an error beside its place."""
 
-EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {
+EXPECTED: dict[str, Callable[[Context], str]] = {
     "int_type": lambda _: "a whole number",
     "float_type": lambda _: "a number",
     "string_type": lambda _: "text",
@@ -147,7 +149,7 @@ def _wrong_value(entry: ErrorDetails, root: Mapping, model: type[BaseModel]) -> 
     of_key = location[-1:] == ("[key]",)
     location = location[:-1] if of_key else location
     key, node = find(root, location)
-    context: dict[str, Any] = entry.get("ctx", {})
+    context: Context = entry.get("ctx", {})
     if entry["type"] == "conflict":
         return Problem(place=key or _opening(node.place), message=context["reason"], hint=context["hint"])
     seen = entry["input"]
@@ -184,7 +186,7 @@ def _one_of(choices: list[str]) -> str:
     return f"one of {', '.join(choices)}" if len(choices) <= MOST_CHOICES else f"one of {len(choices)} words"
 
 
-def _choices(context: dict[str, Any]) -> list[str]:
+def _choices(context: Context) -> list[str]:
     return re.findall(r"'([^']*)'", context["expected"])
 
 

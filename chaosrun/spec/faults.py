@@ -103,6 +103,11 @@ class FaultOptions(Section):
         if self.at_once is not None and self.rank != "random":
             yield conflict("at_once", "at_once counts ranks that are drawn", "leave rank out, or write rank: all")
 
+    def not_timed(self, key: str) -> Iterator[InitErrorDetails]:
+        if not KINDS[self.kind].timed:
+            timed = ", ".join(name for name, kind in KINDS.items() if kind.timed)
+            yield conflict(key, f"a fault of kind {self.kind} is made inside the worker", f"{key} works with {timed}")
+
 
 class ScheduledFault(FaultOptions):
     """One entry of `faults.schedule`: a fault at one moment, or every so many steps."""
@@ -151,9 +156,7 @@ class ScheduledFault(FaultOptions):
             yield conflict(
                 "after", f"after and {others[0]} exclude each other", "a fault after a delay comes from outside, at no step"
             )
-        if not KINDS[self.kind].timed:
-            timed = ", ".join(name for name, kind in KINDS.items() if kind.timed)
-            yield conflict("after", f"a fault of kind {self.kind} is made inside the worker", f"after works with {timed}")
+        yield from self.not_timed("after")
 
 
 class RandomFaults(FaultOptions):
@@ -186,9 +189,7 @@ class RandomFaults(FaultOptions):
             if self.phase is not None or self.between is not None:
                 key = "phase" if self.phase is not None else "between"
                 yield conflict(key, f"mtbf and {key} exclude each other", "a fault in time comes from outside, at no step")
-            if not KINDS[self.kind].timed:
-                timed = ", ".join(name for name, kind in KINDS.items() if kind.timed)
-                yield conflict("mtbf", f"a fault of kind {self.kind} is made inside the worker", f"mtbf works with {timed}")
+            yield from self.not_timed("mtbf")
         elif self.moment not in ("step", "reduce", "fetch", "forward", "optimizer", "record"):
             yield conflict(
                 "phase" if self.phase else "kind",

@@ -24,7 +24,8 @@ MOST_FILES = 300
 
 def not_there(job: Job) -> Iterator[Problem]:
     """Imports that fail at each start, and a script that imports chaosrun and never attaches."""
-    places = _python_path(job)
+    path = job.spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    places = [str(job.directory / part) for part in path.split(os.pathsep) if part]
     for number, name in enumerate(job.spec.recovery.preload):
         if not _is_found(name, places):
             hint = "it is looked for among the installed packages, and in env: {PYTHONPATH: …}"
@@ -47,11 +48,6 @@ def not_there(job: Job) -> Iterator[Problem]:
             "run = chaosrun.attach(accelerator) after prepare(); or, of one that saves and resumes itself, resume: {by: script}"
         )
         yield job.problem("script", message, hint)
-
-
-def _python_path(job: Job) -> list[str]:
-    named = job.spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    return [str(job.directory / part) for part in named.split(os.pathsep) if part]
 
 
 def _runs_here(job: Job) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chaosrun.spec.files import files_like
 from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
-from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, find
+from chaosrun.spec.tree import Mapping, Scalar, Sequence, child, name_in
 
 ATTACHES = re.compile(rb"^\s*(?:from|import(?:[^\n#]*,)?)\s+chaosrun\b", re.MULTILINE)
 LOADS = re.compile(r"(^|\.)(torch\.load|load_state|load_checkpoint|dcp\.load|checkpoint\.load|load_file|load_model)$")
@@ -68,12 +68,12 @@ def own_loads(script: Path) -> tuple[str, ...]:
 
 def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
     """What keeps the job from starting; what is not even text is left to the validation."""
-    if node := _text(root, "script"):
-        yield from _script_problems(node, directory)
-    if node := _text(root, "module"):
-        yield from _module_problems(node, directory)
-    _, command = find(root, ("command",))
-    if "command" in root.entries and isinstance(command, Sequence) and command.items:
+    script, module, command = (child(root, key) for key in ("script", "module", "command"))
+    if isinstance(script, Scalar) and name_in(script):
+        yield from _script_problems(script, directory)
+    if isinstance(module, Scalar) and name_in(module):
+        yield from _module_problems(module, directory)
+    if isinstance(command, Sequence) and command.items:
         first = command.items[0]
         if isinstance(first, Scalar) and first.text and "\0" not in first.text:
             yield from _program_problems(first, directory)
@@ -92,17 +92,17 @@ def program_file(name: str, directory: Path) -> str | None:
 def first_file(root: Mapping, directory: Path) -> Path | None:
     """The file that begins the training: the script, the module's, or the first that the command names, Python files before
     others."""
-    named: list[Path] = []
-    if node := _text(root, "script"):
-        named = [directory / node.text]
-    elif node := _text(root, "module"):
-        named = [path for path in [_module_file(node.text, directory)] if path]
-    elif "command" in root.entries:
-        _, command = find(root, ("command",))
-        words = [item.text for item in command.items if isinstance(item, Scalar)] if isinstance(command, Sequence) else []
+    command = child(root, "command")
+    named: list[Path | str | None] = []
+    if script := name_in(child(root, "script")):
+        named = [directory / script]
+    elif module := name_in(child(root, "module")):
+        named = [_module_file(module, directory)]
+    elif isinstance(command, Sequence):
+        words = [item.text for item in command.items if isinstance(item, Scalar)]
         named = [directory / word for word in sorted(words[1:], key=lambda word: not word.endswith(".py"))]
-        named += [Path(program) for program in [program_file(words[0], directory) if words else None] if program]
-    return next((path.resolve() for path in named if os.path.isfile(path)), None)
+        named += [program_file(words[0], directory)] if words else []
+    return next((Path(path).resolve() for path in named if path and os.path.isfile(path)), None)
 
 
 def meaningless(root: Mapping, by: str, script: Path | None) -> Iterator[Problem]:
@@ -115,20 +115,11 @@ def meaningless(root: Mapping, by: str, script: Path | None) -> Iterator[Problem
         keys = [(root, "checkpoint"), (root, "data")]
     else:
         why, hint = "chaosrun saves and resumes", "leave it out; resume: {by: script} is for scripts that do so themselves"
-        resume = root.entries["resume"].value if "resume" in root.entries else None
-        keys = [(root, "outputs"), *((resume, key) for key in ("args", "env"))]
+        keys = [(root, "outputs"), *((child(root, "resume"), key) for key in ("args", "env"))]
     for parent, key in keys:
         if isinstance(parent, Mapping) and key in parent.entries:
             name = key if parent is root else f"resume.{key}"
             yield Problem(place=parent.entries[key].key, message=f"{name} means nothing here: {why}", hint=hint)
-
-
-def _text(root: Mapping, key: str) -> Scalar | None:
-    if key not in root.entries:
-        return None
-    _, node = find(root, (key,))
-    sound = isinstance(node, Scalar) and isinstance(node.value, str) and node.value and "\0" not in node.value
-    return node if isinstance(node, Scalar) and sound else None
 
 
 def _script_problems(node: Scalar, directory: Path) -> Iterator[Problem]:
@@ -235,11 +226,8 @@ def _placeholder_problems(root: Mapping) -> Iterator[Problem]:
 
 def _texts(root: Mapping) -> Iterator[Scalar]:
     """What placeholders may stand in: args, env and command, and those of resume."""
-    nodes: list[Node] = [root.entries[key].value for key in ("args", "env", "command") if key in root.entries]
-    resume = root.entries["resume"].value if "resume" in root.entries else None
-    if isinstance(resume, Mapping):
-        nodes += [resume.entries[key].value for key in ("args", "env") if key in resume.entries]
-    for node in nodes:
+    paths = (("args",), ("env",), ("command",), ("resume", "args"), ("resume", "env"))
+    for node in (child(root, *path) for path in paths):
         inner = [entry.value for entry in node.entries.values()] if isinstance(node, Mapping) else ()
         for item in node.items if isinstance(node, Sequence) else inner:
             if isinstance(item, Scalar):

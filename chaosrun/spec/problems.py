@@ -63,10 +63,6 @@ class Problem:
     message: str
     hint: str | None = None
 
-    @property
-    def sort_key(self) -> tuple[int, int, int]:
-        return (self.place.source.order, self.place.line, self.place.column)
-
     def show(self) -> str:
         return "\n".join([f"{self.place.heading()}: {self.message}", *self.place.excerpt()])
 
@@ -85,7 +81,8 @@ class Objection:
 
 def spec_error(problems: Sequence[Problem]) -> SpecError:
     """All problems as one error, sorted by place. A single problem's hint is the error's; several show each its own."""
-    unique = list(dict.fromkeys(sorted(problems, key=lambda problem: problem.sort_key)))
+    in_order = sorted(problems, key=lambda each: (each.place.source.order, each.place.line, each.place.column))
+    unique = list(dict.fromkeys(in_order))
     if len(unique) == 1:
         return SpecError(unique[0].show(), hint=unique[0].hint)
     return SpecError("\n".join(p.show() + (f"\n  hint: {p.hint}" if p.hint else "") for p in unique))

@@ -18,13 +18,12 @@ from chaosrun.spec.launch import attaches, first_file, launch_problems, meaningl
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
 from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
-from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, plain, read_tree
+from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, child, find, name_in, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
 
 LARGEST_TRACE_BYTES = 64 << 20
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
 PRESETS = Path(__file__).parent / "presets"
-PRESET_AT = ("faults", "preset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,11 @@ def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMa
     root, unknown = with_preset(root, beside)
     rejected = [*not_changed, *rejected, *unknown]
     directory, astray = _directory(root, beside)
-    spec, invalid = _validate(root)
+    spec, invalid, values = None, list[Problem](), plain(root, verbatim=VERBATIM)
+    try:
+        spec = JobSpec.model_validate(values)
+    except ValidationError as error:
+        invalid = problems_of(error, root, values=values)
     told = {problem.place for problem in problems}
     if not astray:
         invalid += [*launch_problems(root, directory), *_unwritable(root, directory)]
@@ -120,11 +123,9 @@ def _resolved(spec: JobSpec, script: Path | None) -> JobSpec:
 
 def _directory(root: Mapping, beside: Path) -> tuple[Path, list[Problem]]:
     """Where the job's relative paths start, absolute."""
-    _, node = find(root, ("directory",))
-    if not isinstance(node, Scalar) or not isinstance(node.value, str) or "\0" in node.value:
-        return beside.resolve(), []  # not given, or the validation tells it
-    directory = beside / node.value
-    if os.path.isdir(directory):
+    node = child(root, "directory")
+    directory = beside / name_in(node)
+    if node is None or os.path.isdir(directory):
         return directory.resolve(), []
     hint = "directory is a path relative to the job file"
     return directory, [Problem(place=node.place, message=f"no such directory: {directory}", hint=hint)]
@@ -132,27 +133,21 @@ def _directory(root: Mapping, beside: Path) -> tuple[Path, list[Problem]]:
 
 def _unwritable(root: Mapping, directory: Path) -> Iterator[Problem]:
     """Places of the job file that nothing can be written to."""
-    _, storage = find(root, ("checkpoint", "storage"))
-    path = _path(storage, directory)
-    if isinstance(storage, Scalar) and isinstance(storage.value, str) and is_url(storage.value):
-        why, hint = why_no_store(storage.value) or ("", "")
+    storage, outputs = child(root, "checkpoint", "storage"), child(root, "outputs")
+    name = name_in(storage)
+    if storage is not None and is_url(name):
+        why, hint = why_no_store(name) or ("", "")
         if why:
-            yield Problem(place=storage.place, message=f"checkpoint.storage {storage.value}: {why}", hint=hint)
-    elif path and (why := why_unwritable(path)):
+            yield Problem(place=storage.place, message=f"checkpoint.storage {name}: {why}", hint=hint)
+    elif storage is not None and name and (why := why_unwritable(directory / name)):
         hint = "name a directory that exists or can be made, on storage that all nodes share"
-        yield Problem(place=storage.place, message=f"checkpoint.storage {path} cannot be written: {why}", hint=hint)
-    _, outputs = find(root, ("outputs",))
+        message = f"checkpoint.storage {directory / name} cannot be written: {why}"
+        yield Problem(place=storage.place, message=message, hint=hint)
     for node in outputs.items if isinstance(outputs, List) else ():
-        path = _path(node, directory)
-        if path and (file := next((above for above in path.parents if os.path.isfile(above)), None)):
+        parents = (directory / name_in(node)).parents if name_in(node) else ()
+        if file := next(filter(os.path.isfile, parents), None):
             hint = "outputs are files and folders that the script makes"
             yield Problem(place=node.place, message=f"{file} is a file: nothing can be written below it", hint=hint)
-
-
-def _path(node: Node, directory: Path) -> Path | None:
-    """None where it is not text that may be one: the validation tells it."""
-    sound = isinstance(node, Scalar) and isinstance(node.value, str) and node.value and "\0" not in node.value
-    return directory / str(node.value) if isinstance(node, Scalar) and sound else None
 
 
 def refused(job: Job, others: Sequence[Problem], objections: Sequence[Objection], hint: str) -> SpecError:
@@ -169,30 +164,19 @@ def _no_mapping(source: Source, root: object) -> Problem:
     return Problem(place=start, message=f"a job file holds keys and values, this one holds {what}", hint=SMALLEST_JOB)
 
 
-def _validate(root: Mapping) -> tuple[JobSpec | None, list[Problem]]:
-    values = plain(root, verbatim=VERBATIM)
-    try:
-        return JobSpec.model_validate(values), []
-    except ValidationError as error:
-        return None, problems_of(error, root, values=values)
-
-
 def _trace(root: Mapping, directory: Path) -> tuple[Source | None, list[Problem]]:
     """The trace that the file replays, and what is wrong with its name, or with the file under it."""
-    _, node = find(root, ("faults", "replay", "trace"))
-    asked = find(root, ("faults", "replay"))[1]
-    if not isinstance(asked, Mapping) or "trace" not in asked.entries:
+    node = child(root, "faults", "replay", "trace")
+    if node is None or not name_in(node):
         return None, []
-    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not node.value or "\0" in node.value:
-        return None, []  # the validation has told it
-    path = directory / node.value
+    path = directory / name_in(node)
     if os.path.isfile(path) and path.stat().st_size > LARGEST_TRACE_BYTES:
         message = f"the trace {path} is larger than {LARGEST_TRACE_BYTES >> 20} MiB"
         return None, [Problem(place=node.place, message=message, hint="name a trace, or cut this one")]
     return _named(node, path, "trace")
 
 
-def _named(node: Scalar, path: Path, what: str) -> tuple[Source | None, list[Problem]]:
+def _named(node: Node, path: Path, what: str) -> tuple[Source | None, list[Problem]]:
     """The file that a node names, or what is wrong with it."""
     try:
         return read_source(path, what), []
@@ -216,18 +200,15 @@ def with_preset(root: Mapping, directory: Path) -> tuple[Mapping, list[Problem]]
     It is written out before anything is validated: what is wrong in it is shown in that file. A file's path is relative to the
     file that names it; that of an override to `directory`.
     """
-    _, faults = find(root, PRESET_AT[:1])
-    if not isinstance(faults, Mapping) or PRESET_AT[1] not in faults.entries:
-        return root, []
-    entry = faults.entries[PRESET_AT[1]]
-    node = entry.value
-    if not isinstance(node, Scalar) or not isinstance(node.value, str):
+    faults, node = child(root, "faults"), child(root, "faults", "preset")
+    if not isinstance(faults, Mapping) or not isinstance(node, Scalar) or not isinstance(node.value, str):
         return root, []  # written out, or nothing; the validation tells whatever is wrong
     found, problems = _preset(node, directory)
     if found is None:
         # The name has been told to be wrong; that it is no mapping need not be.
         found = Scalar(place=node.place, value=None, text="")
-    return root.having(PRESET_AT[0], root.entries[PRESET_AT[0]].key, faults.having(PRESET_AT[1], entry.key, found)), problems
+    written = faults.having("preset", faults.entries["preset"].key, found)
+    return root.having("faults", root.entries["faults"].key, written), problems
 
 
 def _preset(node: Scalar, directory: Path) -> tuple[Mapping | None, list[Problem]]:

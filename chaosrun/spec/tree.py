@@ -125,6 +125,21 @@ def find(root: Node, path: tuple[str | int, ...]) -> tuple[Place | None, Node]:
     return key, node
 
 
+def child(node: Node | None, *keys: str) -> Node | None:
+    """The value below these keys; None where there is none."""
+    for key in keys:
+        entry = node.entries.get(key) if isinstance(node, Mapping) else None
+        node = entry and entry.value
+    return node
+
+
+def name_in(node: Node | None) -> str:
+    """Text that may name a file or a module; empty where it is none: of a wrong value the validation tells."""
+    if isinstance(node, Scalar) and isinstance(node.value, str) and "\0" not in node.value:
+        return node.value
+    return ""
+
+
 def _plain(node: Node, *, as_text: bool, inside: bool) -> Any:
     if isinstance(node, Mapping):
         return {key: _plain(entry.value, as_text=as_text, inside=True) for key, entry in node.entries.items()}
