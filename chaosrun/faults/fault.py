@@ -55,7 +55,6 @@ _ONCE_AN_ATTEMPT: dict[str, str] = {
     "restore.end": "right after the restore of attempt {attempt}",
 }
 _T = TypeVar("_T", "Fault", "FaultPlan")
-_ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +111,7 @@ class Fault:
         if self.attempt is not None and self.at_step is None and self.occurrence == 1 and self.phase in _ONCE_AN_ATTEMPT:
             return _ONCE_AN_ATTEMPT[self.phase].format(attempt=self.attempt)
         at, nth = _MOMENTS[self.phase]
-        order = _ORDINALS.get(self.occurrence) or _ordinal(self.occurrence)
+        order = _ordinal(self.occurrence)
         words = (nth if self.at_step is None else at).format(
             step=self.at_step,
             nth=order,
@@ -191,6 +190,8 @@ class FaultPlan:
 
 
 def _ordinal(number: int) -> str:
+    if number <= 3:
+        return ("first", "second", "third")[number - 1]
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 

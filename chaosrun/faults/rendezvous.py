@@ -74,11 +74,6 @@ def _not_arrived(seen: Observation) -> Problem | None:
     return alive(seen) or (None if seen.hang.stage == "started" else Problem("beyond_the_rendezvous", told))
 
 
-def _tell_port(seen: Observation) -> str:
-    note: PortNote = seen.note
-    return f"{seen.process}: EADDRINUSE at port {note.port}, held by pid {note.stranger}"
-
-
 _of_rendezvous = partial(Kind, family="rendezvous", phases=frozenset({"rendezvous"}), default_phase="rendezvous")
 
 KINDS = (
@@ -92,7 +87,7 @@ KINDS = (
         exit_code="failure",
         note=PortNote,
         shows=_port_in_use,
-        tell=_tell_port,
+        tell=lambda seen: f"{seen.process}: EADDRINUSE at port {seen.note.port}, held by pid {seen.note.stranger}",
     ),
     _of_rendezvous(
         name="no_arrival",

@@ -52,12 +52,9 @@ def _cut_power(strike: Strike) -> None:
 
 def _damage(pattern: str, spoil: Callable[[Path], object]) -> Callable[[Strike], None]:
     def inside(strike: Strike) -> None:
-        def when_saved() -> None:
-            strike.note(_spoiled(strike, strike.option("file") or pattern, spoil, since_s))
-
         points = strike.at["points"]
-        since_s = points.began_s
-        points.when_over(when_saved)
+        file, since_s = strike.option("file") or pattern, points.began_s
+        points.when_over(lambda: strike.note(_spoiled(strike, file, spoil, since_s)))
 
     return inside
 

@@ -207,18 +207,9 @@ def _tell_error(seen: Observation) -> str:
     return f"{seen.process}: {errno.errorcode[number]} from {_CALLS.get(seen.fault.phase or '', 'the storage')}"
 
 
-def _tell_waits(seen: Observation) -> str:
-    note: WaitNote = seen.note
-    return f"{seen.process}: {count(note.waits, 'fsync')} took {note.waited_s:.2g} s longer in all"
-
-
-def _tell_requests(seen: Observation) -> str:
-    note: RequestNote = seen.note
-    if seen.fault.kind == "late_listing":
-        lacked = f"{count(note.requests, 'listing')} left out {count(note.accepted, 'object')}"
-        return f"{seen.process}: {lacked} that had come and stayed"
-    what = "lost the reply to" if seen.fault.kind == "lost_reply" else "was refused"
-    return f"{seen.process} {what} {count(note.requests, 'request')}, and saved the checkpoint"
+def _tell_late(seen: Observation) -> str:
+    lacked = f"{count(seen.note.requests, 'listing')} left out {count(seen.note.accepted, 'object')}"
+    return f"{seen.process}: {lacked} that had come and stayed"
 
 
 _by_requests = partial(
@@ -231,7 +222,6 @@ _by_requests = partial(
     evidence="note",
     note=RequestNote,
     shows=_accepted,
-    tell=_tell_requests,
 )
 _while_it_writes = partial(
     Kind,
@@ -271,7 +261,7 @@ KINDS = (
         evidence="note",
         note=WaitNote,
         shows=_waited,
-        tell=_tell_waits,
+        tell=lambda seen: f"{seen.process}: {count(seen.note.waits, 'fsync')} took {seen.note.waited_s:.2g} s longer in all",
     ),
     _while_it_writes(
         name="failed_rename",
@@ -301,6 +291,7 @@ KINDS = (
         proof="the reply was withheld, and the object was asked for and accepted",
         only_rank=0,
         inside=lost_reply,
+        tell=lambda seen: f"{seen.process} lost the reply to {count(seen.note.requests, 'request')}, and saved the checkpoint",
     ),
     _by_requests(
         name="late_listing",
@@ -308,6 +299,7 @@ KINDS = (
         proof="what the listings left out was there by its key, before and after",
         only_rank=0,
         inside=late_listing,
+        tell=_tell_late,
     ),
     _by_requests(
         name="throttled_store",
@@ -315,5 +307,6 @@ KINDS = (
         proof="the refusals were counted, and later requests accepted",
         options={"duration_s": 0.5},
         inside=throttled_store,
+        tell=lambda seen: f"{seen.process} was refused {count(seen.note.requests, 'request')}, and saved the checkpoint",
     ),
 )

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.faults.kind import Kind, Option
+from chaosrun.faults.kind import Kind
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.strike import Strike
 from chaosrun.records.codec import Record
@@ -107,6 +107,10 @@ def _largest_file(strike: Strike, checkpoint: Path) -> str:
     if not sizes:
         raise RefusedError(f"{checkpoint.name} is empty")
     return min(sizes, key=lambda name: (-sizes[name], name))
+
+
+def _own_file(strike: Strike, checkpoint: Path) -> str:
+    return f"chaosrun-rank-{strike.fault.rank}.pt"
 
 
 def truncate(path: Path) -> None:
@@ -244,39 +248,23 @@ _damage = partial(
     aftermath=_unmet,
     tell=_tell_damage,
 )
-_FILE: dict[Option, None] = {"file": None}
 
 KINDS = (
-    _damage(
-        name="truncate", words="truncate a file of the newest checkpoint", inside=damage(_largest_file, truncate), options=_FILE
+    *(
+        _damage(name=name, words=words, inside=damage(choose, spoil), options={"file": None})
+        for name, words, choose, spoil in (
+            ("truncate", "truncate a file of the newest checkpoint", _largest_file, truncate),
+            ("zero_tail", "zero the tail of a file of the newest checkpoint", _largest_file, zero_tail),
+            ("flip_file_bit", "flip one bit in a file of the newest checkpoint", _largest_file, flip_bit),
+            ("missing_file", "remove a file of {rank} from the newest checkpoint", _own_file, Path.unlink),
+        )
     ),
-    _damage(
-        name="zero_tail",
-        words="zero the tail of a file of the newest checkpoint",
-        inside=damage(_largest_file, zero_tail),
-        options=_FILE,
-    ),
-    _damage(
-        name="flip_file_bit",
-        words="flip one bit in a file of the newest checkpoint",
-        inside=damage(_largest_file, flip_bit),
-        options=_FILE,
-    ),
-    _damage(
-        name="missing_file",
-        words="remove a file of {rank} from the newest checkpoint",
-        inside=damage(lambda strike, _: f"chaosrun-rank-{strike.fault.rank}.pt", Path.unlink),
-        options=_FILE,
-    ),
-    _damage(
-        name="missing_manifest",
-        words="remove the manifest of the newest checkpoint",
-        inside=damage(lambda *_: MANIFEST_NAME, Path.unlink),
-    ),
-    _damage(
-        name="foreign_manifest",
-        words="give the newest checkpoint the manifest of another step",
-        inside=damage(lambda *_: MANIFEST_NAME, _replace_manifest),
+    *(
+        _damage(name=name, words=words, inside=damage(lambda *_: MANIFEST_NAME, spoil))
+        for name, words, spoil in (
+            ("missing_manifest", "remove the manifest of the newest checkpoint", Path.unlink),
+            ("foreign_manifest", "give the newest checkpoint the manifest of another step", _replace_manifest),
+        )
     ),
     _when_committed(
         name="stale_staging",

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,7 +94,8 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
         _insist_on_real(root / folder / TRASH)
     with locked(root / LOCK, f"{root} is being cleaned", hint="wait until it is done") if root.is_dir() else nullcontext():
         choice = chosen()
-        leftovers = list(_bins(root))
+        bins = [root / folder / TRASH for folder in FOLDERS.values()]
+        leftovers = [leftover for trash in bins if trash.is_dir() for leftover in sorted(trash.iterdir())]
         intended = Cleaning(
             root=root,
             choice=choice,
@@ -121,7 +122,7 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
             else:
                 removed.append(found)
                 sizes.append(size)
-        for trash in (root / folder / TRASH for folder in FOLDERS.values()):
+        for trash in bins:
             if trash.is_dir() and not any(trash.iterdir()):
                 trash.rmdir()
         choice = Choice(removed=tuple(removed), kept=tuple(kept))
@@ -155,13 +156,6 @@ def _thrown_away(found: Found) -> Path:
     place = Path(tempfile.mkdtemp(dir=trash, prefix=f"{found.kind}-"))
     os.rename(found.path, place / found.name)
     return place
-
-
-def _bins(root: Path) -> Iterator[Path]:
-    for folder in FOLDERS.values():
-        trash = root / folder / TRASH
-        if trash.is_dir():
-            yield from sorted(trash.iterdir())
 
 
 def _take_apart(place: Path) -> None:

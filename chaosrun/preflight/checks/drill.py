@@ -297,7 +297,9 @@ def _over_all(facts: DrillFacts) -> Finding:
         return rows.skip(
             f"it takes two nodes on which a drill can be carried out, there {'is' if drilled == 1 else 'are'} {drilled}"
         )
-    where = _nodes_that_differ(told)
+    # Which nodes differ, unless all do.
+    differing = tuple(dict.fromkeys(told.ranks[rank] for rank in told.differing if rank in told.ranks))
+    where = differing if len(differing) < len(set(told.ranks.values())) else ()
     judged = _judged(rows, told, facts.strict, LEAVE_OUT if where else BETWEEN)
     if told.left_out:
         without = f"without {listed(told.left_out)}: a training over both would leave the GPUs idle"
@@ -307,12 +309,6 @@ def _over_all(facts: DrillFacts) -> Finding:
     # Of one node it is that node's; of several the cluster's, and they are named. Where nothing tells them apart, none of them
     # has been shown to train with the others.
     return replace(judged, node=where[0] if len(where) == 1 else None, blames=where or told.on)
-
-
-def _nodes_that_differ(told: DrillOutcome) -> tuple[str, ...]:
-    """Unless all do."""
-    differing = tuple(dict.fromkeys(told.ranks[rank] for rank in told.differing if rank in told.ranks))
-    return differing if len(differing) < len(set(told.ranks.values())) else ()
 
 
 def _judged(rows: Rows, told: DrillOutcome, strict: bool, remedy: str) -> Finding:

@@ -94,8 +94,8 @@ class _Work:
 
     def _drill_on(self) -> None:
         """One drill after the other, until there is none left, or it is too late to begin."""
-        watch = self.working.watch()
-        while not self.working.interrupted and not self._is_late():
+        watch, within_s = self.working.watch(), self.terms.begin_within_s
+        while not self.working.interrupted and (within_s is None or time.monotonic() <= self.began_s + within_s):
             try:
                 number = self._waiting.get_nowait()
             except queue.Empty:
@@ -114,10 +114,6 @@ class _Work:
                 # Whatever it is, the drills of other nodes go on, and its place is in this one's row.
                 told = DrillOutcome(status="ERROR", cause=f"{type(error).__name__}: {error}")
             self.told[number] = changed(told, seconds=time.monotonic() - began_s)
-
-    def _is_late(self) -> bool:
-        within_s = self.terms.begin_within_s
-        return within_s is not None and time.monotonic() > self.began_s + within_s
 
 
 def _drill(request: DrillRequest, terms: Terms, watch: Watch) -> DrillOutcome:
