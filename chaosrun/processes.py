@@ -282,8 +282,7 @@ def unused_shared_memory(names: Collection[str]) -> list[str]:
 
 
 def _shared_memory_in_use() -> set[int]:
-    """Inodes of /dev/shm that some process maps or holds open. Not names: glibc makes a semaphore under another one, which is
-    what its maps go on to show."""
+    """Inodes of /dev/shm in use. Not names: a semaphore's maps go on to show the name under which glibc made it."""
     root = f"{SHARED_MEMORY}/".encode()
     used: set[int] = set()
     for pid in pids():

@@ -71,8 +71,7 @@ class Fault:
     """The rank it is done to; of a node's kinds one that lives there, of the control plane's the one that waits for it."""
     phase: Phase | None = "step"
     at_step: int | None = None
-    """The step computed (fetch, forward, reduce, optimizer), done (record, step), saved (checkpoint.*) or restored
-    (restore.*); None: any."""
+    """The step computed, done (record, step), saved (checkpoint.*) or restored (restore.*); None: any."""
     occurrence: int = 1
     """Strike the n-th time that all else agrees: of what happens once an attempt (rendezvous, restore.*) counted over the leg,
     of all else within the attempt."""

@@ -76,8 +76,7 @@ class Choice:
 
 
 def choose(found: Sequence[Found], *, now_s: float, older_than_s: float, keep: int, failed: bool) -> Choice:
-    """What goes: older than that, not among the newest `keep` of its kind, not supervised, passed (unless `failed`), and needed
-    by nothing that stays."""
+    """What goes: older, not among the newest `keep` of its kind, not supervised, passed (unless `failed`), needed by none."""
     newest: dict[Kind, list[Path]] = {}
     for entry in sorted(found, key=lambda entry: (-entry.used_s, entry.name)):
         newest.setdefault(entry.kind, []).append(entry.path)

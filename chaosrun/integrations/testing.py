@@ -41,8 +41,7 @@ class Plan:
 
 
 class OneRay:
-    """One Ray for all drills of a session: started by the first that needs one. Belongs to one process: under pytest-xdist each
-    worker has its own."""
+    """One Ray for all drills of a session, started by the first. Of one process: each worker of pytest-xdist has its own."""
 
     def __init__(self, address: str | None) -> None:
         """`address`: a cluster to join instead of starting a private Ray."""

@@ -173,8 +173,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _memory(dense: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The memory of a CPU tensor, to be read while the tensor lives. Not by a view through numpy: this runs for every tensor,
-    twice a step."""
+    """The memory of a CPU tensor, to be read while it lives. Not by way of numpy: this runs for every tensor, twice a step."""
     address, size = dense.data_ptr(), dense.nbytes
     if not address and size:
         # A wrapper around other tensors, or one whose storage was freed.

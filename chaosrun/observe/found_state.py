@@ -57,8 +57,7 @@ class FoundState:
         return hooks.optimizers()
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Every parameter of the modules that hold those that optimizers step, once: in the optimizers' order if they step all.
-        They stay those of the first call."""
+        """Every parameter of the modules that hold what optimizers step, once, in the optimizers' order if they step all."""
         if self._named is None:
             stepped = [p for optimizer in self.optimizers() for group in optimizer.param_groups for p in group["params"]]
             known = {id(p) for root in self._roots for p in root.parameters()}

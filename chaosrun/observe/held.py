@@ -34,8 +34,7 @@ PACKAGE = f"{Path(__file__).parent.parent}/"
 INSTALLED = (*(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE, "<frozen")
 OWN_FILES = (PACKAGE, f"{Path(accelerate.__file__).parent}/")
 OURS = ("chaosrun", "accelerate", "logging", "ray")
-"""Packages whose objects are looked at by others (`observe.state`), or change nothing of a training: only what a script adds to
-them counts."""
+"""Packages whose objects others look at, or that change no training: of them only what a script adds counts."""
 STATELESS = (
     *(types.CodeType, types.EllipsisType, types.NotImplementedType, type(threading.RLock()), type(vars(abc.ABC)["_abc_impl"])),
     *(torch.device, torch.dtype, torch.layout, torch.memory_format, torch.distributed.ProcessGroup, numpy.ufunc, object),

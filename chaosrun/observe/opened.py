@@ -154,8 +154,7 @@ class FileWatch:
 
 
 def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: int, ours: Sequence[str] = ()) -> FileWatch:
-    """Begin to write into `record` what this process and its children read of files that `earlier` legs left. What begins with
-    one of `ours` chaosrun itself reads."""
+    """Write into `record` what this process and its children read of what `earlier` legs left, but for paths of `ours`."""
 
     def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
         before = changed_s < left_by.since_s

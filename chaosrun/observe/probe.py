@@ -60,8 +60,7 @@ class _Unanswered(Exception):
 
 
 def probe(loader: Any) -> ProbeRecord:
-    """Look at the first samples of a torch DataLoader, or of accelerate's around one. Takes BUDGET_S at most, mostly far less;
-    changes nothing in this process."""
+    """Look at the first samples of a DataLoader, or of accelerate's around one, for BUDGET_S at most. Changes nothing here."""
     loader = getattr(loader, "base_dataloader", loader)
     deadline = time.monotonic() + BUDGET_S
     try:

@@ -72,8 +72,7 @@ def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), mo
 
 
 def script_roots(accelerator: Accelerator) -> dict[str, object]:
-    """The variables of the script: those of the functions that are being run, its globals, those of its own modules; and the
-    prepared models, optimizers and schedulers."""
+    """The variables of the script: of its running functions, its globals, its own modules; and what was prepared."""
     roots: dict[str, object] = {}
     main = sys.modules.get("__main__")
     folder = str(Path(getattr(main, "__file__", None) or "/").resolve().parent)

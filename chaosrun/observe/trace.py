@@ -50,8 +50,7 @@ Digests = dict[str, dict[str, str]]
 
 
 class State(Protocol):
-    """What is observed: `observe.state.ObservedState` of what accelerate prepared, `observe.found_state.FoundState` of what was
-    found in a script that nobody adapted."""
+    """What is observed: `ObservedState` of what accelerate prepared, or `FoundState` of a script that nobody adapted."""
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
@@ -209,8 +208,7 @@ class Observer:
         return bool(self._rates)
 
     def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
-        """The optimizer is about to apply these gradients at this learning rate; to `stepped` alone, where others may hold
-        gradients that it leaves as they are."""
+        """The optimizer is about to apply these gradients: to all, or to `stepped` alone, whoever else holds some."""
         own = None if stepped is None else set(map(id, stepped))
         applied = tensor_digests([p.grad if own is None or id(p) in own else None for p in self.parameters])
         others = self._gradients or applied

@@ -175,8 +175,7 @@ def _baseline(path: Path) -> Baseline:
 def choose(
     checks: Sequence[Check[Any]], level: Level, *, only: Sequence[str] = (), skip: Sequence[str] = ()
 ) -> tuple[Check[Any], ...]:
-    """In their order. A check that is named is made whatever its level. Raises UsageError for a name that none has, and when
-    nothing is left."""
+    """In their order; what `only` names, whatever its level. Raises UsageError for an unknown name, or when none is left."""
     names = [check.name for check in checks]
     for option, wanted in (("--only", only), ("--skip", skip)):
         for name in wanted:
@@ -198,8 +197,7 @@ def choose(
 
 
 def expect_good_nodes(path: Path) -> None:
-    """Remove an older list: it would be taken for this preflight's, should this one not come to its end. Raises UsageError
-    where the new one could not be written."""
+    """Remove an older list, which might be taken for this preflight's. Raises UsageError where none can be written."""
     expect_writable("--write-good-nodes", path)
     if not is_stream(path):
         path.unlink(missing_ok=True)

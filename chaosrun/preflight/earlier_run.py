@@ -17,8 +17,7 @@ from chaosrun.spec.source import Job
 from chaosrun.verify.recovery_times import recoveries_of
 
 OF_ONE_RUN = ("recovery", "verify", "timeout")
-"""Parts of a job that may be others in each run of it. Its faults may not: some make steps and saves slow, and what `shrink`
-tries is no run of the job."""
+"""Parts of a job that may differ from run to run. Faults may not: some slow it down, and what `shrink` tries is no run."""
 
 
 class Costs(Struct, frozen=True, kw_only=True):

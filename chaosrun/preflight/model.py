@@ -240,8 +240,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check(Generic[F]):
-    """One module of `preflight.checks` has one. Either each node makes it for itself (`call` and `facts`), or several take
-    part (`gather`)."""
+    """What a module of `preflight.checks` declares: each node makes it (`call`, `facts`), or several together (`gather`)."""
 
     name: str
     """As --only and --skip have it."""

@@ -166,8 +166,7 @@ def _workers_of_script(script: Path) -> tuple[int, str]:
 
 
 def _workers_of_command(words: Sequence[str], asked: int | None) -> tuple[int, str | None]:
-    """How many, and why where that was not asked for, from what the launcher is told. Raises UsageError where both are said
-    and contradict each other."""
+    """How many, and why where nobody said. Raises UsageError where the command and --workers contradict each other."""
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(".py"):

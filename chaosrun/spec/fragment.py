@@ -1,5 +1,4 @@
-"""Faults as a job file says them: the entry of a fault, YAML on one line, the overrides that put a schedule in place of a
-job's own faults. Pure."""
+"""Faults as a job file says them: an entry, YAML on one line, overrides that put a schedule in place of others. Pure."""
 
 import json
 import re

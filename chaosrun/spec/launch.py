@@ -90,8 +90,7 @@ def program_file(name: str, directory: Path) -> str | None:
 
 
 def first_file(root: Mapping, directory: Path) -> Path | None:
-    """The file that begins the training: the script, the module's, or the first that the command names, Python files before
-    others."""
+    """The file that begins the training: the script's, the module's, or the first that a command names, Python files first."""
     command = child(root, "command")
     named: list[Path | str | None] = []
     if script := name_in(child(root, "script")):

@@ -86,8 +86,7 @@ def place_at(source: Source, index: int) -> Place:
 
 
 def plain(node: Node, *, verbatim: frozenset[str] = frozenset()) -> Any:
-    """The tree as dicts, lists and scalars. Scalars inside the values of the keys `verbatim` ("args", "resume.args") are their
-    text."""
+    """As dicts, lists and scalars; scalars inside the values of the keys `verbatim` ("args", "resume.args") are their text."""
 
     def value_of(key: str, value: Node) -> Any:
         inner = frozenset(path.removeprefix(f"{key}.") for path in verbatim if path.startswith(f"{key}."))

@@ -124,8 +124,7 @@ class Drills(Protocol):
     """Carries drills out."""
 
     def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
-        """What became of each, as many at a time as there is room for. A KeyboardInterrupt is raised again once no drill runs
-        any more."""
+        """What became of each. A KeyboardInterrupt is raised again once no drill runs any more."""
         ...
 
 
@@ -198,8 +197,7 @@ def request_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> DrillRequ
 
 
 def request_over(alone: Sequence[DrillRequest], job: Job | None) -> DrillRequest:
-    """The drill over the nodes of these, one worker on each. Those that have GPUs are drilled without the others: a training
-    on both would leave the GPUs idle."""
+    """Over the nodes of these, one worker on each; where some have GPUs, without the others, which would leave those idle."""
     on_gpus = [request for request in alone if request.gpu]
     chosen = on_gpus if len(on_gpus) > 1 else alone
     nodes = [node for request in chosen for node in request.nodes]

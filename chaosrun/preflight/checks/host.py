@@ -27,8 +27,7 @@ HALF = 0.5
 PEERS_WARN = 0.9
 
 ROOM = {"storage": (256 * MIB, 2 * GIB), "runs": (256 * MIB, 2 * GIB)}
-"""FAIL and WARN below this many bytes: a small model's checkpoints, a run's traces and logs. Whether the job's own checkpoints
-fit, the check of the storage knows."""
+"""FAIL and WARN below so many bytes: small checkpoints, traces, logs. Whether the job's fit, the check of the storage knows."""
 ROOM_ELSEWHERE = (32 * MIB, 512 * MIB)
 """Sockets, logs, a compiler's temporary files."""
 SHM_FAIL_BYTES = MIB

@@ -63,8 +63,7 @@ class _Work:
     began_s: float = field(default_factory=time.monotonic)
     _waiting: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
     _ended: "list[Future[None]]" = field(default_factory=list)
-    """Of each thread. After an interrupted `join`, Python takes a thread that runs for one that has ended (3.11), so nobody
-    joins them."""
+    """Of each thread. Joined is none: after an interrupted join, Python 3.11 takes one that runs for ended."""
 
     def begin(self) -> None:
         # Should time run out, it is not always for the same ones.

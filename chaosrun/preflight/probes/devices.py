@@ -55,8 +55,7 @@ class DevicesFacts(Struct, frozen=True, kw_only=True):
 
 
 def probe(*, gpus: int, patience_s: float, works: dict[str, dict[str, object]]) -> DevicesFacts:
-    """`gpus`: as Ray counts them; `patience_s` of a phase; `works`: what the probe `compute` takes, by kind of device (cpu,
-    cuda)."""
+    """`gpus`: as Ray counts them; `patience_s` of a phase; `works`: what `compute` takes, by kind of device (cpu, cuda)."""
     visible = visible_gpus()
     # First of all: what computes below would be found as another's process.
     driver = ask_driver()

@@ -1,5 +1,4 @@
-"""The machine under a node: what it has of processors, memory, disks and limits; what uses it, what earlier runs have left and
-what its kernel complains of."""
+"""The machine under a node: processors, memory, disks, limits; what uses it, is left over of runs; what its kernel says."""
 
 import os
 import re

@@ -238,8 +238,7 @@ def _skips(found: Sequence[Problem], nodes: int) -> list[tuple[str, str]]:
 
 
 def groups(result: Result) -> list[Group]:
-    """Bad ones first, then those with nothing to look at, those with a warning, the rest; large ones before small ones; last
-    the whole cluster."""
+    """Bad ones first, then those not checked, those with a warning, the rest; large before small; last the whole cluster."""
     known: dict[tuple[str | None, str], list[Status]] = {}
     for finding in result.findings:
         for node in {finding.node, *finding.blames}:
