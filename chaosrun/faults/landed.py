@@ -56,7 +56,7 @@ def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
     return (
         _wrong_process(seen, attempt)
         or _wrong_moment(seen, asked, attempt)
-        or _PROOFS[fault.facts.evidence](seen)
+        or _PROOFS.get(fault.facts.evidence, note_problem)(seen)
         or (_unrecorded(seen, attempt) if fault.facts.evidence == "death" else None)
         or (fault.facts.aftermath(seen, asked, leg) if fault.facts.aftermath else None)
     )
@@ -181,11 +181,5 @@ def note_problem(seen: Observation) -> Problem | None:
     return shows(seen) if shows else None
 
 
-_PROOFS: Mapping[Evidence, Callable[[Observation], Problem | None]] = {
-    "death": death_problem,
-    "note": note_problem,
-    "hang": hang_problem,
-    "node": note_problem,
-    "successor": note_problem,
-}
-"""How the evidence that a kind asks for is looked at."""
+_PROOFS: Mapping[Evidence, Callable[[Observation], Problem | None]] = {"death": death_problem, "hang": hang_problem}
+"""How the evidence that a kind asks for is looked at; what is no death and no hang, a note shows."""

@@ -250,12 +250,11 @@ def _read_subject(path: Path, overrides: Sequence[str]) -> _Subject:
     absolute = Path(os.path.abspath(path))
     _checked(str(absolute), "the path")
     gpus = {spec.per_worker.gpu for spec in specs}
-    folders, here = absolute.parents, Path.cwd()
-    repository = next((folder for folder in folders if (folder / ".git").exists()), None)
+    here = Path.cwd()
     return _Subject(
         name=name,
         path=absolute,
-        project=repository or (here if here in folders else absolute.parent),
+        project=repository_of(absolute.parent) or (here if here in absolute.parents else absolute.parent),
         suite=suite,
         overrides=tuple(_checked(change, "the change") for change in overrides),
         workers=max(spec.workers for spec in specs),
@@ -263,6 +262,11 @@ def _read_subject(path: Path, overrides: Sequence[str]) -> _Subject:
         gpu=1 if 1 in gpus else "auto" if "auto" in gpus else 0,
         timeout_s=None if suite else specs[0].timeout,
     )
+
+
+def repository_of(folder: Path) -> Path | None:
+    """The top of the repository that an absolute folder is in, or will be."""
+    return next((above for above in (folder, *folder.parents) if (above / ".git").exists()), None)
 
 
 def _is_suite(path: Path) -> bool:

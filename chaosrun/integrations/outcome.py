@@ -10,8 +10,6 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Self
 
-from chaosrun.errors import ChaosrunError
-
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
     from chaosrun.verify.ruling import VerdictStatus
@@ -91,15 +89,10 @@ class Outcome:
 
         page = rendered(render_text(read_view(self.run, self._verdict)), width=WIDTH, colour=False)
         rows = [("hint", hint), ("run", str(self.run.path)), ("test", self.again)]
-        return "\n".join([_account(surprise, rows), "", indent(page.rstrip(), "  ")])
+        return "\n".join([account(surprise, rows), "", indent(page.rstrip(), "  ")])
 
 
-def failed_to_run(error: ChaosrunError, commands: Sequence[tuple[str, str]]) -> DrillFailed:
-    """For a drill that has no verdict. The message's own lines, a place in a file and a caret, are kept as they are."""
-    return DrillFailed(_account(error.message, [("hint", error.hint), *commands]))
-
-
-def _account(sentence: str, rows: Sequence[tuple[str, str | None]]) -> str:
+def account(sentence: str, rows: Sequence[tuple[str, str | None]]) -> str:
     return "\n".join([sentence, *(f"  {label:<8}  {text}" for label, text in rows if text)])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from chaosrun.errors import UsageError
-from chaosrun.integrations.export import workflow
+from chaosrun.integrations.export import repository_of, workflow
 from chaosrun.integrations.schemas import schema
 
 Template = Literal["accelerate", "trainer", "lightning", "torch"]
@@ -74,7 +74,7 @@ def _scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
     warning = None
     if ci == "github":
         files |= _github(directory, template)
-        if _repository(directory) is None:
+        if repository_of(directory.resolve()) is None:
             warning = (
                 f"{directory} is in no git repository, and GitHub reads workflows at a repository's top alone: make it one "
                 f"(`{shlex.join(['git', 'init', str(directory)])}`), or `init` again, with --force, in one"
@@ -124,7 +124,7 @@ def job_name(directory: Path) -> str:
 def _github(directory: Path, template: Template) -> dict[Path, str]:
     """The workflow, where GitHub looks for it: at the top of the repository that the directory is in, else in it."""
     here = directory.resolve()
-    top = _repository(directory) or here
+    top = repository_of(here) or here
     inside = here.relative_to(top)
     name = "-".join(("chaosrun", *inside.parts))
     place = Path(".github", "workflows", f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.yml")
@@ -133,9 +133,3 @@ def _github(directory: Path, template: Template) -> dict[Path, str]:
     return {
         (directory if top == here else top) / place: workflow((inside / "job.yaml").as_posix(), title=title, install=install)
     }
-
-
-def _repository(directory: Path) -> Path | None:
-    """The top of the repository that a directory is in, or will be."""
-    here = directory.resolve()
-    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), None)

@@ -17,7 +17,7 @@ import pytest
 
 import chaosrun
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
-from chaosrun.integrations.outcome import Outcome, failed_to_run
+from chaosrun.integrations.outcome import DrillFailed, Outcome, account
 from chaosrun.records.naming import shortest
 from chaosrun.supervise.interrupts import Interrupts
 
@@ -197,7 +197,7 @@ class Chaos:
             why = f"{error.message}; {error.hint}" if error.hint else error.message
             pytest.exit(f"chaosrun: {why}", returncode=pytest.ExitCode.INTERRUPTED)
         except ChaosrunError as error:
-            failure = failed_to_run(error, repeat)
+            failure = DrillFailed(account(error.message, [("hint", error.hint), *repeat]))
         except Exception as error:
             error.add_note(f"this is a bug in chaosrun {chaosrun.__version__}; please report it with the traceback above")
             raise

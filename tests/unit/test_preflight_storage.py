@@ -11,7 +11,7 @@ from chaosrun.preflight.checks.storage import CHECK, ROOM, SAVE, call
 from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.peers import against_peers
-from chaosrun.preflight.probes.storage_objects import try_objects
+from chaosrun.preflight.probes.storage import try_objects
 from chaosrun.spec.source import Job
 from tests.preflight_answers import job_of, judged, nodes_of
 

@@ -14,12 +14,13 @@ from random import Random
 
 from msgspec import Struct, structs
 
+from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.cluster.guard import new_name
-from chaosrun.errors import ResourcesError
+from chaosrun.errors import ChaosrunError, ResourcesError
 from chaosrun.preflight.probes.storage_kills import Saves, kill_writers
-from chaosrun.preflight.probes.storage_objects import ObjectFacts, try_objects
 from chaosrun.preflight.probes.storage_place import Failed, Mount, mount_of, nearest_folder, own_folder, remove_stale
+from chaosrun.records.places import ObjectPlace
 
 BLOCK = 1 << 20
 GROWTH = 4
@@ -39,6 +40,14 @@ class Speed(Struct, frozen=True, kw_only=True):
     read_s: float = 0.0
     changed: int = 0
     """Bytes of those blocks that were not what had been written."""
+
+
+class ObjectFacts(Struct, frozen=True, kw_only=True):
+    took_s: float = 0.0
+    """For all requests, the first of which connects."""
+    late: bool = False
+    """A listing did not show what had been put."""
+    failed: Failed | None = None
 
 
 class StorageFacts(Struct, frozen=True, kw_only=True):
@@ -72,6 +81,22 @@ def probe(*, storage: str, kills: int, kills_s: float, speed_s: float, speed_byt
     except ResourcesError as error:
         return structs.replace(facts, failed=Failed.of(error))
     return facts
+
+
+def try_objects(url: str) -> ObjectFacts:
+    """Put, conditional put, read, list, delete; leaves nothing. The settings are those of this process's environment."""
+    storage, began_s = ObjectStorage(ObjectPlace(url)), time.monotonic()
+    key = f"{new_name()}/object"
+    try:
+        storage.try_out()
+        storage.put_new(key, b"listed")
+        try:
+            late = key not in storage.listed(key.partition("/")[0])
+        finally:
+            storage.delete(key)
+    except ChaosrunError as error:
+        return ObjectFacts(failed=Failed.of(error))
+    return ObjectFacts(took_s=time.monotonic() - began_s, late=late)
 
 
 def _at(step: str) -> None:
