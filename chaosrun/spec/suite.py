@@ -219,7 +219,7 @@ class _Reader:
         self._root = root
         self._suite = spec
         self._drill = spec.drills[number]
-        self._at: tuple[str | int, ...] = ("drills", number)
+        self._here = find(root, ("drills", number))[1]
         self.crossed = self._combinations()
         self.met: list[Node] = []
         """What cases there are combinations for."""
@@ -236,56 +236,50 @@ class _Reader:
         names = [named(self._drill.name, each) for each in crossed]
         for name, each in zip(names, crossed, strict=True):
             if names.count(name) > 1:
-                _, place = find(self._root, self._at)
-                message = f"two combinations are called {name!r}"
-                raise refusal(place.place, message, "leave one out, or label the values")
+                raise refusal(self._here.place, f"two combinations are called {name!r}", "leave one out, or label the values")
             yield self._one(job, name, each, [(case, node) for case, node in cases if matches(_when(node), each)])
 
     def _job(self) -> Path:
         named_job = self._drill.job or self._suite.job
         if named_job is None:
-            _, entry = find(self._root, self._at)
             message = f"drill {self._drill.name!r} has no job file, and the suite names none"
-            hint = "add job: …/job.yaml to the suite or to the drill"
-            raise refusal(entry.place, message, hint)
+            raise refusal(self._here.place, message, "add job: …/job.yaml to the suite or to the drill")
         path = self._path.parent / named_job
         if not os.path.isfile(path):
-            where, _ = find(self._root, (*self._at, "job") if self._drill.job else ("job",))
+            where = _entry(self._here if self._drill.job else self._root, "job")
             assert where is not None
-            raise refusal(where, f"no such job file: {path}", "job is relative to the suite")
+            raise refusal(where.key, f"no such job file: {path}", "job is relative to the suite")
         return path
 
     def _combinations(self) -> list[Combination]:
         """Those of the drill's own matrix, else of the suite's; `exclude` and `include` of the suite go with its matrix."""
-        whose = (self._at,) if self._drill.matrix is not None else ((), self._at)
-        if (problem := matrix_problem(self._node(whose[0], "matrix"))) is not None:
+        whose = (self._here,) if self._drill.matrix is not None else (self._root, self._here)
+        if (problem := matrix_problem(matrix := _value(whose[0], "matrix"))) is not None:
             raise spec_error([problem])
-        axes = axes_of(self._node(whose[0], "matrix"))
-        exclude = [item for at in whose for item in _items(self._node(at, "exclude"))]
-        include = [item for at in whose for item in _items(self._node(at, "include"))]
+        axes = axes_of(matrix)
+        exclude, include = ([item for each in whose for item in _items(_value(each, key))] for key in ("exclude", "include"))
         everything = combinations(axes)
         for item in exclude:
             if not any(matches(item, each) for each in everything):
                 raise refusal(item.place, "there is no such combination to leave out", self._known(everything))
         crossed = combinations(axes, exclude, include)
         if not crossed:
-            _, entry = find(self._root, self._at)
             message = f"drill {self._drill.name!r} has no combination left"
-            raise refusal(entry.place, message, "leave out an entry of exclude")
+            raise refusal(self._here.place, message, "leave out an entry of exclude")
         return crossed
 
     def _cases(self) -> Iterator[tuple[CaseSpec, Mapping]]:
         """The suite's, then the drill's: later ones win."""
-        for at, cases in (((), self._suite.cases), (self._at, self._drill.cases)):
-            for case, node in zip(cases, _items(self._node(at, "cases")), strict=True):
+        for section, cases in ((self._root, self._suite.cases), (self._here, self._drill.cases)):
+            for case, node in zip(cases, _items(_value(section, "cases")), strict=True):
                 assert isinstance(node, Mapping)
                 yield case, node
 
     def _one(self, job: Path, name: str, combination: Combination, cases: Sequence[tuple[CaseSpec, Mapping]]) -> SuiteDrill:
         changes: dict[str, Entry] = {}
-        for at in ((), self._at):
-            changes |= _entries(self._node(at, "set"))
-            if (entry := _entry(self._section(at), "faults")) is not None:
+        for section in (self._root, self._here):
+            changes |= _entries(_value(section, "set"))
+            if (entry := _entry(section, "faults")) is not None:
                 changes = _with_faults(changes, entry, job)
         for key, choice in combination.items():
             entry = Entry(key=choice.key, value=choice.value)
@@ -298,16 +292,8 @@ class _Reader:
         if len(overrides) < len(changes):
             overrides = [each for each in overrides if not each.startswith("args=")]
             overrides.append(f"args={json.dumps(list(loaded.spec.args), ensure_ascii=False)}")
-        _, node = find(self._root, self._at)
-        return SuiteDrill(
-            name=name, base=self._drill.name, place=node.place, job=loaded, overrides=tuple(overrides), expect=expect
-        )
-
-    def _section(self, at: tuple[str | int, ...]) -> Node:
-        return find(self._root, at)[1]
-
-    def _node(self, at: tuple[str | int, ...], key: str) -> Node:
-        return _value(self._section(at), key)
+        about = {"name": name, "base": self._drill.name, "place": self._here.place, "expect": expect}
+        return SuiteDrill(**about, job=loaded, overrides=tuple(overrides))
 
     def _known(self, crossed: Sequence[Combination]) -> str:
         if crossed == [{}]:
