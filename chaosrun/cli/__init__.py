@@ -1,9 +1,6 @@
 """The command line: which commands there are, and the exit code that it ends with. Nothing else.
 
 Data goes to stdout, progress and errors to stderr. Everything heavy is imported inside the commands: `--help` must be instant.
-
-Exit codes: 0 PASS · 1 a bug in chaosrun · 2 usage or YAML · 3 FAIL · 4 the script failed outside a fault · 5 recovery failed ·
-6 INCONCLUSIVE · 7 resources unavailable · 8 preflight: unfit · 124 timeout · 130 interrupted.
 """
 
 import os

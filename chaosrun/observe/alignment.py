@@ -5,7 +5,7 @@ optimizer without momentum keeps nothing. The chosen step agrees in the weights,
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from chaosrun.records.trace_reader import Moment
 from chaosrun.records.traces import Found
@@ -16,8 +16,7 @@ QUANTITIES = ("weights", "data", "optimizer", "rates", "rng")
 """In the order in which they decide on a step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(NamedTuple):
     """What an attempt begins with."""
 
     weights: str
@@ -28,10 +27,7 @@ class Standing:
     data: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where it stands."""
-
+class Place(NamedTuple):
     step: int
     """That numbers the attempt."""
     found: Found

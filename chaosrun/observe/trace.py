@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import xxhash
@@ -40,6 +40,7 @@ from chaosrun.records.traces import (
 
 if TYPE_CHECKING:
     from chaosrun.observe.outside import Outside
+    from chaosrun.observe.state import ObservedState
 
 FEW_TENSORS = 8
 """Their words are no longer than what else a step's record holds."""
@@ -96,7 +97,12 @@ class Observer:
         self._leg = leg
         self._device = device
         self._trace = TraceWriter(leg.attempt(order.attempt).trace(order.rank))
-        self._inspector = _inspector(state, order, leg, device) if order.inspect else None
+        self._inspector = None
+        if order.inspect:
+            # For a replay, and loaded for nothing else.
+            from chaosrun.observe.inspection import Inspector
+
+            self._inspector = Inspector(state, order, leg, device)
         self._outside: Outside | None = None
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self.parameters: list[torch.nn.Parameter] = []
@@ -128,7 +134,9 @@ class Observer:
         undisturbed = self._order.leg != "chaos" and self._order.attempt == 1
         if undisturbed and self._order.rank == 0 and self._order.by == "chaosrun":
             # What is seen of an undisturbed leg, a restart need not wait for.
-            self._outside = _outside(self._state)
+            from chaosrun.observe.outside import Outside
+
+            self._outside = Outside(cast("ObservedState", self._state))
         self._trace.write(
             StartRecord(
                 v=TRACE_VERSION,
@@ -231,7 +239,10 @@ class Observer:
                 ids=None if None in self._ids or not self._ids else tuple(tuple(ids or ()) for ids in self._ids),
                 batch=tuple(self._digests) or (NO_INPUTS,),
                 rng=self._rng_before,
-                loss=_as_hex(self._losses),
+                # By one transfer from the device.
+                loss=_hex_of(
+                    torch.stack([loss.double().reshape(()) for loss in self._losses]).tolist() if self._losses else ()
+                ),
                 lr=_hex_of(self._rates),
                 grad=gradients.value if gradients else "",
                 grads=gradients.each if gradients and worded else b"",
@@ -306,25 +317,5 @@ class Observer:
         return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._device).values()).encode())
 
 
-def _as_hex(losses: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """Each scalar as `float.hex()`, by one transfer from the device; of a step whose batch was left out there is none."""
-    if not losses:
-        return ()
-    return tuple(value.hex() for value in torch.stack([loss.double().reshape(()) for loss in losses]).tolist())
-
-
 def _hex_of(rates: Sequence[float]) -> tuple[str, ...]:
     return tuple(rate.hex() for rate in rates)
-
-
-def _inspector(state: State, order: WorkerOrder, leg: LegLayout, device: torch.device) -> Any:
-    # For a replay, and loaded for nothing else.
-    from chaosrun.observe.inspection import Inspector
-
-    return Inspector(state, order, leg, device)
-
-
-def _outside(state: Any) -> "Outside":
-    from chaosrun.observe.outside import Outside
-
-    return Outside(state)
