@@ -5,7 +5,7 @@ import platform
 import signal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from chaosrun.errors import RecoveryError
 from chaosrun.faults.kind import WITHIN_AN_ATTEMPT, Kind
@@ -14,12 +14,9 @@ from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import LastAct
 from chaosrun.processes import is_alive, send_signal, wait_gone
 from chaosrun.records.codec import changed
-from chaosrun.records.events import LegStarted, SupervisorResumed
+from chaosrun.records.events import FaultRequested, LegStarted, SupervisorResumed
+from chaosrun.records.history import LegHistory
 from chaosrun.records.markers import write_note
-
-if TYPE_CHECKING:
-    from chaosrun.records.events import FaultRequested
-    from chaosrun.records.history import LegHistory
 
 END_LIMIT_S = 10.0
 
@@ -65,7 +62,7 @@ def _this_boot() -> str:
     return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
-def _by_successor(seen: Observation, asked: "FaultRequested", leg: "LegHistory") -> Problem | None:
+def _by_successor(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
     """Why it was not the supervisor that wrote the journal then, or not the next one that says so; None when it was."""
     supervisors = [event for event in leg.journal if isinstance(event, LegStarted | SupervisorResumed)]
     writers = [event.supervisor_pid for event in supervisors if event.seq < asked.seq][-1:]

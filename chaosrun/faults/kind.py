@@ -1,20 +1,16 @@
 """What a kind of fault is: one value that says all of it. The kinds stand in their families, `faults.kinds` has them all."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import LastAct, OutsideStrike
 from chaosrun.faults.strike import Strike
+from chaosrun.records.events import FaultRequested
+from chaosrun.records.history import LegHistory
 from chaosrun.records.markers import Note
-
-if TYPE_CHECKING:
-    from chaosrun.records.events import FaultRequested
-    from chaosrun.records.history import LegHistory
 
 Phase = Literal[
     "rendezvous",

@@ -3,22 +3,16 @@
 Pure. The note of a node's end is written by `faults.witness`, that of the supervisor's by `faults.control_plane`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.processes import ProcessIdentity, identify
 from chaosrun.records.codec import Record
-from chaosrun.records.events import PlacementAcquired
+from chaosrun.records.events import FaultRequested, PlacementAcquired
+from chaosrun.records.history import LegHistory
 from chaosrun.records.markers import Note
-
-if TYPE_CHECKING:
-    from chaosrun.records.events import FaultRequested
-    from chaosrun.records.history import LegHistory
 
 BELOW = ("agent", "fork server", "{rank}")
 """What goes with an agent."""

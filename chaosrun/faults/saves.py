@@ -3,15 +3,12 @@
 Where in the save is counted by the tracer (`faults.tracer`); damage is done when the save is over (`faults.save_points`).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaosrun.faults.kind import Kind, Option
 from chaosrun.faults.observed import Observation, Problem
@@ -19,12 +16,9 @@ from chaosrun.faults.power_cut import take
 from chaosrun.faults.storage_damage import DamageNote, change_of, flip_bit, spoiled, truncate, zero_tail
 from chaosrun.faults.strike import Strike
 from chaosrun.faults.tracer import Act, SaveNote
-from chaosrun.records.events import OutputsReplaced
+from chaosrun.records.events import FaultRequested, OutputsReplaced
+from chaosrun.records.history import LegHistory
 from chaosrun.wording import count
-
-if TYPE_CHECKING:
-    from chaosrun.records.events import FaultRequested
-    from chaosrun.records.history import LegHistory
 
 OPTIMIZER = "*optim*"
 """Files that hold an optimizer, as the libraries call them."""

@@ -1,25 +1,20 @@
 """Faults of the storage while a checkpoint is written: writes that fail, or take their time."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from chaosrun.errors import ResourcesError
 from chaosrun.faults.kind import Kind
 from chaosrun.faults.observed import Observation, Problem, brief, other_error
 from chaosrun.faults.strike import Strike
+from chaosrun.records.events import FaultRequested
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
+from chaosrun.records.history import LegHistory
 from chaosrun.records.markers import Note
 from chaosrun.wording import count
-
-if TYPE_CHECKING:
-    from chaosrun.records.events import FaultRequested
-    from chaosrun.records.history import LegHistory
 
 FULL_DEVICE = "/dev/full"
 

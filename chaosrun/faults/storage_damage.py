@@ -4,26 +4,20 @@ A damage strikes nothing but the newest checkpoint of this very leg: whatever le
 same file or "..", is refused and the note says so. What a damage does shows when the checkpoint is read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaosrun.faults.kind import Kind
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.strike import Strike
 from chaosrun.records.codec import Record
-from chaosrun.records.events import AttemptStarting, StagingCleared
+from chaosrun.records.events import AttemptStarting, FaultRequested, StagingCleared
+from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
 from chaosrun.records.markers import Note
-
-if TYPE_CHECKING:
-    from chaosrun.records.events import FaultRequested
-    from chaosrun.records.history import LegHistory
 
 TAIL_BYTES = 4096
 
