@@ -22,13 +22,11 @@ def suite(
     /,
     *,
     only: Annotated[
-        list[str] | None, Parameter(help="Run these drills alone: a name, or a pattern such as 'digits*'; several times.")
+        list[str] | None, Parameter(help="Only these: a name, or a pattern such as 'digits*'; several times.")
     ] = None,
     except_: Annotated[list[str] | None, Parameter(name="--except", help="Leave these drills out; several times.")] = None,
     shard: Annotated[str, Parameter(help="Run one part of several that together are all, such as 2/5.")] = "",
-    seed: Annotated[
-        str, Parameter(help="Draw every drill's faults anew: 'today' (the date in UTC, which is printed) or a number.")
-    ] = "",
+    seed: Annotated[str, Parameter(help="Draw all faults anew: 'today' (the date in UTC, which is printed) or a number.")] = "",
     list_: Annotated[bool, Parameter(name="--list", help="Show what would run, and start nothing.")] = False,
     fail_fast: Annotated[bool, Parameter(help="Begin no more drills after the first surprise.")] = False,
     keep_going: Annotated[bool, Parameter(help="Run all drills whatever becomes of each (the default).")] = False,
@@ -116,17 +114,13 @@ def sweep(
     ] = "",
     only: Annotated[
         list[str] | None,
-        Parameter(
-            help="Points to try, by phase or by name, such as 'checkpoint.*' or 'recovery/*'; may be given several times."
-        ),
+        Parameter(help="Points to try, by phase or name, such as 'checkpoint.*' or 'recovery/*'; several times."),
     ] = None,
     at_once: options.AtOnce = None,
     keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
     to_the_end: options.ToTheEnd = False,
     from_the_beginning: options.FromTheBeginning = False,
-    saves: Annotated[
-        bool, Parameter(help="Try, in their place, the points inside one save of a script's own, and power cuts after it.")
-    ] = False,
+    saves: Annotated[bool, Parameter(help="Try instead the points inside one save of a script's own, and power cuts.")] = False,
     resume: Annotated[str | None, Parameter(help="Go on with a sweep: its id, the beginning of it, or 'latest'.")] = None,
     address: options.Address = None,
     root: options.Root = None,
@@ -140,9 +134,7 @@ def sweep(
 
     options.one_or_more("--at-once", at_once)
     if asked.kill or asked.preempt:
-        raise UsageError(
-            "a sweep strikes at every point by itself", hint="leave out --kill and --preempt; --only chooses points"
-        )
+        raise UsageError("a sweep strikes at every point by itself", hint="leave out --kill, --preempt; --only chooses points")
     drilled, changes = options.job_asked(job, overrides, after, asked, quiet=quiet)
     with options.ticking(quiet=quiet) as on_event:
         swept = api.sweep(

@@ -350,9 +350,7 @@ def inject(
     *,
     kind: Annotated[str, Parameter(help="What is done: kill, preempt, stop, pause, segfault, node, agent, …")] = "kill",
     rank: Annotated[str, Parameter(help="The rank it is done to, 'all' at once, or 'random'.")],
-    set_: Annotated[
-        list[str] | None, Parameter(name="--set", help="An option of the kind, such as grace=5s; may be given several times.")
-    ] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", help="An option, such as grace=5s; several times.")] = None,
     seed: Annotated[int | None, Parameter(help="Of --rank random; default: drawn, and printed.")] = None,
     when: Annotated[str | None, Parameter(help=f"Wait for it first, however long: {MOMENTS}. Default: now.")] = None,
     timeout: Annotated[str, Parameter(help="How long to wait until it is seen to have landed.")] = "2m",

@@ -11,9 +11,7 @@ from chaosrun.report.output import as_json, warn, write_json, write_out, write_p
 
 
 def init(
-    directory: Annotated[
-        Path, Parameter(name="DIR", help="Where to (default: the working directory); made if need be.")
-    ] = Path(),
+    directory: Annotated[Path, Parameter(name="DIR", help="Where to (default: this directory); made if need be.")] = Path(),
     /,
     *,
     template: Annotated[

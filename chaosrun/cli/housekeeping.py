@@ -134,14 +134,10 @@ def completion_of(app: App) -> Callable[..., int]:
     """The command that completes the command line of `app`."""
 
     def completion(
-        shell: Annotated[
-            Literal["bash", "zsh", "fish"] | None, Parameter(name="SHELL", help="Default: the one this is run from.")
-        ] = None,
+        shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(name="SHELL", help="Default: this one.")] = None,
         /,
         *,
-        install: Annotated[
-            bool, Parameter(help="Put it where the shell looks for it, and have the shell's startup file load it.")
-        ] = False,
+        install: Annotated[bool, Parameter(help="Put it where the shell looks, and have its startup file load it.")] = False,
         quiet: Quiet = False,
         output: Format = "text",
     ) -> int:

@@ -30,16 +30,12 @@ Root = Annotated[Path | None, Parameter(name="--root", help="Where runs are kept
 Address = Annotated[str | None, Parameter(name="--address", help="Ray cluster to join (default: start a local Ray).")]
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="No progress, and no more than a line where a verdict is told.")]
 Verbose = Annotated[
-    bool, Parameter(name=["--verbose", "-v"], help="Also the tables of faults, attempts and checks; --quiet leaves them out.")
+    bool, Parameter(name=["--verbose", "-v"], help="Also tables of faults, attempts, checks; not with --quiet.")
 ]
 Job = Annotated[Path, Parameter(help="The job file (YAML).")]
-Drilled = Annotated[
-    Path | None, Parameter(name="JOB", help="The job file (YAML), or a training script (.py); else a command after two dashes.")
-]
+Drilled = Annotated[Path | None, Parameter(name="JOB", help="A job file, or a script (.py); else a command after two dashes.")]
 Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
-ToTheEnd = Annotated[
-    bool, Parameter(help="Run every chaos leg to its end, also where all of its state is the undisturbed run's again.")
-]
+ToTheEnd = Annotated[bool, Parameter(help="Run every chaos leg to its end, also where its state is the undisturbed run's.")]
 
 
 def early_of(to_the_end: bool, otherwise: "Early" = "always") -> "Early":
@@ -47,9 +43,7 @@ def early_of(to_the_end: bool, otherwise: "Early" = "always") -> "Early":
     return "never" if to_the_end else otherwise
 
 
-FromTheBeginning = Annotated[
-    bool, Parameter(help="Begin every chaos leg at the beginning, not at a checkpoint of the undisturbed run.")
-]
+FromTheBeginning = Annotated[bool, Parameter(help="Begin chaos legs at step 0, not at a checkpoint of the undisturbed run.")]
 
 
 def begun(from_the_beginning: bool) -> tuple[str, ...]:
@@ -71,10 +65,8 @@ class WayIn:
     """Options that stand in the place of a job file, or go over one."""
 
     workers: Annotated[int | None, Parameter(help="How many ranks (default: guessed from the command or the script).")] = None
-    kill: Annotated[
-        list[str] | None, Parameter(help="RANK@STEP or RANK@STEP:PHASE: SIGKILL this rank there; may be given several times.")
-    ] = None
-    preempt: Annotated[list[str] | None, Parameter(help="RANK@STEP: give notice there; may be given several times.")] = None
+    kill: Annotated[list[str] | None, Parameter(help="RANK@STEP or RANK@STEP:PHASE: SIGKILL it there; several times.")] = None
+    preempt: Annotated[list[str] | None, Parameter(help="RANK@STEP: give notice there; several times.")] = None
     write: Annotated[Path | None, Parameter(help="Keep what was typed, and guessed, as a job file.")] = None
 
 

@@ -26,9 +26,7 @@ PreflightFormat = Annotated[
 
 
 def preflight(
-    job: Annotated[
-        Path | None, Parameter(name="JOB", help="A job file (YAML): whether the cluster is fit for that job; else for any.")
-    ] = None,
+    job: Annotated[Path | None, Parameter(name="JOB", help="A job file: is the cluster fit for it? Else for any job.")] = None,
     /,
     *overrides: Overrides,
     level: Annotated[
@@ -41,15 +39,13 @@ def preflight(
     ] = None,
     skip: Annotated[list[str] | None, Parameter(help="Leave these checks out, in the same way.")] = None,
     duration: Annotated[str | None, Parameter(help="How long a deep preflight may take, such as 2h.")] = None,
-    baseline: Annotated[
-        Path | None, Parameter(help="Compare with an earlier preflight: a file that -o json was written to.")
-    ] = None,
+    baseline: Annotated[Path | None, Parameter(help="Compare with an earlier preflight: a file of its -o json.")] = None,
     write_good_nodes: Annotated[
         Path | None, Parameter(help="Write the names of the nodes that can be used here, one a line, for a scheduler.")
     ] = None,
     strict: Annotated[bool, Parameter(help="A WARN speaks against a node as a FAIL does.")] = False,
     mtbf: Annotated[
-        str | None, Parameter(help="Mean time between failures of one node, such as 5000h: what the forecast reckons with.")
+        str | None, Parameter(help="Mean time between failures of a node, such as 5000h, for the forecast.")
     ] = None,
     nodes: Annotated[str, Parameter(help="Numbers of nodes to forecast for, such as 64,512.")] = "",
     to: Annotated[Path | None, Parameter(help="Write what -o asks for into this file, and the table to stdout.")] = None,

@@ -74,9 +74,7 @@ def logs(
     run: Run,
     /,
     *,
-    follow: Annotated[
-        bool, Parameter(name=["--follow", "-f"], help="Go on with what is yet to come, until the run ends.")
-    ] = False,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="Go on with what comes, until the run ends.")] = False,
     events: Annotated[bool, Parameter(help="What happened, as sentences, instead of what the workers wrote.")] = False,
     leg: Leg = None,
     attempt: Annotated[int | None, Parameter(help="Default: the leg's last attempt.")] = None,

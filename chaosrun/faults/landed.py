@@ -147,9 +147,7 @@ def _collected_problem(seen: Observation) -> Problem | None:
     if seen.fault.facts.shows:
         return seen.fault.facts.shows(seen)
     if seen.death.killed or seen.death.end is not None:
-        return Problem(
-            "other_end", "the process was killed with its attempt, or had left an end record: it did not end by the fault"
-        )
+        return Problem("other_end", "it was killed with its attempt, or left an end record: it did not end by the fault")
     return None
 
 

@@ -132,9 +132,7 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
 def _insist_on_real(folder: Path) -> None:
     """Raises UsageError for a link: what lies behind it is not this root's to remove."""
     if folder.is_symlink():
-        raise UsageError(
-            f"{folder} is a symbolic link: nothing is removed through it", hint="name with --root the root that it leads to"
-        )
+        raise UsageError(f"{folder} is a symbolic link: nothing is removed through it", hint="name what it leads to: --root")
 
 
 def _held(root: Path, found: Found) -> AbstractContextManager[Any]:

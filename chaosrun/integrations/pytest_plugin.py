@@ -27,9 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_seed,
         help="seed of the fault plans of all drills that do not say their own; today: that of the day (UTC).",
     )
-    group.addoption(
-        "--chaos-root", metavar="DIR", help="where runs are kept (default: $CHAOSRUN_ROOT, else ROOTDIR/.chaosrun)."
-    )
+    group.addoption("--chaos-root", metavar="DIR", help="where runs are (default: $CHAOSRUN_ROOT, else ROOTDIR/.chaosrun).")
     group.addoption("--chaos-address", metavar="ADDRESS", help="Ray cluster to join (default: start a local Ray).")
 
 

@@ -107,9 +107,7 @@ def _write(made: Scaffold, *, force: bool) -> None:
             os.replace(name, path)
             staged.pop()
     except OSError as error:
-        raise UsageError(
-            f"{made.directory} cannot be written: {error.strerror}", hint="name a directory that can be written"
-        ) from error
+        raise UsageError(f"{made.directory} cannot be written: {error.strerror}", hint="name another directory") from error
     finally:
         for name, _ in staged:
             os.unlink(name)

@@ -307,9 +307,7 @@ def _plans(mark: pytest.Mark, where: str) -> list[tuple[str, Faults]]:
     plans = mark.args
     wrong = [plan for plan in plans if not isinstance(plan, str | Mapping | Sequence)]
     if not plans or wrong or mark.kwargs.keys() - {"ids"}:
-        raise pytest.UsageError(
-            f"{where}: write @pytest.mark.chaos_plans(plan, …, ids=[…]), each plan as in a job file's faults"
-        )
+        raise pytest.UsageError(f"{where}: write @pytest.mark.chaos_plans(plan, …, ids=[…]), each plan as in a job's faults")
     ids = mark.kwargs.get("ids")
     if ids is None:
         ids = [plan if isinstance(plan, str) else f"plan{number}" for number, plan in enumerate(plans)]

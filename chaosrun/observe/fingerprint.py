@@ -122,9 +122,7 @@ def _leaf_digest(path: str, value: Any) -> str:
             return xxhash.xxh3_64_hexdigest(array.tobytes(), seed=xxhash.xxh3_64_intdigest(header))
         case _:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise TypeError(
-                f"{path}: a {kind} in the state cannot be compared across restarts; return tensors, numbers or strings"
-            )
+            raise TypeError(f"{path}: a {kind} in the state cannot be compared across restarts; return tensors, numbers, text")
 
 
 def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:

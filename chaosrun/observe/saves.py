@@ -19,9 +19,7 @@ from chaosrun.records.traces import SaveRecord
 
 _BY_ENDING = {".distcp": "dcp", ".metadata": "dcp", ".metadata.tmp": "dcp", ".safetensors": "safetensors"}
 _TWO_NAMES = ("os.rename", "os.link", "os.symlink")
-_CHANGES = frozenset(
-    {"os.mkdir", "os.rename", "os.link", "os.symlink", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
-)
+_CHANGES = frozenset({*_TWO_NAMES, "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
 
 
 class SaveWatch:

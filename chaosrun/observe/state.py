@@ -74,9 +74,7 @@ class ObservedState:
     def modes(self) -> dict[str, str]:
         """Whether each module of the prepared models trains, by name."""
         models = [self._accelerator.unwrap_model(model) for model in self._accelerator._models]
-        modules = [
-            (f"{number}.{name}", module) for number, model in enumerate(models) for name, module in model.named_modules()
-        ]
+        modules = [(f"{n}.{name}", module) for n, model in enumerate(models) for name, module in model.named_modules()]
         return {name: "training" if module.training else "evaluation" for name, module in modules}
 
     def hooks(self) -> list[str]:

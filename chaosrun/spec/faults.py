@@ -38,9 +38,7 @@ class FaultOptions(Section):
     kind: FaultKind = Field(default="kill", description="what is done; kill is SIGKILL, docs/faults.md has all kinds")
     rank: Rank = Field(default="random", description="the rank it is done to, random: drawn with faults.seed, or all at once")
     at_once: Positive | None = Field(default=None, description="with rank random: how many ranks it is done to at once")
-    phase: Phase | None = Field(
-        default=None, description="the point within the step: after it, in its all-reduce, in its checkpoint, …"
-    )
+    phase: Phase | None = Field(default=None, description="the point in the step: after it, its all-reduce, its checkpoint, …")
     grace: Duration | None = Field(default=None, description="time between a notice and SIGKILL, such as 5s")
     duration: Duration | None = Field(default=None, description="how long it lasts, such as 2s")
     factor: Annotated[Number, Field(gt=1)] | None = Field(default=None, description="how many times as long a step takes")
@@ -48,15 +46,9 @@ class FaultOptions(Section):
     mebibytes: Positive | None = Field(default=None, description="memory that the rank may still take, in MiB")
     state: Literal["parameter", "gradient", "moment"] | None = Field(default=None, description="what is corrupted")
     tensor: Text | None = Field(default=None, description="name of the parameter concerned; default: drawn")
-    bit: Annotated[Count, Field(le=63)] | None = Field(
-        default=None, description="number of the bit in the element, 0 the lowest; default: drawn"
-    )
-    file: Text | None = Field(
-        default=None, description="file of the checkpoint, a path relative to it; at phase save a pattern"
-    )
-    operation: Positive | None = Field(
-        default=None, description="at phase save: strike before this file operation of the save, counted from 1"
-    )
+    bit: Annotated[Count, Field(le=63)] | None = Field(default=None, description="which bit, 0 the lowest; default: drawn")
+    file: Text | None = Field(default=None, description="file of the checkpoint, relative to it; at phase save a pattern")
+    operation: Positive | None = Field(default=None, description="at phase save: strike before this file operation, from 1 on")
     unsynced: Literal["lost", "empty", "torn"] | None = Field(
         default=None,
         description="after a power cut, what was not synced is lost with its name, or its files are empty, or torn",
@@ -114,12 +106,8 @@ class ScheduledFault(FaultOptions):
 
     at_step: Positive | None = Field(default=None, description="the step it happens at, counted from 1")
     every_steps: Positive | None = Field(default=None, description="repeat at each multiple of this many steps")
-    until_step: Positive | None = Field(
-        default=None, description="the last step that every_steps may reach; default: max_steps"
-    )
-    occurrence: Positive | None = Field(
-        default=None, description="the n-th time that the rank comes by the phase, counted from 1"
-    )
+    until_step: Positive | None = Field(default=None, description="the last step of every_steps; default: max_steps")
+    occurrence: Positive | None = Field(default=None, description="the n-th time the rank comes by the phase, counted from 1")
     attempt: Positive | None = Field(default=None, description="only in this attempt, counted from 1")
     after: Duration | None = Field(default=None, description="time after the first attempt has started, such as 5s")
 
@@ -138,9 +126,7 @@ class ScheduledFault(FaultOptions):
             reason = f"a fault at {moment} cannot repeat by steps"
             yield conflict("every_steps", reason, "add one entry for each, with occurrence or attempt")
         if self.at_step is not None and moment == "rendezvous":
-            yield conflict(
-                "at_step", "no step has been made at a rendezvous", "write occurrence: 2 for that of the second attempt"
-            )
+            yield conflict("at_step", "no step has been made at a rendezvous", "write occurrence: 2 for the second attempt's")
         if self.after is not None:
             yield from self._outside()
         elif moment in ("step", "reduce") and not any((self.at_step, self.every_steps, self.occurrence, self.attempt)):
@@ -166,12 +152,8 @@ class RandomFaults(FaultOptions):
     mean_steps: Annotated[Number, Field(ge=1)] | None = Field(default=None, description="mean number of steps between faults")
     rate: Annotated[Number, Field(gt=0, le=1)] | None = Field(default=None, description="probability of a fault at each step")
     mtbf: Duration | None = Field(default=None, description="mean time between faults, exponential, such as 30s")
-    between: StepRange | None = Field(
-        default=None, description="first and last step that may be drawn; default: [1, max_steps]"
-    )
-    within: Duration | None = Field(
-        default=None, description="with mtbf: time that faults are drawn for; default: ten times mtbf"
-    )
+    between: StepRange | None = Field(default=None, description="first and last step to be drawn; default: [1, max_steps]")
+    within: Duration | None = Field(default=None, description="with mtbf: time to draw faults for; default: ten times mtbf")
 
     def conflicts(self) -> Iterator[InitErrorDetails]:
         yield from super().conflicts()
@@ -204,14 +186,10 @@ class ReplaySpec(Section):
     trace: Text = Field(description="the recorded trace, relative to the job file")
     format: Literal["auto", "bamboo", "parcae", "skypilot"] = Field(default="auto", description="how the file is written")
     unit: Literal["seconds", "hours"] = Field(default="seconds", description="unit of a bamboo file's first column")
-    compress: Annotated[Number, Field(gt=0)] = Field(
-        default=1.0, description="how much faster than recorded: 3600 makes an hour a second"
-    )
+    compress: Annotated[Number, Field(gt=0)] = Field(default=1.0, description="how much faster: 3600 makes an hour a second")
     start: Duration | None = Field(default=None, description="recorded time to begin at; default: its beginning")
     until: Duration | None = Field(default=None, description="recorded time to end at; default: its end")
-    onto: Literal["ranks", "nodes"] = Field(
-        default="ranks", description="what a recorded node stands for: a rank or a whole node"
-    )
+    onto: Literal["ranks", "nodes"] = Field(default="ranks", description="what a recorded node stands for: a rank or a node")
     kind: LossKind | None = Field(
         default=None,
         description="what is done at a loss: " + ", ".join(f"{' or '.join(kinds)} to {lost}" for lost, kinds in LOSSES.items()),
@@ -225,9 +203,7 @@ class ReplaySpec(Section):
     def conflicts(self) -> Iterator[InitErrorDetails]:
         if self.strikes not in LOSSES[self.onto]:
             known = " or ".join(LOSSES[self.onto])
-            yield conflict(
-                "kind", f"a fault of kind {self.strikes} is not done to {self.onto}", f"onto: {self.onto} takes {known}"
-            )
+            yield conflict("kind", f"a fault of kind {self.strikes} is not done to {self.onto}", f"{self.onto} take {known}")
         if self.start is not None and self.until is not None and self.start >= self.until:
             reason = f"no time lies between start, {self.start:g} s, and until, {self.until:g} s"
             yield conflict("until", reason, "raise until or lower start")
@@ -252,13 +228,9 @@ class PresetFault(FaultOptions):
 
     within: Stretch = Field(default=(0.0, 1.0), description="the part of the training that it comes in, such as [20%, 80%]")
     count: Positive | None = Field(default=None, description="how many, each at another step; default: 1")
-    mean: Share | None = Field(
-        default=None, description="instead of count: mean distance between faults as a part of the training, such as 20%"
-    )
+    mean: Share | None = Field(default=None, description="instead of count: mean distance, as a part of the training: 20%")
     chance: Share = Field(default=1.0, description="probability that the entry counts at all, such as 50%")
-    occurrence: Positive | None = Field(
-        default=None, description="of a restore or rendezvous: the n-th one of the run, counted from 1"
-    )
+    occurrence: Positive | None = Field(default=None, description="of a restore or rendezvous: the n-th of the run, from 1 on")
     then: FollowingFault | None = Field(default=None, description="what strikes the same rank at the same step, after this")
 
     def conflicts(self) -> Iterator[InitErrorDetails]:

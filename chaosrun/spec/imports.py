@@ -44,9 +44,7 @@ def not_there(job: Job) -> Iterator[Problem]:
                 yield problem_of_script(script, text, message, hint, node.lineno - 1, node.col_offset)
     if job.spec.by == "chaosrun" and attaches(script) and not _mentions_attach(script):
         message = f"{script.name} imports chaosrun, and nothing beside it calls chaosrun.attach"
-        hint = (
-            "run = chaosrun.attach(accelerator) after prepare(); or, of one that saves and resumes itself, resume: {by: script}"
-        )
+        hint = "run = chaosrun.attach(accelerator) after prepare(); of one that saves and resumes itself, resume: {by: script}"
         yield job.problem("script", message, hint)
 
 

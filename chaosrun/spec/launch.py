@@ -191,9 +191,7 @@ def _syntax_problems(path: Path) -> Iterator[Problem]:
         message = f"{type(error).__name__}: {error.msg}"
         line, column = max(1, error.lineno or 1), max(1, error.offset or 1)
         text = data.decode("utf-8", errors="replace")
-        yield problem_of_script(
-            path, text, message, "Python cannot compile the script: nothing was started", line - 1, column - 1
-        )
+        yield problem_of_script(path, text, message, "Python cannot compile it: nothing was started", line - 1, column - 1)
     except (ValueError, RecursionError, MemoryError) as error:
         yield problem_of_script(path, "", f"Python cannot compile it: {error}", "nothing was started")
 
@@ -218,9 +216,7 @@ def _placeholder_problems(root: Mapping) -> Iterator[Problem]:
                 hint = "torch.distributed finds the same in the environment that every rank is given"
                 yield Problem(place=item.place, message=f"{{{name}}} is filled in for a command alone", hint=hint)
             elif close := difflib.get_close_matches(name, known, n=1, cutoff=NEAR):
-                yield Problem(
-                    place=item.place, message=f"no such placeholder: {{{name}}}", hint=f"did you mean {{{close[0]}}}?"
-                )
+                yield Problem(place=item.place, message=f"no placeholder {{{name}}}", hint=f"did you mean {{{close[0]}}}?")
 
 
 def _texts(root: Mapping) -> Iterator[Scalar]:

@@ -41,12 +41,8 @@ VERBATIM = frozenset({"args", "env", "command", "resume.args", "resume.env"})
 
 
 class PerWorker(Section):
-    cpu: Number = Field(
-        default=1.0, gt=0, description="CPU cores of one worker; its thread count is this, rounded down, at least 1"
-    )
-    gpu: Device = Field(
-        default="auto", description="GPUs of one worker, 0 or 1; auto: one each where there are GPUs, else none"
-    )
+    cpu: Number = Field(default=1.0, gt=0, description="CPU cores of a worker; its threads are this, rounded down, at least 1")
+    gpu: Device = Field(default="auto", description="GPUs of a worker, 0 or 1; auto: one each where there are GPUs, else none")
 
 
 class CheckpointSpec(Section):
@@ -99,9 +95,7 @@ class ResumeSpec(Section):
 
 
 class RecoverySpec(Section):
-    max_restarts: Count = Field(
-        default=3, description="restarts after deaths that were not planned; planned faults do not count"
-    )
+    max_restarts: Count = Field(default=3, description="restarts after deaths that nobody planned; planned faults do not count")
     acquire_timeout: Duration = Field(default=60.0, description="longest wait for the cluster's resources, such as 60s")
     hang_timeout: Duration | None = Field(
         default=None,
@@ -141,12 +135,8 @@ class VerifySpec(Section):
         description="how equal the legs have to be: strict: bit for bit; standard, relaxed: losses to 0.2 % and 0.75 %, for "
         "jobs that cannot be exact (docs/exactness.md has the numbers); what a restart begins with is exact in each",
     )
-    losses: Tolerance = Field(
-        default=Tolerance(), description="tolerance {atol, rtol} of every step's loss; default: equal bits"
-    )
-    weights: Tolerance = Field(
-        default=Tolerance(), description="tolerance {atol, rtol} of the final weights; default: equal bits"
-    )
+    losses: Tolerance = Field(default=Tolerance(), description="tolerance {atol, rtol} of step losses; default: equal bits")
+    weights: Tolerance = Field(default=Tolerance(), description="tolerance {atol, rtol} of final weights; default: equal bits")
     confirm: Confirmations = Field(
         default=1,
         description="after a difference, run the reference again, so many times (true: once), to see whether it repeats itself",
@@ -183,9 +173,7 @@ class JobSpec(Section):
         default="strict",
         description="strict: an operation that cannot be deterministic is an error; warn: it is logged; off: allowed",
     )
-    max_steps: Positive | None = Field(
-        default=None, description="stop after this many optimizer steps; default: when the script ends"
-    )
+    max_steps: Positive | None = Field(default=None, description="stop after so many steps; default: when the script ends")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="when checkpoints are saved, and where")
     data: DataSpec = Field(default=DataSpec(), description="how the data order is resumed")
     resume: ResumeSpec = Field(default=ResumeSpec(), description="who saves and resumes, and what a restart is told")

@@ -27,7 +27,7 @@ class _Step:
 
 
 class _Rejected(Exception):
-    def __init__(self, place: Place, message: str, hint: str) -> None:
+    def __init__(self, place: Place, message: str, *, hint: str) -> None:
         super().__init__(message)
         self.problem = Problem(place=place, message=message, hint=hint)
 
@@ -41,7 +41,7 @@ def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping
             path, equals, _ = override.partition("=")
             if not equals or not path.strip():
                 whole = Place(source=source, line=0, column=0, end=len(override))
-                raise _Rejected(whole, "not of the form key=value", EXAMPLE)
+                raise _Rejected(whole, "not of the form key=value", hint=EXAMPLE)
             steps = _parse_path(path, Place(source=source, line=0, column=0, end=len(path)))
             padding = len(path) + 1
             value, found = read_tree(source, padding=padding)
@@ -60,10 +60,8 @@ def apply_changes(root: Mapping, changes: AnyMapping[str, Entry]) -> tuple[Mappi
     problems: list[Problem] = []
     for path, entry in sorted(changes.items(), key=lambda change: change[0].startswith("-")):
         try:
-            put_argument = path.startswith("-")
-            root = (
-                _put_argument(root, path, entry) if put_argument else _put_key(root, _parse_path(path, entry.key), entry.value)
-            )
+            dashed = path.startswith("-")
+            root = _put_argument(root, path, entry) if dashed else _put_key(root, _parse_path(path, entry.key), entry.value)
         except _Rejected as rejected:
             problems.append(rejected.problem)
     return root, problems
@@ -76,7 +74,7 @@ def _put_argument(root: Mapping, flag: str, entry: Entry) -> Mapping:
     given = args.value if args is not None else Sequence(place=entry.key, items=())
     if not isinstance(value, Scalar) or not isinstance(given, Sequence):
         message = f"{flag} is no list or mapping" if not isinstance(value, Scalar) else "args is not a list in the job file"
-        raise _Rejected(entry.key, message, "an argument's value is text, a number, true or false")
+        raise _Rejected(entry.key, message, hint="an argument's value is text, a number, true or false")
     name = Scalar(place=entry.key, value=flag, text=flag)
     words = [item.text if isinstance(item, Scalar) else "" for item in given.items]
     before, after = list(given.items), list[Node]()
@@ -101,7 +99,7 @@ def _parse_path(path: str, written_at: Place) -> list[_Step]:
         match = PART.match(path, position)
         if match is None or (match["name"] is None and not steps):
             message = f"{path!r} does not name a key"
-            raise _Rejected(place(position, position + 1), message, EXAMPLE)
+            raise _Rejected(place(position, position + 1), message, hint=EXAMPLE)
         part = match["name"] if match["name"] is not None else int(match["index"]) if match["index"] else None
         steps.append(_Step(part=part, place=place(match.start(), match.end()), path=path[: match.end()]))
         position = match.end()
@@ -109,7 +107,7 @@ def _parse_path(path: str, written_at: Place) -> list[_Step]:
             position += 1
         elif position < len(path) and path[position] != "[":
             message = f"{path!r} does not name a key"
-            raise _Rejected(place(position, position + 1), message, EXAMPLE)
+            raise _Rejected(place(position, position + 1), message, hint=EXAMPLE)
     return steps
 
 
@@ -133,7 +131,7 @@ def _put(node: Node | None, steps: list[_Step], value: Node) -> Node:
     if not isinstance(rest[0].part, str):
         if not isinstance(node, Sequence):
             hint = f"set the whole list: {path}=[…]"
-            raise _Rejected(rest[0].place, f"{path} is not a list in the job file", hint)
+            raise _Rejected(rest[0].place, f"{path} is not a list in the job file", hint=hint)
         length = len(node.items)
         if rest[0].part is None:
             return Sequence(place=node.place, items=(*node.items, _put(None, rest, value)))
@@ -141,7 +139,7 @@ def _put(node: Node | None, steps: list[_Step], value: Node) -> Node:
         if index >= length:
             message = f"{path} has {length} {'entry' if length == 1 else 'entries'}, there is no [{index}]"
             hint = f"entries count from 0; {path}[]=… adds one"
-            raise _Rejected(rest[0].place, message, hint)
+            raise _Rejected(rest[0].place, message, hint=hint)
         item = _put(node.items[index], rest, value)
         return Sequence(place=node.place, items=(*node.items[:index], item, *node.items[index + 1 :]))
     if node is None or (isinstance(node, Scalar) and node.value is None):
@@ -152,5 +150,5 @@ def _put(node: Node | None, steps: list[_Step], value: Node) -> Node:
         else:
             what, hint = "a single value", f"set it whole: {path}=…"
         message = f"{path} is {what} in the job file, it has no keys"
-        raise _Rejected(rest[0].place, message, hint)
+        raise _Rejected(rest[0].place, message, hint=hint)
     return _put_key(node, rest, value)

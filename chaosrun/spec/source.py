@@ -141,8 +141,8 @@ def _unwritable(root: Mapping, directory: Path) -> Iterator[Problem]:
             yield Problem(place=storage.place, message=f"checkpoint.storage {name}: {why}", hint=hint)
     elif storage is not None and name and (why := why_unwritable(directory / name)):
         hint = "name a directory that exists or can be made, on storage that all nodes share"
-        message = f"checkpoint.storage {directory / name} cannot be written: {why}"
-        yield Problem(place=storage.place, message=message, hint=hint)
+        path = directory / name
+        yield Problem(place=storage.place, message=f"checkpoint.storage {path} cannot be written: {why}", hint=hint)
     for node in outputs.items if isinstance(outputs, List) else ():
         parents = (directory / name_in(node)).parents if name_in(node) else ()
         if file := next(filter(os.path.isfile, parents), None):

@@ -99,9 +99,7 @@ class _Crossed(Section):
         description="values for keys of the job file, faults, or arguments of the script, such as {workers: [1, 2], faults: "
         "[spot, torture], --loader-workers: [0, 2]}; a drill for each combination",
     )
-    exclude: tuple[Changes, ...] = Field(
-        default=(), description="combinations to be left out, such as {workers: 1, faults: spot}"
-    )
+    exclude: tuple[Changes, ...] = Field(default=(), description="combinations left out, such as {workers: 1, faults: spot}")
     include: tuple[Changes, ...] = Field(default=(), description="further combinations, such as {workers: 3, faults: torture}")
     cases: tuple[CaseSpec, ...] = Field(default=(), description="what is different for some combinations: when, set, expect")
 

@@ -207,9 +207,7 @@ class _Reader:
 
 
 def _too_deep(place: Place) -> Problem:
-    return Problem(
-        place=place, message="the values nest too deep, or expand to too many", hint="look for an alias (*name) that repeats"
-    )
+    return Problem(place=place, message="the values nest too deep, or expand to too many", hint="look for an alias (*name)")
 
 
 def _syntax_problem(source: Source, error: MarkedYAMLError) -> Problem:

@@ -76,9 +76,7 @@ def _nodes(nodes: Sequence[Node], told: Answers[SoftwareFacts]) -> Iterator[Find
         if node.name not in told.answered:
             silence = told.unanswered.get(node.name)
             why = (silence and silence.error) or "chaosrun's process there gave no answer"
-            yield ROWS.error(
-                why, "look at what keeps the node busy, and at Ray's logs there", name="node answers", node=node.name
-            )
+            yield ROWS.error(why, "look at what keeps it busy, and at Ray's logs there", name="node answers", node=node.name)
     if len(told.answered) == len(nodes):
         yield ROWS.passed(f"{len(nodes)} of {len(nodes)} answer", "every node that Ray has", name="nodes")
 

@@ -75,9 +75,7 @@ def _driver(row: Rows, node: Node, facts: DevicesFacts, *, wanted: bool) -> Iter
     if driver.told == "absent":
         yield row.skip(f"{driver.error}: only what comes of computing on its GPUs is known")
     elif driver.told == "silent":
-        remedy = (
-            "run nvidia-smi on that node: where it is only slow, switch on persistence mode (nvidia-smi -pm 1); else reboot"
-        )
+        remedy = "run nvidia-smi on that node: where only slow, switch on persistence mode (nvidia-smi -pm 1); else reboot"
         yield row.error(driver.error, remedy)
     elif driver.told == "nothing":
         remedy = "run nvidia-smi on that node; reload the driver or reboot"

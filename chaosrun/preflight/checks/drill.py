@@ -292,9 +292,7 @@ def _over_all(facts: DrillFacts) -> Finding:
     told, rows = facts.all, ROWS.of(name="drill over all nodes")
     if told is None:
         drilled = sum(each.status in SOUND for each in facts.nodes.values())
-        return rows.skip(
-            f"it takes two nodes on which a drill can be carried out, there {'is' if drilled == 1 else 'are'} {drilled}"
-        )
+        return rows.skip(f"it takes two nodes that can carry out a drill, there {'is' if drilled == 1 else 'are'} {drilled}")
     # Which nodes differ, unless all do.
     differing = tuple(dict.fromkeys(told.ranks[rank] for rank in told.differing if rank in told.ranks))
     where = differing if len(differing) < len(set(told.ranks.values())) else ()

@@ -87,7 +87,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[StorageFacts]) 
 def _objects(row: Rows, objects: ObjectFacts) -> Finding:
     if objects.failed is not None:
         return row.fail(
-            objects.failed.error, "objects put, read, listed and deleted, and none put over another", objects.failed.remedy
+            objects.failed.error, "objects put, read, listed, deleted, none put over another", objects.failed.remedy
         )
     measured = f"an object was put, read, listed, deleted and not overwritten in {duration(objects.took_s)}"
     if objects.late:
