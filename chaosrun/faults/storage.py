@@ -204,7 +204,7 @@ def _tell_error(seen: Observation) -> str:
 
 def _tell_late(seen: Observation) -> str:
     lacked = f"{count(seen.note.requests, 'listing')} left out {count(seen.note.accepted, 'object')}"
-    return f"{seen.process}: {lacked} that had come and stayed"
+    return f"{seen.process}: {lacked} that had come meanwhile and stayed"
 
 
 _by_requests = partial(
