@@ -59,7 +59,8 @@ def simpler(entry: Entry) -> Iterator[Entry]:
     found: list[Entry] = [plain] if "at_step" in entry else []
     if "kind" in entry:
         found.append({key: value for key, value in entry.items() if key in WHEN_AND_WHO})
-    found += [_without(entry, key) for key in entry if key not in ("rank", "at_step", "kind")]
+    left_out = [key for key in entry if key not in ("rank", "at_step", "kind")]
+    found += [{key: value for key, value in entry.items() if key != without} for without in left_out]
     if entry.get("rank") == "all":
         found.append({**entry, "rank": 0})
     step = entry.get("at_step")
@@ -68,7 +69,3 @@ def simpler(entry: Entry) -> Iterator[Entry]:
     for number, candidate in enumerate(found):
         if candidate != entry and candidate not in found[:number]:
             yield candidate
-
-
-def _without(entry: Entry, key: str) -> Entry:
-    return {other: value for other, value in entry.items() if other != key}

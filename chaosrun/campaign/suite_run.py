@@ -245,7 +245,8 @@ class SuiteRun:
                 return run
             except UsageError:
                 self.tell("suite.anew", name=drill.name)  # killed before it was whole
-        self._expect_as_planned(drill)
+        if changed_files({drill.job: self.plan.files.get(drill.job)}):
+            raise UsageError(f"{drill.job} has changed since the suite began", hint="start the suite again")
         overrides = (*drill.overrides, *self.overrides)
         run = new_run(self.root, Path(drill.job), overrides, reference="auto", early=self._early(drill))
         with self._lock:
@@ -272,11 +273,6 @@ class SuiteRun:
                 return verdict
         with OneOfMany(supervisors.watch()) as interrupts:
             return carry_out(run, self.root, self.address, listen, interrupts, report, cluster=cluster)
-
-    def _expect_as_planned(self, drill: PlannedDrill) -> None:
-        """Raises UsageError when the job file has been edited under a suite that is being carried out."""
-        if changed_files({drill.job: self.plan.files.get(drill.job)}):
-            raise UsageError(f"{drill.job} has changed since the suite began", hint="start the suite again")
 
     @property
     def _resume_command(self) -> str:

@@ -88,7 +88,8 @@ class _Due:
         on = f"the job goes on from the checkpoint of step {at.resume}" if at.resume else "the job goes on from the beginning"
         if step is not None and (step < at.resume or (step == at.resume and fault.phase not in RESTORE_PHASES)):
             yield on
-        if step is not None and fault.phase in CHECKPOINT_PHASES and not self._saves(step) and not self._noticed:
+        saves = step is not None and (step % at.every == 0 or step == at.last or self._noticed)
+        if step is not None and fault.phase in CHECKPOINT_PHASES and not saves:
             yield f"no checkpoint will be saved at step {step}"
         if step is None and at.last is not None and fault.occurrence > self._left(fault, at.last):
             yield on
@@ -101,9 +102,6 @@ class _Due:
         if fault.phase in CHECKPOINT_PHASES:
             return last // self._at.every - self._at.resume // self._at.every + bool(last % self._at.every) + self._noticed
         return last - self._at.resume
-
-    def _saves(self, step: int) -> bool:
-        return step % self._at.every == 0 or step == self._at.last
 
     def _waits_for_restart(self, fault: Fault) -> int:
         """How many attempts have to end before it can strike, at the least."""

@@ -12,10 +12,8 @@ class Tail:
     """The whole lines of one file, as they come; a torn last one is left for later. A file that is replaced, or cut below what
     was read of it, is begun again: `restarts` counts how often."""
 
-    def __init__(self, path: Path, *, last_bytes: int | None = None) -> None:
-        """`last_bytes`: begin with the first whole line in about that many bytes at the end of what is there."""
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._last_bytes = last_bytes
         self._head = b""
         self._offset = 0
         self.restarts = 0
@@ -33,10 +31,7 @@ class Tail:
             head = os.pread(file.fileno(), HEAD_BYTES, 0)
             if found.st_size < self._offset or not head.startswith(self._head):
                 self.restarts += 1
-                self._offset, self._last_bytes = 0, None
-            if self._last_bytes is not None:
-                self._offset = _first_line_within(file.fileno(), found.st_size, self._last_bytes)
-                self._last_bytes = None
+                self._offset = 0
             lines = self._read(file.fileno(), limit)
             self._head = head[: self._offset]
             return lines
@@ -62,16 +57,3 @@ class Tail:
             block += more
         self._offset += end + 1
         return block[:end].split(b"\n")
-
-
-def _first_line_within(file: int, size: int, last_bytes: int) -> int:
-    """Where the first line begins that starts in the last bytes, or as far back as it takes to find one."""
-    last_bytes = max(1, last_bytes)
-    while last_bytes < size:
-        # From the byte before: a line may begin right at the start.
-        start = size - last_bytes - 1
-        newline = os.pread(file, last_bytes, start).find(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        last_bytes *= 2
-    return 0

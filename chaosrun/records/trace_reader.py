@@ -11,38 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from chaosrun.records.blocks import (
-    HEAD_BYTES,
-    MARK,
-    Names,
-    Reading,
-    Scribe,
-    earlier_version,
-    frames,
-    is_footer,
-    is_step,
-    summed,
-    unpacked_footer,
-    unpacked_record,
-)
+from chaosrun.records import blocks, traces
 from chaosrun.records.codec import DamagedRecordError
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.traces import (
-    Block,
-    BucketsRecord,
-    CheckpointRecord,
-    CommittedRecord,
-    EndRecord,
-    Line,
-    LoaderWorkersRecord,
-    ProbeRecord,
-    RankTrace,
-    SaveRecord,
-    SourceRecord,
-    StartRecord,
-    StateRecord,
-    StepRecord,
-)
 
 ENDS_BYTES = 1 << 15
 OPENED_BLOCKS = 2048
@@ -50,7 +21,7 @@ OPENED_BLOCKS = 2048
 _L = TypeVar("_L")
 
 
-def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> traces.RankTrace:
     """Read one trace up to its first bad record; that one becomes a problem."""
     return _whole(path, attempt, rank, problems).trace
 
@@ -61,13 +32,13 @@ def _whole(path: Path, attempt: int, rank: int, problems: list[str]) -> "_Found"
         found.read(path.read_bytes(), 0, b"")
     except FileNotFoundError:
         earlier = path.with_suffix(".trace.jsonl")
-        problems.append(earlier_version(earlier) if earlier.exists() else f"{path.name} is missing")
+        problems.append(blocks.earlier_version(earlier) if earlier.exists() else f"{path.name} is missing")
     except ValueError as error:
         problems.append(f"{path}: record {found.number + 1}: {getattr(error, 'message', error)}")
     return found
 
 
-def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> traces.RankTrace:
     """Its first record and its last ones, back to a step at least, without digests: cheap, however long the trace is."""
     size, last = path.stat().st_size, ENDS_BYTES
     while last < size:
@@ -77,7 +48,7 @@ def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankT
             # From behind the first block that ends here.
             if behind := next(_footers(data, 0), None):
                 _, end, content = behind
-                found.read(data, end, unpacked_footer(content).running, size - last)
+                found.read(data, end, blocks.unpacked_footer(content).running, size - last)
         except ValueError as error:
             problems.append(f"{path}: {getattr(error, 'message', error)}")
             return found.trace
@@ -97,11 +68,11 @@ def trace_files(leg: LegLayout) -> list[tuple[int, int, Path]]:
     return sorted((number, int(rank), path) for number, rank, path in named if rank.isascii() and rank.isdecimal())
 
 
-def read_start(path: Path) -> StartRecord | None:
+def read_start(path: Path) -> traces.StartRecord | None:
     """How a trace begins; None where it does not, or not yet."""
     with suppress(ValueError, OSError):
         record = _first(path)
-        return record if isinstance(record, StartRecord) else None
+        return record if isinstance(record, traces.StartRecord) else None
     return None
 
 
@@ -128,10 +99,10 @@ def read_moments(path: Path) -> list[Moment]:
     moments: list[Moment] = []
     with suppress(DamagedRecordError, FileNotFoundError):
         for record in all_records(path, 0, 0):
-            if isinstance(record, StartRecord):
+            if isinstance(record, traces.StartRecord):
                 step = record.position.step
                 moments.append(Moment(step=step, weights=record.param, optimizer=record.state, rates=None))
-            elif isinstance(record, StepRecord) and moments:
+            elif isinstance(record, traces.StepRecord) and moments:
                 rates = record.lr or moments[-1].rates
                 after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}
                 moments[-1] = replace(moments[-1], **after, weights_after=record.began or None)
@@ -139,11 +110,11 @@ def read_moments(path: Path) -> list[Moment]:
     return moments
 
 
-def all_records(path: Path, attempt: int, rank: int) -> Iterator[Line]:
+def all_records(path: Path, attempt: int, rank: int) -> Iterator[traces.Line]:
     """Every record of a trace in the order of time. Raises DamagedRecordError, FileNotFoundError."""
-    reading = Reading(attempt, rank, names={})
+    reading = blocks.Reading(attempt, rank, names={})
     try:
-        for _, content in frames(path.read_bytes()):
+        for _, content in blocks.frames(path.read_bytes()):
             if record := reading.record(content):
                 yield record
     except ValueError as error:
@@ -159,11 +130,11 @@ class _Source:
 
 
 @lru_cache(maxsize=OPENED_BLOCKS)
-def _opened(source: _Source, block: Block, count: int) -> Sequence[StepRecord]:
+def _opened(source: _Source, block: traces.Block, count: int) -> Sequence[traces.StepRecord]:
     try:
-        reading = Reading(source.attempt, source.rank, source.tensors)
+        reading = blocks.Reading(source.attempt, source.rank, source.tensors)
         region = _bytes_at(source.path, block.at, block.size)
-        contents = (content for _, content in frames(region) if is_step(content))
+        contents = (content for _, content in blocks.frames(region) if blocks.is_step(content))
         steps = [reading.step(content) for content in islice(contents, count)]
         if [record.step for record in steps] != list(block.steps[:count]):
             raise ValueError("other steps lie there")
@@ -178,33 +149,33 @@ class _Found:
     def __init__(self, path: Path, attempt: int, rank: int) -> None:
         self.number = 0
         """Of records that are sound."""
-        self.blocks: list[Block] = []
+        self.blocks: list[traces.Block] = []
         self._path, self._attempt, self._rank = path, attempt, rank
-        self._lines: list[Line] = []
-        self._names: Names | None = {}
+        self._lines: list[traces.Line] = []
+        self._names: blocks.Names | None = {}
 
     @property
-    def start(self) -> StartRecord | None:
-        return next(_of(StartRecord, self._lines), None)
+    def start(self) -> traces.StartRecord | None:
+        return next(_of(traces.StartRecord, self._lines), None)
 
     @property
-    def trace(self) -> RankTrace:
+    def trace(self) -> traces.RankTrace:
         tensors = self.start.tensors if self.start else ()
-        return RankTrace(
+        return traces.RankTrace(
             attempt=self._attempt,
             rank=self._rank,
             start=self.start,
-            probe=next(_of(ProbeRecord, self._lines), None),
-            sources=tuple(_of(SourceRecord, self._lines)),
-            loader_workers=tuple(_of(LoaderWorkersRecord, self._lines)),
-            buckets=tuple(_of(BucketsRecord, self._lines)),
+            probe=next(_of(traces.ProbeRecord, self._lines), None),
+            sources=tuple(_of(traces.SourceRecord, self._lines)),
+            loader_workers=tuple(_of(traces.LoaderWorkersRecord, self._lines)),
+            buckets=tuple(_of(traces.BucketsRecord, self._lines)),
             blocks=tuple(self.blocks),
             read=partial(_opened, _Source(self._path, self._attempt, self._rank, tensors)),
-            states=tuple(_of(StateRecord, self._lines)),
-            checkpoints=tuple(_of(CheckpointRecord, self._lines)),
-            commits=tuple(_of(CommittedRecord, self._lines)),
-            saves=tuple(_of(SaveRecord, self._lines)),
-            end=next(_of(EndRecord, self._lines), None),
+            states=tuple(_of(traces.StateRecord, self._lines)),
+            checkpoints=tuple(_of(traces.CheckpointRecord, self._lines)),
+            commits=tuple(_of(traces.CommittedRecord, self._lines)),
+            saves=tuple(_of(traces.SaveRecord, self._lines)),
+            end=next(_of(traces.EndRecord, self._lines), None),
         )
 
     def begin(self) -> None:
@@ -216,32 +187,32 @@ class _Found:
     def read(self, data: bytes, at: int, running: bytes, offset: int = 0) -> None:
         """From the beginning of a block on; `offset`: of these bytes in the file. Raises ValueError."""
         for head, end, content in _footers(data, at):
-            region, block = memoryview(data)[at:head], unpacked_footer(content)
-            if block.at != at + offset or block != summed(block, running, region):
+            region, block = memoryview(data)[at:head], blocks.unpacked_footer(content)
+            if block.at != at + offset or block != blocks.summed(block, running, region):
                 break
             self._full(block, region)
             at, running = end, block.running
         self._rest(memoryview(data)[at:], at + offset)
 
-    def _full(self, block: Block, region: memoryview) -> None:
+    def _full(self, block: traces.Block, region: memoryview) -> None:
         """One that is what its footer says. Its steps are not looked at."""
         for place in block.others:
-            _, content = next(frames(region, place))
-            self._take(unpacked_record(content, self._names))
+            _, content = next(blocks.frames(region, place))
+            self._take(blocks.unpacked_record(content, self._names))
         self._expect_started("step")
         self.blocks.append(block)
         self.number += block.count
 
     def _rest(self, data: memoryview, at: int) -> None:
         """What follows the last full block, record by record."""
-        scribe, size = Scribe(), 0
-        reading = Reading(self._attempt, self._rank, self.start.tensors if self.start else (), self._names)
+        scribe, size = blocks.Scribe(), 0
+        reading = blocks.Reading(self._attempt, self._rank, self.start.tensors if self.start else (), self._names)
         try:
-            for end, content in frames(data):
+            for end, content in blocks.frames(data):
                 record = reading.record(content)
                 if record is None:
                     raise ValueError("the block that ends here is not what was written")
-                if isinstance(record, StepRecord):
+                if isinstance(record, traces.StepRecord):
                     self._expect_started("step")
                     if scribe.first and record.step != scribe.last + 1:
                         raise ValueError(f"step {record.step} follows step {scribe.last}")
@@ -252,11 +223,11 @@ class _Found:
                 size = end
         finally:
             if scribe.first:
-                self.blocks.append(summed(scribe.block(at, size), b"", data[:size]))
+                self.blocks.append(blocks.summed(scribe.block(at, size), b"", data[:size]))
 
-    def _take(self, record: Line) -> None:
+    def _take(self, record: traces.Line) -> None:
         """Raises ValueError for one that is out of place."""
-        if isinstance(record, StartRecord):
+        if isinstance(record, traces.StartRecord):
             if (record.attempt, record.rank) != (self._attempt, self._rank):
                 told = f"attempt {self._attempt} rank {self._rank} says it is of attempt {record.attempt} rank {record.rank}"
                 raise ValueError(f"the file of {told}")
@@ -268,31 +239,31 @@ class _Found:
         self.number += 1
 
     def _expect_started(self, kind: str) -> None:
-        if not self._lines or isinstance(self._lines[-1], EndRecord):
+        if not self._lines or isinstance(self._lines[-1], traces.EndRecord):
             raise ValueError(f"a {kind!r} record is out of place")
 
 
-def _first(path: Path) -> Line | None:
+def _first(path: Path) -> traces.Line | None:
     """The first record of a file; None where there is none yet. Raises ValueError, OSError."""
     with path.open("rb") as file:
         data = file.read(ENDS_BYTES)
-        found = next(frames(data), None) or next(frames(data + file.read()), None)
-    return found and unpacked_record(found[1], {})
+        found = next(blocks.frames(data), None) or next(blocks.frames(data + file.read()), None)
+    return found and blocks.unpacked_record(found[1], {})
 
 
 def _footers(data: bytes, at: int) -> Iterator[tuple[int, int, bytes]]:
     """What looks like the frame behind a block, from a place on: where it begins and ends, and its content."""
-    place = data.find(MARK, at)
+    place = data.find(blocks.MARK, at)
     while place >= 0:
-        head = place - HEAD_BYTES
+        head = place - blocks.HEAD_BYTES
         with suppress(ValueError):
-            end, content = next(frames(data, max(at, head)), (0, b""))
-            if is_footer(content):
+            end, content = next(blocks.frames(data, max(at, head)), (0, b""))
+            if blocks.is_footer(content):
                 yield head, end, content
-        place = data.find(MARK, place + 1)
+        place = data.find(blocks.MARK, place + 1)
 
 
-def _of(kind: type[_L], lines: Sequence[Line]) -> Iterator[_L]:
+def _of(kind: type[_L], lines: Sequence[traces.Line]) -> Iterator[_L]:
     return (line for line in lines if isinstance(line, kind))
 
 

@@ -122,7 +122,7 @@ def _of_verdict(view: RunView, surprises: Sequence[str] | None, again: str | Non
     verdict = view.verdict
     about = [
         f"{view.status}: {verdict.cause}",
-        None if view.status == "PASS" else f"blame: {view.blame.sentence}",
+        None if view.status == "PASS" else f"blame: {verdict.blame.sentence}",
         f"hint: {verdict.hint}" if verdict.hint else None,
         *(f"first divergence, {name}: {what}" for name, what in view.divergence),
         None if view.fatal is None else view.fatal.traceback,
@@ -187,7 +187,7 @@ def _properties(view: RunView, again: str | None) -> Iterator[tuple[str, str]]:
         "overrides": shlex.join(facts.overrides) or None,
         "verdict": verdict.status,
         "exit_code": verdict.exit_code,
-        "blame": view.blame.whose,
+        "blame": verdict.blame.whose,
         "steps": verdict.steps,
         "lost_steps": verdict.lost_steps,
         "attempts": len(verdict.attempts),
@@ -202,11 +202,7 @@ def _properties(view: RunView, again: str | None) -> Iterator[tuple[str, str]]:
 def _seconds(run: RunLayout, facts: RunFacts) -> float:
     """What the legs took, by their journals, without times in which nobody supervised, nor a reference from the cache."""
     from chaosrun.records.history import read_leg
-    from chaosrun.verify.recovery_times import pauses
+    from chaosrun.verify.recovery_times import wall_s
 
-    total = 0.0
-    for leg in (run.main, "confirm", *(() if facts.reference_source else ("reference",))):
-        events = read_leg(run.leg(leg), traces=None).journal
-        waits_s = sum(end - begin for begin, end in pauses(events))
-        total += events[-1].time_s - events[0].time_s - waits_s if events else 0.0
-    return max(0.0, total)
+    legs = (run.main, "confirm", *(() if facts.reference_source else ("reference",)))
+    return sum(max(0.0, wall_s(read_leg(run.leg(leg), traces=None).journal) or 0.0) for leg in legs)

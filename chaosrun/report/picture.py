@@ -23,7 +23,6 @@ from chaosrun.records.events import (
     JournalEvent,
     LegStarted,
     Outcome,
-    SupervisorResumed,
     WorkerExited,
 )
 from chaosrun.records.heartbeat import Heartbeat
@@ -86,22 +85,9 @@ class LegPicture:
     """Sentences on files that could not be read in full."""
 
     @property
-    def workers(self) -> int | None:
-        return next((event.workers for event in self.history.events(LegStarted)), None)
-
-    @property
-    def supervisor_pid(self) -> int | None:
-        told = [event for event in self.history.journal if isinstance(event, LegStarted | SupervisorResumed)]
-        return told[-1].supervisor_pid if told else None
-
-    @property
     def attempt(self) -> int:
         """0 before the first one."""
         return self.history.attempts[-1].number if self.history.attempts else 0
-
-    @property
-    def resumed_from(self) -> str | None:
-        return self.history.attempts[-1].resume if self.history.attempts else None
 
     @property
     def resumed_step(self) -> int:

@@ -8,37 +8,8 @@ from typing import Any
 
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.observed import signal_name
+from chaosrun.records import events
 from chaosrun.records.codec import to_plain
-from chaosrun.records.events import (
-    TRAINED,
-    AttemptStarted,
-    AttemptStarting,
-    AttemptStopped,
-    CheckpointQuarantined,
-    DeathUnplanned,
-    Event,
-    EventRecord,
-    FaultInjected,
-    FaultObserved,
-    FaultRequested,
-    FaultWithdrawn,
-    HangDeclared,
-    JournalEvent,
-    LegFinished,
-    LegStarted,
-    NotPreloaded,
-    OutputsReplaced,
-    OutputsReplacing,
-    PlacementAcquired,
-    RaisedError,
-    RecoveryAgreed,
-    RecoveryDiverged,
-    RecoveryUnjudged,
-    StagingCleared,
-    SupervisorResumed,
-    WorkerExited,
-    WorkerStarted,
-)
 from chaosrun.report.escapes import on_one_line
 from chaosrun.wording import count, duration, listed, rank_list
 
@@ -68,19 +39,19 @@ class Told:
     sentence: str
     time_s: float | None
     """When it happened, which may be before it was written down; None when nothing says it."""
-    record: JournalEvent | EventRecord
+    record: events.JournalEvent | events.EventRecord
 
     @classmethod
-    def of(cls, leg: str, event: JournalEvent) -> "Told":
+    def of(cls, leg: str, event: events.JournalEvent) -> "Told":
         time_s = event.time_s
-        if isinstance(event, WorkerExited):
+        if isinstance(event, events.WorkerExited):
             time_s = event.died_s
-        elif isinstance(event, FaultRequested) and event.requested_s is not None:
+        elif isinstance(event, events.FaultRequested) and event.requested_s is not None:
             time_s = event.requested_s
         return cls(leg=leg, event=event.event, sentence=sentence(event), time_s=time_s, record=event)
 
     @classmethod
-    def notice(cls, record: EventRecord) -> "Told":
+    def notice(cls, record: events.EventRecord) -> "Told":
         """Of one of those that a listener is told and no journal has."""
         name = str(record["event"])
         about = {**record, "faults": ", ".join(record.get("faults", ()))}
@@ -101,7 +72,7 @@ class Told:
         return f"{clock} {self.line(at_s - (at_s if began_s is None else began_s))}"
 
     def to_json(self) -> dict[str, object]:
-        record = to_plain(self.record) if isinstance(self.record, Event) else self.record
+        record = to_plain(self.record) if isinstance(self.record, events.Event) else self.record
         return {"leg": self.leg, "time_s": self.time_s, "sentence": self.sentence, "record": {**record, "leg": self.leg}}
 
 
@@ -110,13 +81,13 @@ def folded(told: Iterable[Told]) -> Iterator[Told]:
 
     def way(entry: Told) -> object:
         event = entry.record
-        if not isinstance(event, WorkerExited):
+        if not isinstance(event, events.WorkerExited):
             return object()  # equal to nothing
         return entry.leg, event.attempt, event.exit_code, event.signal, event.stopped
 
     for _, group in groupby(told, way):
         entries = list(group)
-        ends = [entry.record for entry in entries if isinstance(entry.record, WorkerExited)]
+        ends = [entry.record for entry in entries if isinstance(entry.record, events.WorkerExited)]
         if len(ends) <= MOST_ALONE:
             yield from entries
             continue
@@ -124,39 +95,39 @@ def folded(told: Iterable[Told]) -> Iterator[Told]:
         yield replace(entries[0], sentence=words)
 
 
-def sentence(event: JournalEvent) -> str:
+def sentence(event: events.JournalEvent) -> str:
     """One event as a clause, without the leg's name."""
     return _SENTENCES[type(event)](event)
 
 
-def raised(error: RaisedError | None) -> str | None:
+def raised(error: events.RaisedError | None) -> str | None:
     """What a rank raised: "ValueError: no such file"."""
     return error and ": ".join(part for part in (error.type, error.message) if part)
 
 
-def _placed(event: PlacementAcquired) -> str:
+def _placed(event: events.PlacementAcquired) -> str:
     ranks = sum(len(node.ranks) for node in event.nodes.values())
     more = "; oversubscribed: more workers than cores" if event.oversubscribed else ""
     alone = "".join(f"; {not_preloaded(each)}" for each in event.not_preloaded)
     return f"{count(ranks, 'rank')} placed on {count(len(event.nodes), 'node')}{more}{alone}"
 
 
-def not_preloaded(module: NotPreloaded) -> str:
+def not_preloaded(module: events.NotPreloaded) -> str:
     """What is not shared by the ranks, why, and what that costs."""
     starts = "uses CUDA" if module.cuda else f"starts {count(len(module.threads), 'thread')} ({listed(module.threads)})"
     costs = f"each restart imports it again, {duration(module.import_s)}"
     return f"{module.module} is not preloaded, for its import {starts}, which a fork would lose: {costs}"
 
 
-def _starting(event: AttemptStarting) -> str:
+def _starting(event: events.AttemptStarting) -> str:
     how = ", with TORCH_DISTRIBUTED_DEBUG=DETAIL" if event.distributed_debug else ""
     if event.by == "script" and event.attempt > 1:
         return f"attempt {event.attempt} starts: the script looks for a checkpoint of its own{how}"
     return f"attempt {event.attempt} starts from {event.resume or 'the beginning'}{how}"
 
 
-def _end_of_process(event: WorkerExited | FaultObserved, *, several: bool = False) -> str:
-    if isinstance(event, WorkerExited) and event.stopped:
+def _end_of_process(event: events.WorkerExited | events.FaultObserved, *, several: bool = False) -> str:
+    if isinstance(event, events.WorkerExited) and event.stopped:
         return "were stopped with their attempt" if several else "was stopped with its attempt"
     if event.signal:
         return f"died of {signal_name(event.signal)}"
@@ -166,7 +137,7 @@ def _end_of_process(event: WorkerExited | FaultObserved, *, several: bool = Fals
     return {0: "ended", PREEMPTED_EXIT_CODE: f"left on notice: {exited}"}.get(event.exit_code, exited)
 
 
-def _requested(event: FaultRequested) -> str:
+def _requested(event: events.FaultRequested) -> str:
     at = "" if event.step is None else f"step {event.step}"
     where = ", ".join(part for part in (at, "" if event.phase == "step" else event.phase or "from outside") if part)
     return f"{event.fault} fired: rank {event.rank}, {where}"
@@ -180,30 +151,30 @@ _EVIDENCE = {
 }
 
 
-def _observed(event: FaultObserved) -> str:
+def _observed(event: events.FaultObserved) -> str:
     if problem := (event.found or {}).get("problem"):
         return f"{event.fault} did not happen as planned: {problem}"
     what = _EVIDENCE.get(event.how) or _end_of_process(event)
     return f"{event.fault} seen: rank {event.rank} {what} (pid {event.pid})"
 
 
-def _unplanned(event: DeathUnplanned) -> str:
+def _unplanned(event: events.DeathUnplanned) -> str:
     who = "attempt failed" if event.rank is None else f"unplanned death of rank {event.rank}"
     at = "" if event.step is None else f" at step {event.step}"
     return f"{who}{at}: {_first_line(raised(event.error) or event.reason)}"
 
 
-def _stopped(event: AttemptStopped) -> str:
+def _stopped(event: events.AttemptStopped) -> str:
     reason = f": {event.reason}" if event.reason else ""
     return f"attempt {event.attempt} stopped{reason}" + (f"; stopped {rank_list(event.killed)}" if event.killed else "")
 
 
-def _started(event: AttemptStarted) -> str:
+def _started(event: events.AttemptStarted) -> str:
     what = count(len(event.pids), "process", "processes") if event.pids else "started by the command"
     return f"attempt {event.attempt} runs, {what}"
 
 
-def _replaced(event: OutputsReplaced) -> str:
+def _replaced(event: events.OutputsReplaced) -> str:
     if event.problem:
         return f"{event.fault}: the outputs are as they were: {event.problem}"
     parts = [(event.torn, "torn"), (event.gone, "gone"), (event.back, "back")]
@@ -211,16 +182,16 @@ def _replaced(event: OutputsReplaced) -> str:
     return f"{event.fault}: of the outputs {', '.join(changes) or 'nothing was lost'}"
 
 
-def _agreed(event: RecoveryAgreed) -> str:
+def _agreed(event: events.RecoveryAgreed) -> str:
     how = f"{count(event.steps, 'step')} done twice, up to step {event.last}, equal"
     how = how if event.steps else "judged by restored state alone, no step was done twice"
     return f"recovery of attempt {event.attempt}: {how}"
 
 
-def _finished(event: LegFinished) -> str:
+def _finished(event: events.LegFinished) -> str:
     outcome, message = event.outcome.replace("_", " "), event.message
     # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
-    saved = " at step" if event.outcome in TRAINED else ", saved up to step"
+    saved = " at step" if event.outcome in events.TRAINED else ", saved up to step"
     needless = not message or outcome in ("completed", message)
     at = f"{saved} {event.final_step}" if event.final_step else ""
     return f"{outcome}{at}" + ("" if needless else f": {_first_line(message or '')}")
@@ -230,30 +201,30 @@ def _first_line(text: str) -> str:
     return next(iter(text.strip().splitlines()), "")
 
 
-_SENTENCES: Mapping[type[JournalEvent], Callable[[Any], str]] = {
-    LegStarted: lambda event: f"started, {count(event.workers, 'worker')}",
-    SupervisorResumed: lambda event: f"a new supervisor took over (pid {event.supervisor_pid})",
-    PlacementAcquired: _placed,
-    StagingCleared: lambda event: f"cleared away what was left half-written: {', '.join(event.names)}",
-    CheckpointQuarantined: lambda event: f"checkpoint {event.name} quarantined: {event.reason}",
-    AttemptStarting: _starting,
-    AttemptStarted: _started,
-    WorkerStarted: lambda event: f"rank {event.rank} of attempt {event.attempt} begins to train, process {event.pid}",
-    WorkerExited: lambda event: f"attempt {event.attempt}: rank {event.rank} {_end_of_process(event)}",
-    FaultRequested: _requested,
-    FaultObserved: _observed,
-    FaultInjected: lambda event: f"{event.fault} injected: {event.what}",
-    FaultWithdrawn: lambda event: f"{event.fault} has not struck ({event.reason}): it is to strike again",
-    HangDeclared: lambda event: event.message,
-    DeathUnplanned: _unplanned,
-    AttemptStopped: _stopped,
-    RecoveryAgreed: _agreed,
-    RecoveryDiverged: lambda event: (
+_SENTENCES: Mapping[type[events.JournalEvent], Callable[[Any], str]] = {
+    events.LegStarted: lambda event: f"started, {count(event.workers, 'worker')}",
+    events.SupervisorResumed: lambda event: f"a new supervisor took over (pid {event.supervisor_pid})",
+    events.PlacementAcquired: _placed,
+    events.StagingCleared: lambda event: f"cleared away what was left half-written: {', '.join(event.names)}",
+    events.CheckpointQuarantined: lambda event: f"checkpoint {event.name} quarantined: {event.reason}",
+    events.AttemptStarting: _starting,
+    events.AttemptStarted: _started,
+    events.WorkerStarted: lambda event: f"rank {event.rank} of attempt {event.attempt} begins to train, process {event.pid}",
+    events.WorkerExited: lambda event: f"attempt {event.attempt}: rank {event.rank} {_end_of_process(event)}",
+    events.FaultRequested: _requested,
+    events.FaultObserved: _observed,
+    events.FaultInjected: lambda event: f"{event.fault} injected: {event.what}",
+    events.FaultWithdrawn: lambda event: f"{event.fault} has not struck ({event.reason}): it is to strike again",
+    events.HangDeclared: lambda event: event.message,
+    events.DeathUnplanned: _unplanned,
+    events.AttemptStopped: _stopped,
+    events.RecoveryAgreed: _agreed,
+    events.RecoveryDiverged: lambda event: (
         f"ALARM: attempt {event.attempt} did not come back as it had been: {event.what}: step {event.step}, rank {event.rank}"
         + (f", {event.tensor}" if event.tensor else "")
     ),
-    RecoveryUnjudged: lambda event: f"recovery of attempt {event.attempt} cannot be judged: {event.why}",
-    OutputsReplacing: lambda event: f"{event.fault} cut the power: what was not synced is {event.unsynced}",
-    OutputsReplaced: _replaced,
-    LegFinished: _finished,
+    events.RecoveryUnjudged: lambda event: f"recovery of attempt {event.attempt} cannot be judged: {event.why}",
+    events.OutputsReplacing: lambda event: f"{event.fault} cut the power: what was not synced is {event.unsynced}",
+    events.OutputsReplaced: _replaced,
+    events.LegFinished: _finished,
 }

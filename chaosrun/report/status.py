@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault
-from chaosrun.records.events import FaultObserved
+from chaosrun.records.events import FaultObserved, LegStarted, SupervisorResumed
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object
@@ -72,6 +72,7 @@ class RunStatus:
 
 def _leg_json(leg: LegPicture) -> dict[str, object]:
     end, steps = leg.history.finished, {str(rank): lane.step for rank, lane in leg.lanes.items()}
+    begun = [event for event in leg.history.journal if isinstance(event, LegStarted | SupervisorResumed)]
     landed = [
         event for event in leg.history.events(FaultObserved) if leg.faults.get(event.fault, FaultSeen()).state == "landed"
     ]
@@ -81,10 +82,13 @@ def _leg_json(leg: LegPicture) -> dict[str, object]:
         | {"error": raised(death.error), "traceback": death.error and death.error.traceback}
         for death in leg.unplanned
     ]
-    shown = ("workers", "supervisor_pid", "attempt", "resumed_from", "resumed_step", "outcome", "last", "last_s")
+    shown = ("attempt", "resumed_step", "outcome", "last", "last_s", "restarts", "lost_steps")
     return {
         "leg": leg.name,
-        **{key: getattr(leg, key) for key in (*shown, "restarts", "lost_steps")},
+        "workers": next((event.workers for event in leg.history.events(LegStarted)), None),
+        "supervisor_pid": begun[-1].supervisor_pid if begun else None,
+        "resumed_from": leg.history.attempts[-1].resume if leg.history.attempts else None,
+        **{key: getattr(leg, key) for key in shown},
         **{key: getattr(end, key, None) for key in ("message", "hint", "final_step")},
         "landed": [{key: getattr(event, key) for key in about} for event in landed],
         "unplanned": deaths,

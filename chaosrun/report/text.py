@@ -35,7 +35,7 @@ def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
     if view.attempts:
         parts.append(labelled("faults", view.faults_sentence))
     parts += [labelled("", f"{fault.id} {fault.seen}") for fault in view.faults if view.attempts and not fault.landed]
-    told = view.headline if view.divergence and view.decided else verdict.cause
+    told = verdict.headline if view.divergence and view.decided else verdict.cause
     parts.append(labelled(view.status, f"{view.why}: {told}" if view.why else told, style=STYLES[view.status]))
     if view.divergence:
         parts += [*section("First divergence", pairs(view.divergence, bold="cause")), ""]
@@ -43,7 +43,7 @@ def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
         # Indented by hand: Padding cuts lines off at the page's width, and half a path is of no use.
         parts += [*section(view.fatal.title, None), unwrapped(indent(view.fatal.traceback.rstrip(), "  ")), ""]
     if view.status != "PASS":
-        parts.append(labelled("blame", view.blame.sentence))
+        parts.append(labelled("blame", verdict.blame.sentence))
     if verdict.hint:
         parts.append(labelled("hint", verdict.hint))
     parts += _open_checks(view)

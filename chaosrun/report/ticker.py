@@ -30,19 +30,15 @@ _WORDS = {
 
 def tick(record: EventRecord, others: Sequence[str] = ()) -> str:
     """What an event of a sweep, a shrink or a suite says; "" where nothing. `others`: drills under way."""
-    cause = record.get("cause")
+    cause, passes = record.get("cause"), record.get("ok", record.get("status", "PASS") == "PASS")
     about = {
-        "because": "" if _passes(record) else f", not as expected: {cause}" if "ok" in record else f": {cause}",
+        "because": "" if passes else f", not as expected: {cause}" if "ok" in record else f": {cause}",
         "beside": f", beside {listed(others)}" if others else "",
         "found": record.get("symptom") or "does not fail",
         "seeded": "" if record.get("seed") is None else f", seed {record['seed']}",
         "ended": record.get("status") or ("cancelled" if record.get("cancelled") else "not run"),
     }
     return _WORDS.get(str(record["event"]), "").format_map({**record, **about})
-
-
-def _passes(record: EventRecord) -> bool:
-    return record.get("ok", record.get("status", "PASS") == "PASS")
 
 
 class Ticker:

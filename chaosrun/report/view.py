@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chaosrun.errors import ChaosrunError, UsageError
+from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import shortest
-from chaosrun.records.run_file import read_run
 from chaosrun.report.facts import RunFacts, read_facts, read_versions
 from chaosrun.report.next_commands import Command, next_commands, repeat_command
 from chaosrun.report.page import as_float, shown
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from chaosrun.records.events import Outcome
     from chaosrun.spec.model import JobSpec
     from chaosrun.verify.account import AttemptSummary, FaultOutcome
-    from chaosrun.verify.blame import Blame
     from chaosrun.verify.check import Check
     from chaosrun.verify.divergence import Divergence
     from chaosrun.verify.ruling import VerdictStatus
@@ -112,10 +110,6 @@ class RunView:
     """Sentences on files that could not be read, or not in full."""
     why: str | None
     """What tells this INCONCLUSIVE from another."""
-    headline: str
-    place: str | None
-    """The cause: what it is, and where it was first seen, where it says so."""
-    blame: "Blame"
     tried: str
     killed: str
     """What was tried and killed, a sentence each."""
@@ -207,9 +201,6 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         plan=plan,
         damage=tuple(dict.fromkeys(damage)),
         why=OUTCOME_WORDS.get(verdict.outcome) if verdict.status == "INCONCLUSIVE" and verdict.outcome else None,
-        headline=verdict.headline,
-        place=verdict.place,
-        blame=verdict.blame,
         tried=_tried(facts, spec, plan),
         killed=_killed(verdict, facts, legs[run.main]),
         faults_title=_faults_title(verdict.faults, facts),
@@ -235,15 +226,10 @@ def readable(read: "Callable[[], _Read]", damage: list[str]) -> "_Read | None":
         return None
 
 
-def _spec(run: RunLayout) -> "JobSpec | None":
-    from pydantic import ValidationError
+def _spec(run: RunLayout) -> "JobSpec":
+    from chaosrun.verify.verdict import spec_of
 
-    from chaosrun.spec.model import JobSpec
-
-    try:
-        return JobSpec.model_validate(read_run(run).spec)
-    except ValidationError as error:
-        raise UsageError(f"{run.run_json}: spec: {error.errors()[0]['msg']}") from error
+    return spec_of(run)
 
 
 def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> str:

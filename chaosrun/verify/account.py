@@ -14,44 +14,35 @@ from chaosrun.verify.recovery_times import recoveries_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultOutcome:
+    """A fault of the plan; `verify.schema` says what the fields are."""
+
     id: str
     description: str
     rank: int
     phase: str | None
-    """None for one that came after a delay, from outside."""
     step: int | None
-    """Where it fired; where it was planned to, if it did not."""
     attempt: int | None
-    """The attempt it struck; None when it never fired."""
     landed: bool
     problem: str | None
-    """Why it cannot be shown to have happened; None when it landed."""
     kind: str
     evidence: str | None = None
-    """What was seen of it, in a few words; None when it did not land."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSummary:
+    """An attempt of the chaos leg; `verify.schema` says what the fields are."""
+
     attempt: int
     resumed_from: str | None
-    """Checkpoint name, or the step of a script's own checkpoint; None when it began at the beginning."""
     resumed_step: int
     first_step: int | None
-    """First and last step that any rank recorded in it; None when it recorded none."""
     last_step: int | None
     ended_by: str
-    """In words: faults, an unplanned death, or how the leg ended."""
     lost_steps: int
-    """Steps done or restored that the next attempt did not go on from."""
     recovery_s: float | None
-    """From the death or hang that ended the attempt before to the first step of this one; see `verify.recovery_times`."""
     ranks: int
-    """Ranks that began to train."""
     faults: tuple[str, ...] = ()
-    """Ids of the planned faults that ended it."""
     passed_over: int | None = None
-    """Step of a newer complete checkpoint that a script did not go on from; None where there is none."""
 
 
 def fault_outcomes(plan: FaultPlan, chaos: LegHistory) -> tuple[FaultOutcome, ...]:

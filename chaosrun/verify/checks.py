@@ -64,17 +64,8 @@ PREMISES = frozenset({"records", "reference", "environment", "own_files", "repro
 
 REQUIRED = frozenset(
     {
-        *(
-            "records",
-            "completed",
-            "early_end",
-            "reference",
-            "environment",
-            "own_files",
-            "faults_landed",
-            "lineage",
-            "resume_points",
-        ),
+        *("records", "completed", "early_end", "reference", "environment", "own_files"),
+        *("faults_landed", "lineage", "resume_points"),
         *("data_order", "rng", "losses", "lr", "gradients", "parameters"),
         *("final_weights", "final_rng", "final_position", "final_checkpoint"),
     }

@@ -30,10 +30,6 @@ class Known:
     fits: Callable[[Drill, Divergence], bool] = lambda drill, found: True
 
 
-def _workers(drill: Drill, found: Divergence) -> bool:
-    return drill.spec.workers > 1
-
-
 def _later_pass(drill: Drill, found: Divergence) -> bool:
     """The undisturbed run was in a later pass over its data than the first."""
     record = drill.reference_lineage.at(found.rank, found.step)
@@ -43,10 +39,6 @@ def _later_pass(drill: Drill, found: Divergence) -> bool:
 def _before_accelerate_1_15(drill: Drill, found: Divergence) -> bool:
     """What accelerate does wrong below Trainer, accelerate has put right."""
     return _later_pass(drill, found) and _numbers(libraries(drill)["accelerate"]) < (1, 15)
-
-
-def _second_restart(drill: Drill, found: Divergence) -> bool:
-    return found.attempt > 2
 
 
 def _place_in_the_data(drill: Drill, found: Divergence) -> bool:
@@ -91,7 +83,7 @@ KNOWN: tuple[Known, ...] = (
         before="1.13.0",
         beside=("torchdata",),
         codes=("batches_repeated",),
-        fits=_workers,
+        fits=lambda drill, found: drill.spec.workers > 1,
         what="a stateful loader's state is taken ahead of the batches that were trained on, and goes back",
         thread="accelerate#3952",
     ),
@@ -108,7 +100,7 @@ KNOWN: tuple[Known, ...] = (
         since="5.0.0",
         before="5.0.1",
         codes=_PLACE,
-        fits=_second_restart,
+        fits=lambda drill, found: found.attempt > 2,
         what="a stream that was resumed gives a state that resumes at its beginning",
         thread="datasets#8295",
     ),

@@ -8,15 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from chaosrun.records.events import (
-    AttemptStarting,
-    AttemptStopped,
-    HangDeclared,
-    JournalEvent,
-    LegFinished,
-    SupervisorResumed,
-    WorkerExited,
-)
+from chaosrun.records import events
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.lineage import Lineage
 
@@ -67,25 +59,25 @@ class Work:
 
 
 def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
-    by_attempt: dict[int, list[JournalEvent]] = {}
+    by_attempt: dict[int, list[events.JournalEvent]] = {}
     newest = 0
     for record in leg.journal:
-        if isinstance(record, AttemptStarting):
+        if isinstance(record, events.AttemptStarting):
             newest = record.attempt
-        elif isinstance(record, HangDeclared | WorkerExited | AttemptStopped):
+        elif isinstance(record, events.HangDeclared | events.WorkerExited | events.AttemptStopped):
             by_attempt.setdefault(record.attempt, []).append(record)
-        elif isinstance(record, SupervisorResumed):
+        elif isinstance(record, events.SupervisorResumed):
             by_attempt.setdefault(newest, []).append(record)
     return tuple(_recovery(before, by_attempt.get(before.number, ()), attempt) for before, attempt in pairwise(leg.attempts))
 
 
-def _recovery(ended: Attempt, how: Sequence[JournalEvent], attempt: Attempt) -> RecoveryTimes:
+def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attempt) -> RecoveryTimes:
     """`how`: what ended the attempt before it."""
     known = list(attempt.starts.values())
     entered = [start.entered_s for start in known if start.entered_s is not None]
     # Ranks that wrote nothing may have been the last ones.
     whole = bool(known) and len(known) == len(attempt.pids or attempt.traces)
-    gone_s = next((record.time_s for record in how if isinstance(record, AttemptStopped | SupervisorResumed)), None)
+    gone_s = next((record.time_s for record in how if isinstance(record, events.AttemptStopped | events.SupervisorResumed)), None)
     began_s, told_s = _end_of(how) or (_last_step_s(ended), gone_s)
     moments = (
         began_s,
@@ -108,15 +100,15 @@ def _last_step_s(attempt: Attempt) -> float | None:
     return max(last, default=None)
 
 
-def _end_of(attempt: Sequence[JournalEvent]) -> tuple[float | None, float] | None:
+def _end_of(attempt: Sequence[events.JournalEvent]) -> tuple[float | None, float] | None:
     """When the attempt's end began, and when the supervisor was told of it; None where it saw neither hang nor death."""
     for record in attempt:
-        if isinstance(record, HangDeclared) and record.silent_s is not None:
+        if isinstance(record, events.HangDeclared) and record.silent_s is not None:
             return record.time_s - record.silent_s, record.time_s
     deaths = [
         (record.died_s, record.time_s)
         for record in attempt
-        if isinstance(record, WorkerExited) and (record.signal or record.exit_code)
+        if isinstance(record, events.WorkerExited) and (record.signal or record.exit_code)
     ]
     return min(deaths, default=None)
 
@@ -146,28 +138,29 @@ def work_of(leg: LegHistory, chain: Lineage) -> Work:
         kept_s=kept_s,
         lost_s=lost_s,
         lost_steps=lost_steps,
-        before_s=_wall_s(leg.journal[: len(leg.journal) - len(trained) + 1]),
-        wall_s=_wall_s(trained),
+        before_s=wall_s(leg.journal[: len(leg.journal) - len(trained) + 1]),
+        wall_s=wall_s(trained),
     )
 
 
-def from_first_attempt(journal: Sequence[JournalEvent]) -> Sequence[JournalEvent]:
+def from_first_attempt(journal: Sequence[events.JournalEvent]) -> Sequence[events.JournalEvent]:
     """What a leg recorded since its first attempt was decided: by then its ranks were placed. All of it where none was."""
-    begins = next((number for number, record in enumerate(journal) if isinstance(record, AttemptStarting)), 0)
+    begins = next((number for number, record in enumerate(journal) if isinstance(record, events.AttemptStarting)), 0)
     return journal[begins:]
 
 
-def pauses(journal: Sequence[JournalEvent]) -> list[tuple[float, float]]:
+def pauses(journal: Sequence[events.JournalEvent]) -> list[tuple[float, float]]:
     """Beginning and end of each time in which nobody supervised the leg because it had been interrupted."""
     between = [
         (before.time_s, after.time_s)
         for before, after in pairwise(journal)
-        if isinstance(before, LegFinished) and isinstance(after, SupervisorResumed)
+        if isinstance(before, events.LegFinished) and isinstance(after, events.SupervisorResumed)
     ]
     return [(begin, end) for begin, end in between if end > begin]
 
 
-def _wall_s(journal: Sequence[JournalEvent]) -> float | None:
+def wall_s(journal: Sequence[events.JournalEvent]) -> float | None:
+    """Between its first event and its last, without pauses; None for clocks that disagree."""
     if not journal:
         return None
     whole_s = _span(journal[0].time_s, journal[-1].time_s)

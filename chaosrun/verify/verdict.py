@@ -131,15 +131,20 @@ def judge(run: RunLayout) -> Verdict:
             gc.enable()
 
 
-def _judged(run: RunLayout) -> Verdict:
-    info = read_run(run)
-    plan = FaultPlan.read(run.plan_json)
+def spec_of(run: RunLayout) -> JobSpec:
+    """The job that run.json holds. Raises UsageError when it is not one that this version can read."""
     try:
-        spec = JobSpec.model_validate(info.spec)
+        return JobSpec.model_validate(read_run(run).spec)
     except ValidationError as error:
         raise UsageError(
             f"{run.run_json}: spec: {error.errors()[0]['msg']}", hint="the run was written by another version of chaosrun"
         ) from error
+
+
+def _judged(run: RunLayout) -> Verdict:
+    info = read_run(run)
+    plan = FaultPlan.read(run.plan_json)
+    spec = spec_of(run)
     if info.kind == "run":
         return _judged_run(read_leg(recorded_leg(run, info, RUN)), spec, plan)
     legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]

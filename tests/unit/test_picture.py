@@ -225,28 +225,6 @@ class TestTail:
             lines += some
         assert lines == [b"one", b"two", b"three"]
 
-    @pytest.mark.parametrize(("last_bytes", "least"), [*((number, 1) for number in range(14)), (14, 3), (99, 3)])
-    def test_the_end_only(self, tmp_path: Path, last_bytes: int, least: int) -> None:
-        path = tmp_path / "f"
-        path.write_bytes(b"one\ntwo\nthree\n")
-        tail = Tail(path, last_bytes=last_bytes)
-        lines = tail.lines()
-        assert len(lines) >= least
-        assert lines == [b"one", b"two", b"three"][-len(lines) :]
-        if last_bytes == 6:
-            assert lines == [b"three"]
-        with path.open("ab") as file:
-            file.write(b"four\n")
-        assert tail.lines() == [b"four"]
-
-    def test_the_end_of_a_file_without_lines(self, tmp_path: Path) -> None:
-        path = tmp_path / "f"
-        path.write_bytes(b"x" * 100)
-        tail = Tail(path, last_bytes=10)
-        assert tail.lines() == []
-        path.write_bytes(b"x" * 100 + b"\nwhole\n")
-        assert tail.lines()[-1] == b"whole"
-
     def test_a_replaced_file_begins_again(self, tmp_path: Path) -> None:
         path = tmp_path / "f"
         path.write_bytes(b"a\nb\n")

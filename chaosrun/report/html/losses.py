@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 
 from chaosrun.records.traces import StepRecord
 from chaosrun.report.html.drawing import Scale, integer_ticks, path_of, ticks
@@ -145,12 +146,8 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[int]:
     for begin in range(0, len(points), length):
         stretch = points[begin : begin + length]
         finite = [point for point in stretch if math.isfinite(point[1])] or stretch
-        chosen |= {stretch[0][0], stretch[-1][0], min(finite, key=_value)[0], max(finite, key=_value)[0]}
+        chosen |= {stretch[0][0], stretch[-1][0], min(finite, key=itemgetter(1))[0], max(finite, key=itemgetter(1))[0]}
     return sorted(chosen)
-
-
-def _value(point: tuple[int, float]) -> float:
-    return point[1]
 
 
 def _upright(values: Iterable[float]) -> Scale:

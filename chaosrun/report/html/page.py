@@ -28,7 +28,8 @@ def environment(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"span": _span, "moment": moment, "number": number, "share": share, "sentence": _sentence}
+    made.filters |= {"span": _span, "moment": moment, "number": number, "share": share}
+    made.filters["sentence"] = lambda words: f"{words[:1].upper()}{words[1:]}"
     made.globals["count"] = count
     return made
 
@@ -64,7 +65,3 @@ def number(value: float | None, digits: int = 6) -> str:
 
 def share(part: float | None) -> str:
     return "–" if part is None else f"{100 * part:.1f} %"
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}"

@@ -91,7 +91,8 @@ def timeline(source: Source) -> Shown | None:
     clock = Clock(leg.journal)
     scale = Scale(0.0, clock.length_s)
     times = _times(leg.journal)
-    bars = [bar for attempt, after in _followed(leg.attempts) for bar in _bars(source, attempt, after, clock, times)]
+    followed = zip(leg.attempts, [*leg.attempts[1:], None], strict=True)
+    bars = [bar for attempt, after in followed for bar in _bars(source, attempt, after, clock, times)]
     every = list(_marks(source, clock))
     marks = every[:MOST_MARKS]  # the last checkpoints are left out first
     struck = {mark.rank for mark in marks if mark.rank is not None}
@@ -126,10 +127,6 @@ def timeline(source: Source) -> Shown | None:
         "told": words[:MOST_TOLD],
         "untold": max(0, len(words) - MOST_TOLD),
     }
-
-
-def _followed(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, Attempt | None]]:
-    return zip(attempts, [*attempts[1:], None], strict=False)
 
 
 def _lanes(ranks: list[int], busy: set[int]) -> list[int]:
