@@ -238,7 +238,7 @@ def wait_until(run: RunLayout, *, attempt: int = 1, step: int = 0, timeout_s: fl
     From then on `inject` finds a leg to strike. Raises RunTimeoutError when `timeout_s` pass first; when the run ends first,
     what it ended with, or UsageError.
     """
-    from chaosrun.report.moment import has_come
+    from chaosrun.report.follow import has_come
     from chaosrun.supervise import remote
 
     what = f"step {step}" if step else f"attempt {attempt}"

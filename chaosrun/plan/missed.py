@@ -21,19 +21,16 @@ class Outlook:
     """What is known of a leg when its next attempt is about to begin."""
 
     attempt: int
-    """The number of that attempt."""
     resume: int
     """The step of the checkpoint that it goes on from, 0: the beginning."""
     restores: int
     """Attempts before it that went on from a checkpoint."""
     every: int
-    """Steps between checkpoints."""
     last: int | None
     """The job's last step, where it is known."""
     struck: Mapping[str, int | None]
     """Of each fault that has struck, in which attempt; None where that is not known."""
     observed: Collection[str]
-    """Faults that were seen to happen."""
     ended_by: str
     """What ended the attempt before, in words."""
 
@@ -65,7 +62,6 @@ class _Due:
         self._ending_now = [fault for fault in self._ending if not self._waits_for_restart(fault)]
 
     def problem(self, fault: Fault) -> str | None:
-        """Why it cannot happen any more."""
         if fault.phase is None:
             return None
         found = next(self._passed(fault), None)

@@ -108,7 +108,6 @@ def _scheduled(spec: JobSpec, entry: ScheduledFault, source: str, chance: random
 
 
 def _scheduled_steps(spec: JobSpec, entry: ScheduledFault, source: str) -> range | list[int | None]:
-    """The steps of one schedule entry."""
     if entry.every_steps is None:
         return [entry.at_step]
     last = entry.until_step if entry.until_step is not None else spec.max_steps

@@ -137,7 +137,6 @@ def _beyond_the_timeout(spec: JobSpec, fault: Fault) -> Iterator[str]:
 
 
 def _alone_at_its_place(timeline: Timeline, fault: Fault) -> Iterator[str]:
-    """Of the rank and the phase alone."""
     if timeline.workers == 1:
         if fault.phase == "reduce":
             yield "one worker alone reduces no gradients, phase reduce needs at least 2 workers"

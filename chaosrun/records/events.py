@@ -52,8 +52,6 @@ AttemptNumber = Annotated[int, Meta(gt=0, lt=10**9)]
 
 
 class Event(Record, frozen=True, kw_only=True, omit_defaults=False, tag_field="event"):
-    """Any event of any journal."""
-
     v: Literal[2] = RECORDS_VERSION
     seq: Count = 0
     time_s: float = 0.0
@@ -64,8 +62,6 @@ class Event(Record, frozen=True, kw_only=True, omit_defaults=False, tag_field="e
 
 
 class OfAttempt(Event, frozen=True, kw_only=True, omit_defaults=False, tag_field="event"):
-    """Any that belongs to an attempt."""
-
     attempt: AttemptNumber
 
 

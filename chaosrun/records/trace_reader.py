@@ -144,8 +144,6 @@ def _opened(source: _Source, block: traces.Block, count: int) -> Sequence[traces
 
 
 class _Found:
-    """What is found in one trace."""
-
     def __init__(self, path: Path, attempt: int, rank: int) -> None:
         self.number = 0
         """Of records that are sound."""

@@ -172,8 +172,6 @@ class StateRecord(TraceRecord, frozen=True, kw_only=True, tag="state"):
 
 
 class CheckpointRecord(StateRecord, frozen=True, kw_only=True, tag="checkpoint"):
-    """The state that was saved."""
-
     name: str
     duration_s: float
     """For which the training waited: for what was left of the save before, too."""

@@ -56,7 +56,6 @@ def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:
 
 
 def render_conclusion(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:
-    """One line."""
     label, account = _conclusion(diagnosis)
     return unwrapped(f"{label}  {run.run_id}: {account}")
 
@@ -106,7 +105,6 @@ def _called(quantity: str, *, at_end: bool) -> str:
 
 
 def finding_rows(found: "Finding") -> Iterator[tuple[str, str]]:
-    """What differs first."""
     ranks = f"rank {found.rank}" if len(found.ranks) == 1 else f"ranks {', '.join(map(str, found.ranks))}"
     micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
     yield "quantity", _called(found.quantity, at_end=found.at_end)

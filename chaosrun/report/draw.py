@@ -115,7 +115,6 @@ def _leg(run: RunPicture, leg: LegPicture, now_s: float, width: int, live: bool)
 
 
 def _legs(run: RunPicture) -> Text:
-    """The way so far, leg by leg."""
     parts: list[str] = []
     for name, leg in run.legs.items():
         ended = leg.outcome

@@ -62,8 +62,6 @@ class _Checkpoint(Struct, frozen=True):
 
 
 class _Spec(Struct, frozen=True):
-    """What a report says of a job."""
-
     name: str
     workers: int | None = None
     max_steps: int | None = None

@@ -1,7 +1,7 @@
 """Reads a run's files as they grow, and keeps its picture up to date; what cannot be read is not shown."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from chaosrun.records.history import LegHistory, history_of
 from chaosrun.records.layout import LEGS, RUN, LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.markers import read_marker
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
+from chaosrun.records.supervision import read_supervision
 from chaosrun.records.tail import Tail
 from chaosrun.records.trace_reader import read_ends, read_start
 from chaosrun.records.traces import RankTrace
@@ -171,7 +172,6 @@ class _LegFollower:
         return isinstance(self._events[-1], LegFinished)
 
     def picture(self, planned: Sequence[Fault], kept: tuple[int, ...]) -> LegPicture:
-        """As the files have it now."""
         newest = max((event.attempt for event in self._events if isinstance(event, AttemptStarting)), default=0)
         workers = max((event.workers for event in self._events if isinstance(event, LegStarted)), default=0)
         beats = {} if self._is_over else self._beats(newest, workers)
@@ -259,6 +259,21 @@ class _LegFollower:
                     place = f"a state that {never}{nearest}"
                 about = {"leg": self._name, "attempt": attempt, "step": step, "place": place, "time_s": start.time_s}
                 yield Told.notice({"event": "attempt.placed", **about})
+
+
+def has_come(run: RunLayout, *, attempt: int, step: int) -> Callable[[], bool]:
+    """Answers, each time anew, whether attempt `attempt` of the chaos leg has begun and a rank has completed `step`."""
+    follower = RunFollower(run, legs=(run.main,))
+
+    def has_come() -> bool:
+        follower.poll()
+        seen, leg = read_supervision(run), follower.picture.legs.get(run.main)
+        if seen is None or leg is None or leg.attempt < attempt or leg.reached < step:
+            return False
+        # Not those of a supervisor before this one: it has yet to open the leg, and would refuse a fault.
+        return any(begun.time_s >= seen.began_s for begun in leg.history.events(AttemptStarting))
+
+    return has_come
 
 
 def _in_order(told: list[Told]) -> list[Told]:

@@ -72,8 +72,6 @@ class FaultSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegPicture:
-    """One leg."""
-
     name: str
     history: LegHistory
     """With the ends of its traces."""
@@ -116,7 +114,6 @@ class LegPicture:
 
     @property
     def last(self) -> str:
-        """What happened last."""
         return sentence(self.history.journal[-1]) if self.history.journal else ""
 
     @property

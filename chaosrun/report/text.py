@@ -60,7 +60,6 @@ def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
 
 
 def render_line(view: RunView) -> RenderableType:
-    """The verdict alone."""
     return unwrapped(f"{view.status_words}  {view.run.run_id}: {view.verdict.cause}")
 
 

@@ -111,7 +111,6 @@ class DrillsTicker(Ticker, AbstractContextManager["DrillsTicker"]):
             self.live.console.print(self.line(sentence), soft_wrap=True)
 
     def _drawn(self) -> Group:
-        """The drills under way, a line each."""
         under_way = list(self._under_way.items())
         if self.live is None or not under_way:
             return Group()

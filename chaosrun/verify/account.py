@@ -71,7 +71,6 @@ def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
 
 
 def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
-    """Of the chaos leg."""
     plan, chaos = drill.plan, drill.chaos
     recovery_s = {recovery.attempt: recovery.total_s for recovery in recoveries_of(chaos)}
     summaries: list[AttemptSummary] = []

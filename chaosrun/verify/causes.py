@@ -14,20 +14,17 @@ from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orde
 from chaosrun.verify.evidence import schedule_shift, standing
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.recovery import layout_at, wrong_position
-from chaosrun.verify.restored import StateDifference, is_scaler, is_setting, reference_state, restored_difference, saved_before
+from chaosrun.verify.restored import (
+    COMPONENTS,
+    StateDifference,
+    is_scaler,
+    is_setting,
+    reference_state,
+    restored_difference,
+    saved_before,
+)
 from chaosrun.verify.steps import reference_parameters
 from chaosrun.verify.ulp import float_distances
-
-_WHOLE = {
-    "model": "weights",
-    "buffers": "buffers",
-    "optimizer": "optimizer_state",
-    "scheduler": "lr_scheduler",
-    "registered": "registered_state",
-    "rng": "rng",
-}
-"""The part of a checkpoint that a component is, see `code_differences.PARTS`."""
-
 
 Place = Literal["start", "step", "checkpoint"]
 """Where a difference was found: in the weights that an attempt went on with, in a step, or in what was saved after it."""
@@ -150,7 +147,7 @@ def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
     if place is not None and place != (found.rank, found.step):
         rank, step = place
         which = "rank" if step == found.step else "step"
-        return Cause.of(f"{_WHOLE[found.component]}_of_another_{which}", **about, other=rank, step=step)
+        return Cause.of(f"{COMPONENTS[found.component][0]}_of_another_{which}", **about, other=rank, step=step)
     if found.permuted:
         return Cause.of(f"{_part(found)}_renamed", **about)
     fresh = found.component == "rng" and moment.attempt.starts[found.rank].rng in _fresh(moment, found.rank)
@@ -167,7 +164,7 @@ def of_saved_state(moment: Moment, found: StateDifference) -> Cause:
 def _part(found: StateDifference) -> str:
     """What the values that differ belong to."""
     if found.component != "optimizer":
-        return _WHOLE[found.component]
+        return COMPONENTS[found.component][0]
     if is_scaler(found.names[0]):
         return "grad_scaler"
     if found.only_rates:

@@ -36,7 +36,6 @@ class Check:
     """Of its function in the table of checks, which gives it."""
     status: Status
     summary: str
-    """One sentence for people."""
     evidence: Params = field(default_factory=dict)
     """JSON values."""
     cause: Cause | None = None

@@ -16,7 +16,6 @@ FRESHLY_SEEDED = "the random streams stand where they stood before step 1: fresh
 
 
 def _restored(sentence: str) -> Blame:
-    """chaosrun puts it back."""
     return ours(f"{sentence}, unless a hook of the script changes it on loading", likely=True)
 
 

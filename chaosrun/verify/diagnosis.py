@@ -35,7 +35,6 @@ class Target:
     resume_step: int
     """What the attempt went on from; 0 for the beginning."""
     final_step: int
-    """The job's last step."""
     faults: tuple[Fault, ...]
     """Those that fired before the attempt, in order, each at the step where it did; and deaths that nobody had planned."""
     divergence: Divergence | None
@@ -43,7 +42,6 @@ class Target:
     ended: int
     """Where the chaos leg ended, if it completed: perhaps at another step."""
     hint: str | None
-    """What the verdict says about it."""
 
     @property
     def inspected(self) -> tuple[int, ...]:
@@ -165,12 +163,9 @@ def _place(divergence: Divergence) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What was run again."""
-
     start: str | None
     """The checkpoint that both replays went on from, None for the beginning."""
     why: str
-    """Why from there."""
     steps: int
     """The last step of the undisturbed one."""
     attempts: int
@@ -193,7 +188,6 @@ class Diagnosis:
     comparison: Comparison
     hazard: Hazard | None
     hint: str | None
-    """What to do, or to look at next."""
 
     @property
     def exit_code(self) -> int:

@@ -3,7 +3,7 @@
 First in time: attempt by attempt what it restored, its steps (also those cut off), what it saved; in a step by `FIELDS`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,26 +15,10 @@ from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, first_difference
-from chaosrun.verify.evidence import Standing, cause_of, saved_while_training, standing
+from chaosrun.verify.evidence import QUANTITIES, Standing, cause_of, saved_while_training, standing
 from chaosrun.verify.kept import comparable, kept_difference
-from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
+from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters
-
-_COMPONENT_KINDS: Mapping[str, Kind] = {
-    "model": "weights",
-    "buffers": "buffers",
-    "optimizer": "optimizer",
-    "scheduler": "learning rate",
-    "registered": "registered",
-    "rng": "rng",
-}
-_QUANTITY_KINDS: Mapping[str, Kind] = {
-    "weights": "weights",
-    "optimizer": "optimizer",
-    "data": "data order",
-    "rates": "learning rate",
-    "rng": "rng",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +150,7 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         # The same parameters in another order are other weights to whom counts them, as optimizers do.
         reason = Cause.of("parameter_order", message=message, stood=found.words)
     tensor = _first_tensor(drill, ranks[0], start, found.step) if start and quantity == "weights" else None
-    return _found(opening, _QUANTITY_KINDS[quantity], ranks, reason, tensor=tensor, **_stood(found))
+    return _found(opening, QUANTITIES[quantity][2], ranks, reason, tensor=tensor, **_stood(found))
 
 
 def _stood(found: Standing) -> dict[str, str]:
@@ -267,6 +251,6 @@ def _first_tensor(drill: Drill, rank: int, start: StartRecord, step: int) -> str
 
 
 def _of_state(moment: Moment, found: StateDifference, reason: Cause) -> Divergence:
-    name, kind = found.names[0], "learning rate" if found.only_rates else _COMPONENT_KINDS[found.component]
+    name, kind = found.names[0], "learning rate" if found.only_rates else COMPONENTS[found.component][1]
     seen = {"tensor": name, "expected": found.expected.get(name), "seen": found.seen.get(name)}
     return _found(moment, kind, found.ranks, reason, **seen)

@@ -10,19 +10,18 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import Found, SaveRecord, StartRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
-from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.compare import Kind, differing_keys
 from chaosrun.wording import count, listed
 
-QUANTITIES = ("weights", "optimizer", "data", "rates", "rng")
-"""In the order in which a difference is told: one that differs together with later ones most likely explains them."""
-_NAMES: Mapping[str, str] = {"optimizer": "the optimizer", "data": "the data", "rates": "learning rates", "rng": "RNG"}
-_CODES: Mapping[str, str] = {
-    "weights": "weights",
-    "optimizer": "optimizer_state",
-    "data": "data_order",
-    "rates": "lr_scheduler",
-    "rng": "rng",
+QUANTITIES: Mapping[str, tuple[str, str, Kind]] = {
+    "weights": ("weights", "weights", "weights"),
+    "optimizer": ("the optimizer", "optimizer_state", "optimizer"),
+    "data": ("the data", "data_order", "data order"),
+    "rates": ("learning rates", "lr_scheduler", "learning rate"),
+    "rng": ("RNG", "rng", "rng"),
 }
+"""What an attempt begins with: in words, in codes of causes, and as the kind of a divergence. In the order in which a
+difference is told: an earlier one most likely explains later ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Standing:
     @property
     def words(self) -> str:
         """ "weights of step 10, the optimizer of step 0, the data of step 12"."""
-        return ", ".join(f"{_NAMES.get(quantity, quantity)} of {self._which(quantity)}" for quantity in QUANTITIES)
+        return ", ".join(f"{name} of {self._which(quantity)}" for quantity, (name, *_) in QUANTITIES.items())
 
     def _which(self, quantity: str) -> str:
         wrong = self.ranks[quantity]
@@ -61,7 +60,7 @@ class Standing:
 
     def beside(self, told: str) -> str:
         """What else is not as it should be: the end of a hint."""
-        others = [f"{_NAMES.get(each, each)} of {self._which(each)}" for each in self.wrong if each != told]
+        others = [f"{QUANTITIES[each][0]} of {self._which(each)}" for each in self.wrong if each != told]
         return f"; wrong, too: {', '.join(others)}" if others else ""
 
 
@@ -108,7 +107,7 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
         about |= _of_streams(drill, attempt, start, standing.step)
         if "other" in about:
             return Cause("rng_of_another_rank", about)
-    code = _CODES[quantity]
+    code = QUANTITIES[quantity][1]
     if nearest is None:
         return Cause(f"{code}_not_restored", about, "of_none")
     if nearest == 0 or quantity == "data":

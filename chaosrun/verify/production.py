@@ -37,7 +37,6 @@ class Recovery:
     states: int = 0
     """Ranks whose restored state was held against what was saved, or recorded after that step."""
     trained: bool = False
-    """It came to a step."""
     divergence: Divergence | None = None
     problem: str | None = None
     """Why it could not be looked at."""

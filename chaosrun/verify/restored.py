@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import Digests
 from chaosrun.verify.check import Check, Drill, failed, passed, skipped
-from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.compare import Kind, differing_keys
 from chaosrun.wording import listed
 
-COMPONENTS = ("model", "buffers", "optimizer", "scheduler", "registered", "rng")
-"""In the order in which a difference is told: one that differs together with later ones most likely explains them."""
+COMPONENTS: Mapping[str, tuple[str, Kind]] = {
+    "model": ("weights", "weights"),
+    "buffers": ("buffers", "buffers"),
+    "optimizer": ("optimizer_state", "optimizer"),
+    "scheduler": ("lr_scheduler", "learning rate"),
+    "registered": ("registered_state", "registered"),
+    "rng": ("rng", "rng"),
+}
+"""What a checkpoint holds: its part (`code_differences.PARTS`), and the kind of a divergence in it. In the order in which a
+difference is told: an earlier one most likely explains later ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +141,7 @@ def _comparable(drill: Drill, attempt: Attempt) -> Iterator[tuple[int, int]]:
 
 def _difference(drill: Drill, step: int, held: Mapping[int, Digests]) -> StateDifference | None:
     # With a tolerance on weights, whatever follows from them may differ in its bits.
-    components = COMPONENTS if drill.exact_weights else ("rng",)
+    components = tuple(COMPONENTS) if drill.exact_weights else ("rng",)
     differing: dict[str, list[int]] = {}
     for rank, state in sorted(held.items()):
         expected = reference_state(drill, rank, step)

@@ -145,7 +145,6 @@ def _only_missing(*legs: LegHistory) -> bool:
 
 
 def of_end(leg: LegHistory, *, fails: bool = False) -> Ruling:
-    """Of a leg that did not complete, by what its end says."""
     end = leg.finished
     assert end is not None
     reason = Cause(end.code or END_CODES[end.outcome], {"leg": leg.name, "message": _message(end)})
@@ -248,7 +247,6 @@ def first_of(checks: Sequence[Check], status: Status) -> Check | None:
 
 
 def of_check(check: Check) -> Ruling:
-    """Of one that failed, or is not decided."""
     status = "FAIL" if check.status == "fail" else "INCONCLUSIVE"
     return Ruling(status=status, reason=_cause_of(check), headline=about_check(check))
 

@@ -134,7 +134,6 @@ def compare_trajectories(first: Trajectory, seen: Trajectory, *, atol: float) ->
 
 
 def _loss(records: Sequence[StepRecord], what: str) -> float:
-    """Of one step, of all ranks."""
     items = {record.items for record in records}
     if len(items) > 1:
         raise UsageError(f"{what} cannot be compared: at step {records[0].step} its ranks counted {items} items")

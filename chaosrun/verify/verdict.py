@@ -169,7 +169,6 @@ def _judged(run: RunLayout) -> Verdict:
 
 
 def _judged_run(leg: LegHistory, spec: JobSpec, plan: FaultPlan) -> Verdict:
-    """Of a run in production: see `verify.production`."""
     try:
         found = judge_run(leg, spec, plan)
     except DamagedRecordError as error:
