@@ -1,5 +1,4 @@
-"""The search for a smallest fault plan that fails. Pure: `first` tries the plans of a round, and returns the first that
-fails."""
+"""The search for a smallest fault plan that fails. Pure: `first` tries the plans of a round, and returns one that fails."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -53,8 +52,7 @@ def simplify(schedule: tuple[Entry, ...], first: First[Entry]) -> None:
 
 
 def simpler(entry: Entry) -> Iterator[Entry]:
-    """Entries of `faults.schedule` that ask for less, the boldest first. Each is smaller, so that the search ends; not all can
-    be planned."""
+    """Entries of `faults.schedule` that ask for less, the boldest first. Each is smaller: the search for one ends."""
     plain = {key: entry[key] for key in ("rank", "at_step") if key in entry}
     found: list[Entry] = [plain] if "at_step" in entry else []
     if "kind" in entry:

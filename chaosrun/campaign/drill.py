@@ -73,8 +73,8 @@ def run(
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
-    """Continue a run whose supervisor died or was interrupted; one that has ended is judged again. Raises UsageError while it
-    is supervised, otherwise as `submit`."""
+    """Continue a run that was interrupted; one that has ended is judged again. Raises as `submit`, also while it is
+    supervised."""
     with Interrupts() as interrupts:
         if has_ended(run):
             with lock_run(run):

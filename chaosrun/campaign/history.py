@@ -150,8 +150,7 @@ def _write(path: Path, line: bytes) -> None:
 
 
 def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool = False) -> list[Night]:
-    """The nights, oldest first, the newest `last` of them; without dates on which drills ran only by hand, unless `by_hand` or
-    there are no others."""
+    """The newest `last` nights, oldest first; dates on which drills ran only by hand count if `by_hand`, or if all are such."""
     dates: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.time_s):
         dates.setdefault(entry.night, []).append(entry)

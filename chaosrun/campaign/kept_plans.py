@@ -1,5 +1,4 @@
-"""Plans of drills that failed, a file each beside the history: run first in later nights, until they have passed often
-enough."""
+"""Plans of drills that failed, a file each beside the history: run first in later nights, until they pass often enough."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -118,8 +117,7 @@ def _failed(result: DrillResult, planned: PlannedDrill, suite: str, night: str) 
 def reruns(
     kept: Iterable[KeptPlan], suite: Sequence[SuiteDrill], tonight: Sequence[PlannedDrill]
 ) -> tuple[list[PlannedDrill], list[str]]:
-    """The drills that repeat what failed, of those that run tonight and are not planned alike anyway; and what is to be
-    told."""
+    """The drills that repeat what failed, of those that run tonight and are not planned alike; and what is to be told."""
     drills = {drill.name: drill for drill in suite}
     chosen = {drill.name for drill in tonight}
     planned_anyway = {drill.plan for drill in tonight}

@@ -67,8 +67,7 @@ def derive_seed(seed: int, drill: str, draw: int = 0) -> int:
 
 
 def plan_drills(drills: Sequence[SuiteDrill], seed: int | None = None) -> list[PlannedDrill]:
-    """With a `seed` each drill's faults are drawn with one of its own. Raises SpecError that names each drill whose faults
-    cannot happen."""
+    """`seed`: what that of each drill's faults is derived from. Raises SpecError, naming each drill that cannot happen."""
     planned: list[PlannedDrill] = []
     problems: list[Problem] = []
     for drill in drills:

@@ -140,8 +140,8 @@ class SuiteResult:
 
     @property
     def exit_code(self) -> int:
-        """That of PASS when all is as expected, or nothing was to be done; of INCONCLUSIVE when all that is not proves nothing;
-        else of FAIL."""
+        """PASS's when all is as expected, or nothing was to be done; INCONCLUSIVE's when the rest proves nothing; else
+        FAIL's."""
         if self.as_expected or self.empty:
             return EXIT_CODES["PASS"]
         odd = {drill.status for drill in self.drills if not drill.ok} | ({None} if self.cut_short is not None else set())

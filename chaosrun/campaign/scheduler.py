@@ -195,8 +195,7 @@ class Scheduler(Generic[D, R]):
     _beginning: bool = True
 
     def run(self, tasks: Sequence[Task[D]]) -> None:
-        """Carry all of them out. Raises what `carry` raises, once every drill that was under way has been interrupted and has
-        ended."""
+        """Carry all of them out. Raises what `carry` raises, once all that were under way are interrupted and have ended."""
         self._waiting = list(tasks)
         self.at_once = self.at_once or len(tasks) or 1
         with ThreadPoolExecutor(self.at_once, thread_name_prefix="chaosrun-drill") as threads:

@@ -107,8 +107,7 @@ class Shrunk:
 
 
 def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
-    """In which way a drill failed: what differed first, or how its recovery ended. None when it did not fail, or proves
-    nothing."""
+    """In which way a drill failed: what differed first, or how its recovery ended; None when it did not."""
     told = dict[str, Any](verdict.to_json()) if isinstance(verdict, Verdict) else verdict
     if told["status"] == "FAIL":
         failing = [check["name"] for check in told["checks"] if check["status"] == "fail"]

@@ -158,8 +158,7 @@ def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
 
 
 def comparison_of(suite: Suite, tonight: Sequence[SuiteDrill]) -> tuple[Comparison | None, list[str]]:
-    """The suite's comparison as far as tonight's drills go, its first drill named; and what is to be told of what it leaves
-    out."""
+    """The suite's comparison as far as tonight's drills go; and what is to be told of what it leaves out."""
     asked = suite.spec.comparison
     if asked is None:
         return None, []

@@ -83,16 +83,16 @@ def enumerate_points(
     saved = saved_steps(passed)
     at_saved = {saved[0], saved[len(saved) // 2], saved[-1]} if saved else set()
     found = [
-        _point(passage, nth, (), spec)
-        for passage, nth in _numbered(passed)
+        _point(passage, times, (), spec)
+        for passage, times in _numbered(passed)
         if passage.phase == "rendezvous"
         or (passage.phase in TRAINING_PHASES and passage.step in steps)
         or (passage.phase in CHECKPOINT_PHASES and passage.step in at_saved)
     ]
     if saved:
         found += [
-            _point(passage, nth, (first_kill(spec),), spec)
-            for passage, nth in _numbered(recovering)
+            _point(passage, times, (first_kill(spec),), spec)
+            for passage, times in _numbered(recovering)
             if passage.phase in ONCE_AN_ATTEMPT or (passage.phase in TRAINING_PHASES and passage.step == saved[0] + 1)
         ]
     if spec.workers == 1:
@@ -140,16 +140,11 @@ def matching(points: Iterable[Point], patterns: Collection[str]) -> list[Point]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Nth:
-    """The how-manieth time that a rank comes by: there at this step, in its attempt, and among the steps it does so at."""
-
-    here: int
-    ever: int
-    step: int
+_Times = tuple[int, int, int]
+"""How often a rank has come by: at this step, in its attempt, and at how many steps."""
 
 
-def _numbered(passed: Iterable[Passage]) -> Iterator[tuple[Passage, _Nth]]:
+def _numbered(passed: Iterable[Passage]) -> Iterator[tuple[Passage, _Times]]:
     """Without repetitions, but for those of an fsync: a step has one of all else."""
     here: Counter[Passage] = Counter()
     ever: Counter[tuple[int, str, str | None]] = Counter()
@@ -160,28 +155,28 @@ def _numbered(passed: Iterable[Passage]) -> Iterator[tuple[Passage, _Nth]]:
         ever[which] += 1
         steps[which] += here[passage] == 1
         if here[passage] == 1 or passage.target is not None:
-            yield passage, _Nth(here=here[passage], ever=ever[which], step=steps[which])
+            yield passage, (here[passage], ever[which], steps[which])
 
 
-def _point(passage: Passage, nth: _Nth, before: tuple[Entry, ...], spec: JobSpec) -> Point:
-    phase = passage.phase
+def _point(passage: Passage, times: _Times, before: tuple[Entry, ...], spec: JobSpec) -> Point:
+    phase, (here, ever, at_steps) = passage.phase, times
     parts = [phase if phase == "rendezvous" else f"{phase}@{passage.step}", f"rank{passage.rank}"]
     entry: dict[str, int | float | str | None] = {"rank": passage.rank, "phase": phase}
     if passage.target is not None:
         parts.append(passage.target)
         entry["file"] = passage.target
-    if nth.here > 1:
-        parts.append(f"#{nth.here}")
+    if here > 1:
+        parts.append(f"#{here}")
     if phase in ONCE_AN_ATTEMPT:
         # Of a restore the first, of a rendezvous that of the attempt meant.
         entry["occurrence"] = len(before) + 1 if phase == "rendezvous" else 1
     elif phase in CHECKPOINT_PHASES and not Timeline.of(spec).saves(passage.step):
         # The one at the end of the script, whose step only the script knows.
-        entry["occurrence"] = nth.ever if passage.target is not None else nth.step
+        entry["occurrence"] = ever if passage.target is not None else at_steps
     else:
         entry["at_step"] = passage.step
-        if nth.here > 1:
-            entry["occurrence"] = nth.here
+        if here > 1:
+            entry["occurrence"] = here
     if before:
         parts.insert(0, "recovery")
         if phase in TRAINING_PHASES:

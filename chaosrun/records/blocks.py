@@ -60,8 +60,7 @@ def _crc(part: bytes) -> bytes:
 
 
 def frames(data: bytes | memoryview, at: int = 0) -> Iterator[tuple[int, bytes]]:
-    """What was framed, from a place on: the place behind each, and the content; not a last one that was cut off. Raises
-    DamagedRecordError for bytes that are no frame."""
+    """What was framed, from a place on: the place behind each, and the content. Raises DamagedRecordError."""
     parts: list[bytes] = []
     while at + HEAD_BYTES <= len(data):
         size, check = struct.unpack_from(">HB", data, at)

@@ -53,8 +53,7 @@ def find_folder(parent: Path, ref: str, began: Callable[[Path], tuple[str, float
 
 
 def called(ref: str, created_s: Mapping[Path, float]) -> Path | None:
-    """The folder called `ref`: its name, a unique prefix of it, or "latest". `created_s`: all there are, and when they were
-    made. Raises UsageError when it could be several."""
+    """The folder called `ref`: a name, a unique prefix, or "latest". Raises UsageError when it could be several."""
     if ref == "latest":
         return max(created_s, key=lambda path: (created_s[path], path.name), default=None)
     matches = [path for path in created_s if path.name == ref] or [path for path in created_s if path.name.startswith(ref)]

@@ -3,14 +3,13 @@
 What is damaged, missing or contradictory becomes one of `LegHistory.problems`: such a leg is never judged to be exact.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from chaosrun.errors import RecoveryError
+from chaosrun.errors import RecoveryError, UsageError
 from chaosrun.records.began import Began, read_began
 from chaosrun.records.codec import sound_records
 from chaosrun.records.events import (
@@ -29,6 +28,7 @@ from chaosrun.records.events import (
 )
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.opened import OpenedFile, opened_files
+from chaosrun.records.run_file import read_object
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import EndRecord, RankTrace, StartRecord, StepRecord
 
@@ -183,14 +183,10 @@ def _read_environment(path: Path, problems: list[str]) -> Mapping[str, object] |
     if not path.exists():
         return None
     try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        problems.append(f"{path}: not JSON ({error})")
+        return read_object(path)
+    except UsageError as error:
+        problems.append(error.message)
         return None
-    if not isinstance(value, dict):
-        problems.append(f"{path}: not a JSON object")
-        return None
-    return value
 
 
 def _attempts(

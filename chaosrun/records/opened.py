@@ -60,8 +60,7 @@ def training_time(leg: LegLayout, name: str) -> TrainingTime | None:
 
 
 def earlier_legs(root: Path, run: Path, script: str, own: Path) -> list[TrainingTime]:
-    """The other legs of `run`, and of other runs of this script under `root` those that trained since its reference was
-    made."""
+    """The other legs of `run`, and those of other runs of this script that trained since its reference was made."""
     legs = {leg.path.name: training_time(leg, f"{leg.path.name} leg") for leg in _legs(run) if leg.path != own}
     found = [time for time in legs.values() if time]
     reference = legs.get("reference")

@@ -121,25 +121,19 @@ def all_records(path: Path, attempt: int, rank: int) -> Iterator[traces.Line]:
         raise DamagedRecordError(f"{path}: {getattr(error, 'message', error)}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    path: Path
-    attempt: int
-    rank: int
-    tensors: tuple[str, ...]
-
-
 @lru_cache(maxsize=OPENED_BLOCKS)
-def _opened(source: _Source, block: traces.Block, count: int) -> Sequence[traces.StepRecord]:
+def _opened(
+    path: Path, attempt: int, rank: int, tensors: tuple[str, ...], block: traces.Block, count: int
+) -> Sequence[traces.StepRecord]:
     try:
-        reading = blocks.Reading(source.attempt, source.rank, source.tensors)
-        region = _bytes_at(source.path, block.at, block.size)
+        reading = blocks.Reading(attempt, rank, tensors)
+        region = _bytes_at(path, block.at, block.size)
         contents = (content for _, content in blocks.frames(region) if blocks.is_step(content))
         steps = [reading.step(content) for content in islice(contents, count)]
         if [record.step for record in steps] != list(block.steps[:count]):
             raise ValueError("other steps lie there")
     except ValueError as error:
-        raise DamagedRecordError(f"{source.path}: steps {block.first} to {block.last}: {error}") from error
+        raise DamagedRecordError(f"{path}: steps {block.first} to {block.last}: {error}") from error
     return steps
 
 
@@ -168,7 +162,7 @@ class _Found:
             loader_workers=tuple(_of(traces.LoaderWorkersRecord, self._lines)),
             buckets=tuple(_of(traces.BucketsRecord, self._lines)),
             blocks=tuple(self.blocks),
-            read=partial(_opened, _Source(self._path, self._attempt, self._rank, tensors)),
+            read=partial(_opened, self._path, self._attempt, self._rank, tensors),
             states=tuple(_of(traces.StateRecord, self._lines)),
             checkpoints=tuple(_of(traces.CheckpointRecord, self._lines)),
             commits=tuple(_of(traces.CommittedRecord, self._lines)),

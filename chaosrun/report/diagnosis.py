@@ -24,11 +24,22 @@ Quantity = tuple[str, str, str, str, bool]
 
 def read_diagnosis(run: RunLayout) -> "Diagnosis":
     """diagnosis.json. Raises UsageError when it is damaged."""
-    from chaosrun.verify.diagnosis import Diagnosis
+    from chaosrun.verify.diagnosis import Diagnosis, Replay
+    from chaosrun.verify.hazards import Hazard
+    from chaosrun.verify.inspection import Comparison
 
     found = read_object(run.diagnosis_json)
     try:
-        return convert({**found, "run_id": run.run_id, "divergence": None, "comparison": found}, Diagnosis)
+        return Diagnosis(
+            run_id=run.run_id,
+            divergence=None,
+            replay=convert(found.get("replay"), Replay),
+            reproduced=convert(found.get("reproduced"), bool),
+            account=convert(found.get("account"), str),
+            comparison=convert(found, Comparison),
+            hazard=convert(found.get("hazard"), Hazard | None),
+            hint=convert(found.get("hint"), str | None),
+        )
     except ValueError as error:
         raise UsageError(f"{run.diagnosis_json} is damaged: {error}") from error
 

@@ -58,8 +58,7 @@ class _Screen(Console):
 
 
 def live_on(stream: TextIO, leaving: LeavingStream, drawn: Callable[[], RenderableType] | None = None) -> Live:
-    """What changes in place on the terminal `stream`, through `leaving`. `drawn`: what a thread of its own draws again and
-    again."""
+    """What changes in place on the terminal `stream`. `drawn`: what a thread of its own draws again and again."""
     system = "standard" if has_colour(stream, os.environ) else None
     screen = _Screen(file=cast("TextIO", leaving), force_terminal=True, color_system=system, width=80, height=24,
                      highlight=False, markup=False, emoji=False, _environ={"TERM": "xterm"})  # fmt: skip

@@ -32,8 +32,7 @@ class WorkerLog:
 
 
 def select_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None) -> list[WorkerLog]:
-    """The logs asked for, by rank; by default those of the last attempt of the newest leg. Raises UsageError, naming what there
-    is."""
+    """The logs asked for, else those of the last attempt of the newest leg. Raises UsageError, naming what there is."""
     name = leg or (run.main if run.leg(run.main).attempts() else "reference")
     attempts = run.leg(name).attempts()
     if not attempts:

@@ -293,8 +293,7 @@ class RunPicture:
         return (chaos.faults.get(fault.id) if chaos else None) or FaultSeen(rank=fault.rank, step=fault.at_step)
 
     def remaining_s(self) -> float | None:
-        """Seconds to the end of the chaos leg at the pace of the leg that runs, without restarts and judging; None: not
-        known."""
+        """Seconds to the end of the chaos leg at the pace of the leg that runs, without restarts; None: not known."""
         leg, last = self.leg, self.last_step
         if leg is None or last is None or leg.is_over:
             return None

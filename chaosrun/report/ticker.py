@@ -67,8 +67,7 @@ class _UnderWay:
 
 
 class DrillsTicker(Ticker, AbstractContextManager["DrillsTicker"]):
-    """Of many drills, several of them under way: on a terminal those are shown below the sentences; elsewhere each has a line
-    when it begins and one when it ends. A context manager."""
+    """Of many drills: those under way are shown below the sentences on a terminal, elsewhere when each begins and ends."""
 
     def __init__(
         self,

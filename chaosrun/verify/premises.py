@@ -221,8 +221,7 @@ def _repeated_before(drill: Drill) -> Check:
 
 
 def _alone(drill: Drill) -> str | None:
-    """How one of two attempts that went on from the same checkpoint differs from the reference where the other does not. A
-    first attempt that began at a checkpoint is no restart."""
+    """How one of two restarts from the same checkpoint differs from the reference where the other does not."""
     first = drill.chaos.attempts[0] if drill.began else None
     restored = [attempt for attempt in drill.chaos.attempts if attempt.went_on and attempt is not first]
     for one, other in permutations(restored, 2):

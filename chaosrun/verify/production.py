@@ -3,12 +3,13 @@
 What an attempt does again is compared with what was recorded before, and what it restores with what was saved.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.traces import RankTrace
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify import evidence, landed, recovery, replicas
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed

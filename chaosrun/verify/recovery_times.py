@@ -77,7 +77,8 @@ def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attem
     entered = [start.entered_s for start in known if start.entered_s is not None]
     # Ranks that wrote nothing may have been the last ones.
     whole = bool(known) and len(known) == len(attempt.pids or attempt.traces)
-    gone_s = next((record.time_s for record in how if isinstance(record, events.AttemptStopped | events.SupervisorResumed)), None)
+    gone = events.AttemptStopped | events.SupervisorResumed
+    gone_s = next((record.time_s for record in how if isinstance(record, gone)), None)
     began_s, told_s = _end_of(how) or (_last_step_s(ended), gone_s)
     moments = (
         began_s,

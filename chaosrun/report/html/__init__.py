@@ -1,5 +1,4 @@
-"""The report of a drill as one HTML page that loads nothing. What only a page has room for is made here from the legs'
-traces."""
+"""The report of a drill as one HTML page that loads nothing. What only a page has room for, the legs' traces say."""
 
 from pathlib import Path
 

@@ -17,8 +17,7 @@ MOST_IDS = 10
 
 
 def ledger(source: Source) -> Shown | None:
-    """`about`: what lies at the step in the middle; `by_ids`: else by digests of batches. None where there is no step to
-    show."""
+    """`about`: what lies at the step in the middle; `by_ids`: else by digests of batches. None: no step to show."""
     place = _place(source)
     if place is None:
         return None

@@ -90,8 +90,8 @@ def timeline(source: Source) -> Shown | None:
         return None
     clock = Clock(leg.journal)
     scale = Scale(0.0, clock.length_s)
-    times = _times(leg.journal)
     followed = zip(leg.attempts, [*leg.attempts[1:], None], strict=True)
+    times = _times(leg.journal)
     bars = [bar for attempt, after in followed for bar in _bars(source, attempt, after, clock, times)]
     every = list(_marks(source, clock))
     marks = every[:MOST_MARKS]  # the last checkpoints are left out first
@@ -237,9 +237,7 @@ def _attempt_began(attempt: Attempt, clock: Clock) -> float | None:
 
 
 def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> _Mark:
-    own = attempt.number - 1
-    found = source.view.verdict.attempts[own : own + 1]
-    summary = found[0] if found and found[0].attempt == attempt.number else None
+    summary = next((each for each in source.view.verdict.attempts if each.attempt == attempt.number), None)
     steps = [step for trace in attempt.traces.values() for step in trace.steps]
     place = f"step {attempt.resume_step}" if attempt.by == "script" and attempt.went_on else "the beginning"
     parts = [f"Attempt {attempt.number}, from {attempt.resume or place}"]
@@ -298,17 +296,13 @@ def _mishaps(source: Source, clock: Clock) -> Iterator[_Mark]:
 def _saves(source: Source, clock: Clock) -> Iterator[_Mark]:
     chosen = {attempt.resume: attempt.number for attempt in source.told.history.attempts if attempt.resume}
     for attempt in source.told.history.attempts:
-        told: set[str] = set()
-        for _, trace in sorted(attempt.traces.items()):
-            for checkpoint in trace.checkpoints:
-                if checkpoint.name in told:
-                    continue
-                told.add(checkpoint.name)
-                at = clock.at(checkpoint.time_s)
-                use = f"\nattempt {chosen[checkpoint.name]} went on from it" if checkpoint.name in chosen else ""
-                took = f"{checkpoint.duration_s * 1000:.0f} ms"
-                label = f"Checkpoint {checkpoint.name}, attempt {attempt.number}\n{since(at)}, saved in {took}{use}"
-                yield _Mark(at=at, shape="save", label=label)
+        last_rank_first = sorted(attempt.traces.items(), reverse=True)
+        for name, saved in {saved.name: saved for _, trace in last_rank_first for saved in trace.checkpoints}.items():
+            at = clock.at(saved.time_s)
+            use = f"\nattempt {chosen[name]} went on from it" if name in chosen else ""
+            took = f"{saved.duration_s * 1000:.0f} ms"
+            label = f"Checkpoint {name}, attempt {attempt.number}\n{since(at)}, saved in {took}{use}"
+            yield _Mark(at=at, shape="save", label=label)
         for step, records in sorted(_own_saves(attempt).items()):
             at = clock.at(max(record.time_s for record in records))
             names = listed(list(dict.fromkeys(record.path for record in records)), 3)
