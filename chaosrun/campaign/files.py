@@ -86,7 +86,6 @@ class Sweep:
     job: str
     """Absolute path of the job file."""
     text: str
-    """The job file as it was."""
     overrides: tuple[str, ...]
     cleared: tuple[str, ...]
     """Overrides that leave the job none of its own faults."""

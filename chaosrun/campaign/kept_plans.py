@@ -25,7 +25,6 @@ PASSES = 3
 class KeptPlan:
     drill: str
     night: str
-    """Of the failure."""
     overrides: tuple[str, ...]
     """Of the job file: this very plan, fault by fault where that can be said."""
     exact: bool

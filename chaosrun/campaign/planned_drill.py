@@ -42,7 +42,6 @@ class PlannedDrill:
     kinds: tuple[str, ...]
     """Of its faults, each once."""
     seed: int
-    """Its `faults.seed`."""
     plan: str
     """Digest of the drill, the job and the faults: the same drill again has the same."""
     reference: str

@@ -40,14 +40,11 @@ class DrillResult:
     run: RunLayout | None
     """None when it could not be started."""
     status: str | None
-    """Its verdict; None: there is none."""
     expected: str
     exit_code: int | None = None
     cause: str | None = None
     difference: str | None = None
-    """The first one, in words."""
     error: str | None = None
-    """Why there is no verdict."""
     cancelled: bool = False
     """It was ended by `chaosrun cancel`; the suite, gone on with, carries it out."""
     surprises: tuple[str, ...] = ()
@@ -104,7 +101,6 @@ class SuiteResult:
     drills: tuple[DrillResult, ...]
     """Carried out, in the order in which the suite has them."""
     path: Path | None = None
-    """Its folder, where it has one."""
     suite_id: str = ""
     night: str = ""
     seed: int | None = None
@@ -117,10 +113,8 @@ class SuiteResult:
     """What ended it before its drills had: an interrupt, or an error that is no drill's."""
     took_s: float = 0.0
     first: str | None = None
-    """The drill that the others' losses were compared with."""
     compared: tuple[Compared, ...] = ()
     not_compared: str | None = None
-    """Why the comparison that was asked for could not be made."""
     notes: tuple[str, ...] = ()
     """What else there is to know: damaged lines of the history, plans that are not kept any more."""
 

@@ -186,9 +186,7 @@ class Scheduler(Generic[D, R]):
     _waiting: list[Task[D]] = field(default_factory=list)
     _running: dict[str, Task[D]] = field(default_factory=dict)
     _made: set[str | None] = field(default_factory=lambda: {None})
-    """References that are there."""
     _making: dict[str | None, Task[D]] = field(default_factory=dict)
-    """References that a running drill is to make."""
     _events: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
     """What the threads have to tell, as what the scheduler's thread does about it."""
     _supervisors: RunningSupervisors = field(default_factory=RunningSupervisors)

@@ -74,14 +74,10 @@ class Shrunk:
     overrides: tuple[str, ...]
     """Of the job file, that bring the symptom about."""
     faults: int
-    """Entries that there were."""
     schedule: tuple[Entry, ...]
-    """Entries that are left."""
     symptom: str | None
-    """How both fail."""
     drills: int
     refused: int
-    """Candidates that could not be planned."""
     smallest: bool
     """False when the drills were used up before."""
     seen: str | None
@@ -147,7 +143,6 @@ class _Trials:
     drill: RunDrills
     limit: int
     symptom: str | None = None
-    """What counts as failing in the same way."""
     drills: int = 0
     refused: int = 0
     smallest: tuple[Entry, ...] = ()

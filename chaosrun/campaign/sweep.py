@@ -157,13 +157,11 @@ class _SweepRun:
     job: Job
     root: Path
     keep: bool
-    """The runs that pass, too."""
     saves: bool
     early: Early
     interrupts: Interrupts
     on_event: Listener
     known: Sweep = field(init=False)
-    """Once its points are known."""
 
     @property
     def shape(self) -> Shape:

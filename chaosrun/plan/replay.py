@@ -54,7 +54,6 @@ class Recording:
     losses: tuple[Loss, ...]
     length_s: float
     most_nodes: int
-    """Alive at any time."""
 
 
 def replayed(spec: JobSpec, entry: ReplaySpec, trace: Source) -> list[Fault]:

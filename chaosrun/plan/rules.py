@@ -173,7 +173,6 @@ class _Strike:
 
     key: str
     fault: Fault
-    """Of a group its first."""
     ranks: frozenset[int]
     moment: Moment
 

@@ -37,7 +37,6 @@ TICKS = 10_000
 _MOST = 0xFFFF
 """Bytes of a frame's content. One that is so long is gone on with in the next frame."""
 _DIGITS = 16
-"""Of a digest."""
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.decode
 Texts = bytes | list[str]

@@ -92,7 +92,6 @@ class NotPreloaded(Record, frozen=True, kw_only=True):
     threads: tuple[str, ...] = ()
     cuda: bool = False
     import_s: float
-    """What it took when it was tried."""
 
 
 class PlacementAcquired(Event, frozen=True, kw_only=True, tag="placement.acquired"):
@@ -232,7 +231,6 @@ class RaisedError(Record, frozen=True, kw_only=True, omit_defaults=False):
     ours: bool = False
     """Raised inside chaosrun."""
     errno: int | None = None
-    """Of a storage that failed."""
     fault: str | None = None
     """Id of the fault that raised it on purpose."""
 
@@ -274,7 +272,6 @@ class RecoveryDiverged(OfAttempt, frozen=True, kw_only=True, tag="recovery.diver
     code: str
     """Of the cause, see `verify.codes`."""
     what: str
-    """The cause in words."""
 
 
 class RecoveryUnjudged(OfAttempt, frozen=True, kw_only=True, tag="recovery.unjudged"):

@@ -21,11 +21,9 @@ _Result = TypeVar("_Result")
 class Operation:
     kind: Literal["mkdir", "open", "write", "truncate", "fsync", "rename", "unlink", "rmdir"]
     path: Path
-    """What it is done to: a file, or a directory."""
     target: Path | None = None
     """Of a rename: the new name."""
     data: bytes = b""
-    """Of a write."""
 
 
 Listener = Callable[[Operation, Moment], None]

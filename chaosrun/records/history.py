@@ -50,12 +50,10 @@ class Attempt:
     exits: tuple[WorkerExited, ...]
     unplanned: tuple[DeathUnplanned, ...]
     stopped: str | None
-    """Reason of `attempt.stopped`."""
     quarantined: tuple[str, ...]
     """Checkpoints set aside between the attempt before this one and this one."""
     traces: Mapping[int, RankTrace]
     by: Literal["chaosrun", "script"] = "chaosrun"
-    """Who resumed."""
 
     @cached_property
     def starts(self) -> Mapping[int, StartRecord]:

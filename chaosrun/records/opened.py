@@ -24,7 +24,6 @@ class TrainingTime(Record, frozen=True, kw_only=True):
 
     leg: str
     begun_s: float
-    """When it started."""
     since_s: float
     """When its first batch came."""
     until_s: float

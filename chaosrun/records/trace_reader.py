@@ -81,7 +81,6 @@ class Moment:
     """A trace between two steps: what a resume at this place has to begin with."""
 
     step: int
-    """Done."""
     weights: str
     optimizer: str
     rates: tuple[str, ...] | None

@@ -19,7 +19,6 @@ LABEL, VALUE = 12, 26
 """Columns of a row's name, and of what stands before its track."""
 LEAST_TRACK = 8
 MOST_LANES, MOST_FAULTS = 12, 8
-"""Told one by one."""
 SILENT_S = 10.0
 """Longer than this a rank's silence is shown."""
 DONE, LEFT = "━", "┈"

@@ -33,7 +33,6 @@ class RunFacts:
     faults: int | None = None
     """Planned and injected; None before there is a plan."""
     injected_faults: int = 0
-    """Of them."""
     reference_source: str | None = None
     """The leg that the reference was copied from; None when it was run for this drill."""
     seed: int | None = None

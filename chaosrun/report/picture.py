@@ -74,7 +74,6 @@ class FaultSeen:
 class LegPicture:
     name: str
     history: LegHistory
-    """With the ends of its traces."""
     lanes: Mapping[int, Lane] = field(default_factory=dict)
     faults: Mapping[str, FaultSeen] = field(default_factory=dict)
     kept: tuple[int, ...] = ()
@@ -267,7 +266,6 @@ class RunPicture:
     run_id: str
     facts: RunFacts = field(default_factory=RunFacts)
     faults: tuple[Fault, ...] = ()
-    """The plan of the chaos leg."""
     legs: dict[str, LegPicture] = field(default_factory=dict)
     resumed_s: float | None = None
     """When the latest supervisor took over."""

@@ -32,9 +32,7 @@ class RunStatus:
     state: RunState
     facts: RunFacts
     verdict: dict[str, object] | None
-    """verdict.json as it stands."""
     picture: RunPicture
-    """The same files as live displays see them."""
     error: ChaosrunError | None = None
     """What the last process that supervised it ended with; None while one does, and when it came to a verdict."""
 

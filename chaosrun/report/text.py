@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 MOST_CHECKS = 5
-"""Told one by one, of those that did not pass."""
 CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "green", "skip": "dim"}
 
 

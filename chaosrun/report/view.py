@@ -42,7 +42,6 @@ ENDED_BY_DEATH = ("user_error", "recovery_failed")
 """Outcomes of a leg whose last attempt's unplanned death says why. Of an inexact restore the verdict says more than it."""
 MOST_DEATHS = 8
 MOST_FAULTS = 3
-"""Told one by one in a sentence."""
 CHECK_WORDS = {"fail": "failed", "inconclusive": "inconclusive", "pass": "passed", "skip": "skipped"}
 """In the order of interest."""
 _Read = TypeVar("_Read")
@@ -81,8 +80,6 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """One that nobody had planned."""
-
     leg: str
     attempt: int
     rank: int | None
@@ -90,7 +87,6 @@ class Death:
     reason: str
     traceback: str | None
     fatal: bool
-    """It ended its leg."""
 
     @property
     def title(self) -> str:
@@ -107,15 +103,12 @@ class RunView:
     spec: "JobSpec | None"
     plan: FaultPlan | None
     damage: tuple[str, ...]
-    """Sentences on files that could not be read, or not in full."""
     why: str | None
     """What tells this INCONCLUSIVE from another."""
     tried: str
     killed: str
-    """What was tried and killed, a sentence each."""
     faults_title: str
     faults_sentence: str
-    """How many landed, of which kinds, and what they cost."""
     faults: tuple[FaultRow, ...]
     attempts_title: str
     attempts: tuple[AttemptRow, ...]

@@ -16,7 +16,6 @@ from chaosrun.verify.replicas import is_sharded
 from chaosrun.wording import listed
 
 ENOUGH = 8000
-"""Samples that are looked at."""
 TELLING = 8
 """So many samples in the same order twice are no coincidence."""
 REMEDY = {

@@ -20,7 +20,6 @@ from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.replicas import Drift, drift
 
 FINALS = (finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_registered)
-"""What may show a corruption that came after the last step."""
 
 _KINDS: Mapping[str, tuple[Field | None, str, str]] = {
     "data order": ("ids", "samples", "data_order"),

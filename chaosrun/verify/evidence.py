@@ -36,7 +36,6 @@ class Standing:
     ranks: Mapping[str, tuple[int, ...]]
     """By quantity, the ranks that do not hold that of `step`."""
     began: frozenset[int]
-    """All ranks that began."""
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -160,7 +159,6 @@ WRITERS = frozenset({"torch.save", "safetensors", "dcp"})
 """Of tensors, see `SaveRecord.how`: what is written without them is no checkpoint, as far as can be told."""
 
 REMOVED = "remove"
-"""How of what is no save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,6 @@ HAZARDS: Mapping[str, str] = {
     "S9": "storage that the ranks do not see alike",
     "S11": "tensors change while they are saved, or the state after the steps is not theirs",
 }
-"""Rows of the catalogue that a difference can lead to."""
 
 _BY_QUANTITY: Mapping[Quantity, str] = {
     "sample ids": "D1",

@@ -20,9 +20,7 @@ AFTER_THE_LOSSES = ("local gradients", "reduced gradients", "learning rate", "pa
 """Looked at when batch, random streams and loss of every micro-batch have been; up to there micro-batches are told in time."""
 
 Key = tuple[Quantity, int]
-"""A quantity and the micro-batch it belongs to."""
 Entries = Mapping[Key, Mapping[str, Entry]]
-"""Entries by key, then by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,6 @@ class Finding:
     tensor: str
     """The first that differs: gradients as they arrived, others as in the model. Empty where there is only one value."""
     tensors: int
-    """How many differ on this rank."""
     of: int
     expected: str | None
     """The value where it is a text; None where it is a tensor, or absent."""
@@ -71,9 +68,7 @@ class Candidate:
 
     name: str
     values: int
-    """That differ in it."""
     expected: str
-    """The first of them."""
     seen: str
 
     @property

@@ -19,14 +19,12 @@ class Known:
 
     library: str
     codes: tuple[str, ...]
-    """Causes that it looks like."""
     what: str
     thread: str
     before: str | None = None
     """The first release without it; None: none is known."""
     since: str = "0"
     beside: tuple[str, ...] = ()
-    """Libraries that take part."""
     fits: Callable[[Drill, Divergence], bool] = lambda drill, found: True
 
 

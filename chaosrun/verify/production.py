@@ -34,7 +34,6 @@ class Recovery:
     steps: int = 0
     """Done again and compared, on any rank."""
     last: int = 0
-    """The last of them; 0 without one."""
     states: int = 0
     """Ranks whose restored state was held against what was saved, or recorded after that step."""
     trained: bool = False

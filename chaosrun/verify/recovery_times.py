@@ -46,7 +46,6 @@ class Work:
     kept_s: float
     """Of steps that lead to the final weights, each counted once."""
     lost_s: float
-    """Of steps that a restart rolled back."""
     lost_steps: int
     before_s: float | None
     """Before the first attempt: placement and, where nobody had started it yet, Ray's start."""

@@ -35,7 +35,6 @@ class StateDifference:
     expected: Mapping[str, str]
     seen: Mapping[str, str]
     also: tuple[str, ...]
-    """Other components that differ on that rank."""
 
     @property
     def rank(self) -> int:

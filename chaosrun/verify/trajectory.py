@@ -54,7 +54,6 @@ class Difference:
 class ComparedRun:
     run_id: str
     name: str
-    """Of its job."""
     workers: int
     changes: tuple[str, ...]
     """What its command line changed in the job file: what tells runs of one job apart."""

@@ -46,13 +46,11 @@ class Verdict:
     status: VerdictStatus
     exit_code: int
     reason: Cause
-    """What the status rests on."""
     headline: str
     """The same in one sentence."""
     place: str | None = None
     """Where the first difference is, in words."""
     hint: str | None
-    """What to do about it, where something can be said."""
     outcome: Outcome | None
     """How the chaos leg ended, or the reference leg if that did not complete; None while it runs."""
     checks: tuple[Check, ...]

@@ -33,10 +33,8 @@ class DrillRow:
     recovery: str
     time: str
     label: str | None
-    """See `history.Label`."""
     rerun: str | None
     look: Command | None
-    """How to look closer at it."""
     repeat: Command | None
     """How to do it again, where it is not as expected."""
 
@@ -51,20 +49,16 @@ class LossesRow:
     beyond: str
     ok: bool
     surprise: str
-    """In which way it would not be as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteView:
     result: "SuiteResult"
     words: str
-    """What it came to."""
     headline: str
-    """All of it in a line."""
     drills: tuple[DrillRow, ...]
     losses: tuple[LossesRow, ...]
     unexpected: tuple[str, ...]
-    """A sentence for everything that is not as expected."""
     not_done: str
     """What became of the drills that were not carried out."""
 

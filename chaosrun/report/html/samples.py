@@ -11,7 +11,6 @@ from chaosrun.verify.compare import first_difference
 from chaosrun.verify.lineage import Lineage
 
 BEFORE, AFTER = 2, 4
-"""Steps shown before and after."""
 MOST_ROWS = 40
 MOST_IDS = 10
 

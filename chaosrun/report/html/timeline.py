@@ -34,7 +34,6 @@ OTHERS = -1
 NAME = 0.09
 """Share of the width that an attempt's number takes, on a phone; what finds no room is in the tables."""
 MOST_TOLD = 600
-"""Events in words."""
 MOST_MARKS = 400
 Times = Mapping[tuple[str, int], float]
 """When an attempt was starting, started, stopped: by event and attempt."""
@@ -72,7 +71,6 @@ class _Bar:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
     at: float
-    """By the clock."""
     shape: str
     """A key of `shapes` in templates/figures.html."""
     label: str
