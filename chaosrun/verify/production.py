@@ -70,8 +70,17 @@ def judge_recovery(history: LegHistory, number: int, spec: JobSpec, plan: FaultP
 
 def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
     whole = _up_to(history, number)
-    near = _near(whole)
-    drill, divergence = _held_against(near, spec, plan, since)
+    found = _compared(whole, number, spec, plan, since)
+    if found.divergence and since > 1:
+        # It may have been mended: then this one is as things were before the one that differed.
+        before = replace(whole, attempts=tuple(each for each in whole.attempts if each.number != since))
+        mended = _compared(before, number, spec, plan, 1)
+        return found if mended.divergence or mended.judged == "nothing" else mended
+    return found
+
+
+def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
+    drill, divergence = _held_against(_near(whole), spec, plan, since)
     if divergence or (drill.by_script and any(drill.apart.values())):
         # What it means may show anywhere in the run.
         drill, divergence = _held_against(whole, spec, plan, since)

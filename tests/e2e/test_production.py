@@ -5,9 +5,13 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +19,7 @@ from chaosrun.processes import identify, is_alive
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.supervise.deaths import last_step
 from tests.e2e.drills import STEPS, Shell, events, eventually, finish, journal, reached, write_job
+from tests.e2e.test_resume import parent_of
 
 pytestmark = pytest.mark.ray
 
@@ -110,6 +115,13 @@ def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(shell: Shell, polic
     assert "has no undisturbed leg" in refused.stderr
     assert (verdict["steps"] == STEPS) is (policy == "warn")
     assert ("diverged" in shell.run("status", run.run_id).stdout) is (policy == "stop")
+    if policy == "stop":
+        # Its cause is mended: attempt 3 is as attempt 1 was, and not as attempt 2. That one differed stays the verdict.
+        resumed = shell.run("resume", run.run_id)
+        verdict = verdict_of(run)
+        assert (resumed.returncode, verdict["outcome"], verdict["steps"]) == (3, "completed", STEPS), resumed.stdout
+        assert [each["attempt"] for each in events(leg, "recovery.agreed")] == [3]
+        assert (verdict["divergence"]["attempt"], verdict["divergence"]["step"]) == (2, 5)
 
 
 @pytest.mark.nightly
@@ -133,6 +145,57 @@ def test_a_killed_supervisor_is_followed_by_another_and_the_recovery_still_judge
     assert done.returncode == 0, done.stdout + done.stderr
     assert {record["attempt"] for record in events(leg, "recovery.agreed")} == {2, 3}
     assert len(events(leg, "supervisor.resumed")) == 2
+
+
+@contextmanager
+def joined(folder: Path, nodes: int) -> Iterator[str]:
+    """The address of a Ray that is not the run's own, of so many nodes with two CPUs each beside its head."""
+    from ray.cluster_utils import Cluster
+
+    from tests.integration.drive_lost_nodes import QUICK
+
+    with patch.dict(os.environ, {"RAY_TMPDIR": str(folder)}):
+        (folder / "ray").mkdir()
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": str(folder), "_system_config": QUICK}
+        )
+        try:
+            for _ in range(nodes):
+                cluster.add_node(num_cpus=2)
+            yield str(cluster.address)
+        finally:
+            cluster.shutdown()
+
+
+@pytest.mark.nightly
+def test_on_a_joined_ray_a_notice_and_a_lost_node_are_survived_and_judged(shell: Shell) -> None:
+    job = write_job(shell.folder, HELD, HOLD)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder, joined(Path(folder), 2) as address:
+        process = shell.start("run", job, "--address", address)
+        run, leg = leg_of(shell)
+        pids = pids_of(leg)
+        eventually(lambda: all(last_step(leg, 1, int(each)) >= 5 for each in pids), what=process.poll)
+        os.kill(pids["0"], signal.SIGTERM)
+        (run.path / "go-1").touch()
+        eventually(lambda: reached(leg, 2, 8), what=process.poll)
+        # Fork server, agent, and the raylet of their node.
+        above = events(leg, "attempt.started")[1]["pids"]["0"]
+        for _ in range(3):
+            above = parent_of(above)
+        os.kill(above, signal.SIGKILL)
+        done = finish(process)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = verdict_of(run)
+    assert (verdict["status"], verdict["code"], verdict["steps"]) == ("PASS", "recoveries_agree", STEPS)
+    first, second = events(leg, "recovery.agreed")
+    assert (first["attempt"], first["steps"], first["states"]) == (2, 0, 2), (
+        "all left with a checkpoint: no step was done twice"
+    )
+    assert (second["attempt"], second["steps"], second["last"]) == (3, 2, 8)
+    before, after = ({*record["nodes"]} for record in events(leg, "placement.acquired"))
+    assert not before & after
+    assert [record["ray"] for record in events(leg, "placement.acquired")] == ["joined"] * 2
+    assert all(attempt["recovery_s"] is not None for attempt in verdict["attempts"][1:])
 
 
 def test_prometheus_can_scrape_it_while_it_runs(shell: Shell) -> None:

@@ -152,14 +152,22 @@ def test_a_later_supervisor_judges_what_was_left(tmp_path: Path) -> None:
     assert (found[0].step, found[0].rank, found[0].tensor) == (9, 0, "torch")
 
 
-def test_what_differed_once_is_the_record_from_then_on(tmp_path: Path) -> None:
-    """Under `on_divergence: warn`, and after `chaosrun resume`: an attempt that does what the differing one did agrees."""
+@pytest.mark.parametrize(
+    ("of_fourth", "agrees"), [("1", True), (None, True), ("2", False)], ids=["as the one that differed", "mended", "another"]
+)
+def test_after_one_that_differed_another_may_be_as_it_or_as_those_before(
+    tmp_path: Path, of_fourth: str | None, agrees: bool
+) -> None:
+    """Under `on_divergence: warn`, and after `chaosrun resume`. Attempts 3 and 4 go on from step 8, 2 came to step 10."""
     run = write_run(tmp_path)
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", put(rng="0" * 16)))
-        edit_trace(run, "chaos", 3, rank, only("step", put(rng="0" * 16)))
-    assert judged(run, 2).divergence is not None
-    assert judged(run, 3, since=2).divergence is None
+    for attempt, digit in ((3, "1"), (4, of_fourth)):
+        for rank in range(3):
+            if digit is not None:
+                edit_trace(run, "chaos", attempt, rank, only("step", put(rng=digit * 16)))
+    assert judged(run, 3).divergence is not None
+    found = judged(run, 4, since=3)
+    assert (found.divergence is None) == agrees, found
+    assert found.judged == "steps"
 
 
 @pytest.mark.parametrize(("host", "bound"), [("", "127.0.0.1"), ("0.0.0.0:", "0.0.0.0")])
