@@ -1,5 +1,6 @@
 # make demo    install, kill a real training three times, and show the verdict
 # make test    every test but the nightly ones          make nightly  every test
+# make test-gpu  the tests that need GPUs, alone; says how many it found, and which tests it skipped for want of them
 # make package build sdist and wheel, install each elsewhere, drill a script there
 # make zoo     real resume bugs of released libraries: does chaosrun see each, and pass the releases without it?
 # make bench   recovery time and cost per step, side by side with torchrun and Ray Train
@@ -22,7 +23,7 @@ INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly package zoo bench simulate docs lint format browser clean
+.PHONY: help demo test test-gpu nightly package zoo bench simulate docs lint format browser clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,6 +33,10 @@ demo: $(INSTALLED)-examples
 
 test: $(INSTALLED)-dev browser
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not nightly" $(ARGS)
+
+test-gpu: $(INSTALLED)-dev
+	$(BIN)/python -c 'import torch; print(torch.cuda.device_count(), "GPUs,", "torch", torch.__version__)'
+	$(BIN)/python -m pytest -m gpu --no-fold-skipped $(ARGS)
 
 nightly: $(INSTALLED)-dev,frameworks browser package
 	$(BIN)/python -m pytest --timeout 3600 $(ARGS)

@@ -25,6 +25,16 @@ REPOSITORY = Path(__file__).parents[1]
 Submit = Callable[..., Any]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs more GPUs than there are, and say so."""
+    if marker := item.get_closest_marker("gpu"):
+        import torch
+
+        needed, found = (*marker.args, 1)[0], torch.cuda.device_count()
+        if found < needed:
+            pytest.skip(f"needs {needed} GPU(s), there are {found}: untested here")
+
+
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     """One Ray on this machine, started once; drills inside this process use it."""

@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError
+from chaosrun.observe.fingerprint import local_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +241,8 @@ def _check_settings(accelerator: Accelerator, models: Sequence[Any], steps: int,
             f"run.windows() got {len(models)} of {len(trained)} prepared models with parameters to train",
             hint="pass all that prepare() returned: run.windows(loader, model, ...)",
         )
-    # What accelerator.no_sync looks for; a model under torch.compile hands it on.
-    loose = [model for model in models if _is_trained(model) and not hasattr(model, "no_sync")]
+    # What accelerator.no_sync looks for; a model under torch.compile hands it on. A sharded one reduces by itself, each time.
+    loose = [model for model in models if _is_trained(model) and not (hasattr(model, "no_sync") or _is_sharded(model))]
     if loose and accelerator.num_processes > 1:
         raise MisuseError(
             f"run.windows() got a {type(loose[0]).__name__} that is not under DDP: its synchronisation cannot be held back",
@@ -251,6 +252,10 @@ def _check_settings(accelerator: Accelerator, models: Sequence[Any], steps: int,
 
 def _is_trained(model: torch.nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _is_sharded(model: torch.nn.Module) -> bool:
+    return any(local_part(parameter) is not parameter for parameter in model.parameters())
 
 
 def _bare(accelerator: Accelerator, model: torch.nn.Module) -> torch.nn.Module:

@@ -13,7 +13,6 @@ from itertools import cycle, product
 from pathlib import Path
 
 import pytest
-import torch
 
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills, job_file
@@ -199,7 +198,7 @@ def test_what_cannot_be_exact_is_refused_with_the_reason(drills: Drills, args: s
     assert verdict.hint
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a gradient scaler for fp16 needs a GPU")
+@pytest.mark.gpu
 def test_a_gradient_scaler_on_a_gpu_comes_back_exactly(tmp_path: Path) -> None:
     job = JOB.format(script=SCRIPT, args="--precision, fp16, --rng-types, torch, cuda", workers=1, rank=0, killed_at=KILLED_AT)
     path = job_file(job + "per_worker: {gpu: 1}\n", tmp_path)

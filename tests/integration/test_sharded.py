@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from chaosrun.checkpoint.store import CheckpointStore
@@ -15,6 +16,7 @@ from chaosrun.records.layout import LegLayout
 from tests.conftest import REPOSITORY, WarmDrills
 
 JOB = REPOSITORY / "jobs" / "fsdp" / "job.yaml"
+WINDOWS = REPOSITORY / "tests" / "integration" / "sharded" / "windows.py"
 MUTANTS = REPOSITORY / "tests" / "integration" / "sharded" / "train.py"
 ONE_KILL = "faults.schedule=[{rank: 0, at_step: 6}]"
 PART = re.compile(r"(?P<name>.*)\[(?P<part>.*)\]")
@@ -47,6 +49,30 @@ def test_a_sharded_model_comes_back_exactly(
     assert_read_by_torch(run.reference, tmp_path, workers, whole=way == "tp")
 
 
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("way", "workers"),
+    [("fsdp", 2), pytest.param("tp", 2, marks=pytest.mark.nightly), pytest.param("fsdp+tp", 4, marks=pytest.mark.nightly)],
+)
+def test_windows_of_a_sharded_model_come_back_exactly(warm_drills: WarmDrills, tmp_path: Path, way: str, workers: int) -> None:
+    """The script holds its first gradients against those of the whole model."""
+    told = [*overrides(workers, "--way", way), f"script={WINDOWS}", "faults.schedule=[{rank: 1, at_step: 6}]"]
+    verdict = warm_drills(JOB, root=tmp_path, overrides=told).verdict
+    assert verdict.status == "PASS", verdict.cause
+    assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 4]
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+def test_diagnose_names_the_shard(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    told = [*overrides(2, "moments_lost_later", "--way", "fsdp"), f"script={MUTANTS}", ONE_KILL]
+    run = warm_drills(JOB, root=tmp_path, overrides=told).run
+    diagnosis = warm_drills.diagnose(run)
+    finding = diagnosis.comparison.finding
+    assert diagnosis.reproduced and finding, diagnosis.account
+    assert (finding.step, finding.rank, finding.tensor) == (5, 1, "0.0.weight[5:10, 0:16]")
+
+
 def assert_read_by_torch(leg: LegLayout, folder: Path, workers: int, *, whole: bool) -> None:
     """Of every rank every shard, of weights and moments: as torch makes tensors of the checkpoint, it has the digest that its
     rank had when it was saved."""
@@ -56,6 +82,10 @@ def assert_read_by_torch(leg: LegLayout, folder: Path, workers: int, *, whole: b
     assert {f"__{rank}_0.distcp" for rank in range(workers)} | {".metadata"} <= manifest.files.keys()
     dcp_to_torch_save(leg.checkpoints / name, folder / "whole.pt")
     state = torch.load(folder / "whole.pt", weights_only=True)
+    # And in another process, of no ranks at all.
+    loaded = {"model": {path: torch.full_like(value, torch.nan) for path, value in state["model"].items()}}
+    dcp.load(loaded, checkpoint_id=leg.checkpoints / name, no_dist=True)
+    assert all(torch.equal(loaded["model"][path], value) for path, value in state["model"].items())
     moments = {
         f"0/state/{parameter}/{key}": value
         for parameter, own in state["optimizer"]["state"].items()
