@@ -1,8 +1,9 @@
 """One agent, as the supervisor's process sees it: calls to the actor, and its events, which are always being waited for."""
 
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -12,6 +13,8 @@ from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEven
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 
 AGAIN_S = 0.2
+LOOK_EVERY_S = 0.1
+CONNECT_LIMIT_S = 1.0
 Sink = Callable[[str, NodeEvent], None]
 """Takes (node id, event); called from another thread."""
 
@@ -86,6 +89,16 @@ class AgentClient:
         self._closing = True
         ray.kill(self._handle, no_restart=True)
 
+    def look(self) -> bool:
+        """Whether its raylet is gone, which an agent does not outlive; tell it, then. Of a node that goes as a whole Ray itself
+        takes up to 15 s to tell."""
+        found = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in ray.nodes()}
+        gone = self.node_id in found and _refuses(found[self.node_id])
+        if gone and not self._closing:
+            self._closing = True
+            self._sink(self.node_id, AgentLost(message="its raylet is gone"))
+        return gone
+
     def _carry_events(self) -> None:
         while self._take_events(self.submit("events", self._heard)):
             pass
@@ -96,8 +109,10 @@ class AgentClient:
             events: list[AgentEvent] = ray.get(reference)
         except ActorUnavailableError:
             # Cut off, perhaps for a moment: what it was telling it tells again; a stop, for which nobody waits, is repeated.
-            # When it is dead, Ray says so.
+            # When it is dead, Ray says so, or its raylet does by being gone.
             time.sleep(AGAIN_S)
+            if self.look():
+                return False
             if self._stop is not None and not self._closing:
                 self.submit("stop", *self._stop)
             return not self._closing
@@ -109,6 +124,24 @@ class AgentClient:
         for event in events:
             self._sink(self.node_id, event)
         return True
+
+
+def look_after(calls: Sequence[tuple[AgentClient, Any]], over: threading.Event) -> None:
+    """Until these calls are answered, or it is over, look whether the agents are gone."""
+    while not over.wait(LOOK_EVERY_S) and (calls := [each for each in calls if not each[0].has_answered(each[1])]):
+        for agent, _ in calls:
+            agent.look()
+
+
+def _refuses(place: tuple[str, int]) -> bool:
+    """Whether the machine answers, and nobody listens there any more. Silence says nothing: it may be cut off."""
+    try:
+        socket.create_connection(place, timeout=CONNECT_LIMIT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _first_line(error: Exception) -> str:

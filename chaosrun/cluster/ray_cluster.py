@@ -7,10 +7,11 @@ nothing about attempts.
 
 import os
 import queue
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import ray
@@ -19,10 +20,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from chaosrun.cluster.agent import NodeAgent
-from chaosrun.cluster.agent_client import AgentClient
+from chaosrun.cluster.agent_client import AgentClient, look_after
 from chaosrun.cluster.connection import connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.messages import NodeEvent, Ready, Started
+from chaosrun.cluster.messages import AgentLost, NodeEvent, Ready, Started
+from chaosrun.cluster.placement import Placement, places_for, rooms_for
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, child_called
 from chaosrun.records.events import NodePlace, NotPreloaded
@@ -30,23 +32,7 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.bounds import crowded
 
 PREFERRED_S = 5.0
-"""So long it is tried to place workers on the nodes that they were given, before any others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    nodes: dict[str, NodePlace]
-    """By node id, in the order of their ranks: the first hosts rank 0."""
-    node_of: Mapping[int, tuple[int, str]] = field(init=False)
-    """By rank the number and the id of its node."""
-
-    def __post_init__(self) -> None:
-        by_rank = {rank: (number, node) for number, (node, place) in enumerate(self.nodes.items()) for rank in place.ranks}
-        object.__setattr__(self, "node_of", by_rank)
-
-    @property
-    def master_addr(self) -> str:
-        return "127.0.0.1" if len(self.nodes) == 1 else next(iter(self.nodes.values())).address
+"""So long it is tried to place workers on the nodes that they were given, or that are warm, before any others."""
 
 
 class RayCluster(AbstractContextManager["RayCluster"]):
@@ -74,6 +60,10 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         self.events: queue.SimpleQueue[tuple[str, NodeEvent | object]] = queue.SimpleQueue()
         self.placement: Placement | None = None
         self.agents: dict[str, AgentClient] = {}
+        self.standbys: dict[str, AgentClient] = {}
+        """Agents that have no ranks, and hold nothing of their nodes."""
+        self._rooms: Mapping[str, int] = {}
+        """How many workers nodes had room for when they were last looked at."""
         self.kind = connection.kind
         self.mark = connection.mark
         self.gpu: int = (1 if ray.cluster_resources().get("GPU", 0) >= workers else 0) if gpu == "auto" else gpu
@@ -86,6 +76,8 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         self._spread = spread
         self._group: PlacementGroup | None = None
         self._closed = False
+        self._over = threading.Event()
+        self._watchers: list[threading.Thread] = []
 
     @property
     def oversubscribed(self) -> bool:
@@ -139,7 +131,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             raise self._no_placement(bundle, avoid, waited_s=0)
         if self._only_on and self._only_on <= set(avoid):
             raise self._no_placement(bundle, avoid, waited_s=0)
-        preferred, self._preferred = self._preferred.difference(avoid), frozenset()
+        preferred, self._preferred = self._preferred.difference(avoid) or self._warm(avoid), frozenset()
         reserved = bool(preferred) and self._reserve(_in(preferred), min(PREFERRED_S, timeout_s / 2))
         if not reserved and not self._reserve(self._selector(avoid), max(0.0, deadline - time.monotonic())):
             raise self._no_placement(bundle, avoid, waited_s=timeout_s)
@@ -152,17 +144,17 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         for index in range(self._workers):
             bundles_of_node.setdefault(node_of_bundle[index], []).append(index)
         nodes: dict[str, NodePlace] = {}
+        stood_by = tuple(node for node in bundles_of_node if node in self.standbys)
         rank = 0
         for node_id, bundles in bundles_of_node.items():
             ranks = tuple(range(rank, rank + len(bundles)))
             own_gpus = tuple(gpu for bundle in bundles for gpu in gpus.get(bundle, ()))
             nodes[node_id] = NodePlace(address=addresses[node_id], ranks=ranks, gpus=own_gpus)
             if node_id not in self.agents:
-                handle = start_actor(NodeAgent, node_id, f"{self.mark}#{node_id}", node_id)
-                self.agents[node_id] = AgentClient(handle, node_id, self._take_event)
+                self.agents[node_id] = self.standbys.pop(node_id, None) or self._new_agent(node_id)
             rank += len(bundles)
         self._end({node_id: self.agents.pop(node_id) for node_id in self.agents.keys() - nodes.keys()}, lost=())
-        self.placement = Placement(nodes=nodes)
+        self.placement = Placement(nodes=nodes, stood_by=stood_by)
         self.places = {node: len(place.ranks) for node, place in nodes.items()}
         asked = [(agent, agent.submit("info")) for agent in self.agents.values()]
         for agent, reference in asked:
@@ -183,8 +175,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             return _in(self._only_on.difference(avoid))
         return f"!in({','.join(sorted(avoid))})" if avoid else None
 
+    def _new_agent(self, node_id: str) -> AgentClient:
+        return AgentClient(start_actor(NodeAgent, node_id, f"{self.mark}#{node_id}", node_id), node_id, self._take_event)
+
     def _take_event(self, node_id: str, event: NodeEvent) -> None:
-        self.events.put((node_id, event))
+        if node_id not in self.standbys:
+            self.events.put((node_id, event))
+        elif isinstance(event, AgentLost):
+            self.standbys.pop(node_id, None)
 
     def _gpus_of_bundles(self, deadline: float) -> dict[int, tuple[int, ...]]:
         task = ray.remote(num_cpus=0, num_gpus=self.gpu, max_retries=0)(_assigned_gpus)
@@ -244,6 +242,38 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         for each in kept:
             self.events.put(each)
 
+    # Standing by
+
+    def stand_by(
+        self, wanted: int | Literal["all"], env: Mapping[str, str], *, avoid: Collection[str] = (), **runs: Any
+    ) -> None:
+        """Have so many agents, with fork servers as `start_servers` has them, wait on free nodes for the next placement.
+
+        Waits for none of them, and reserves nothing: where somebody else has taken a node meanwhile the placement does without.
+        """
+        assert self.placement is not None, "acquire comes first"
+        missing = None if wanted == "all" else wanted - len(self.standbys)
+        if missing is not None and missing <= 0:
+            return
+        most = max(len(place.ranks) for place in self.placement.nodes.values())
+        for node in self._spare_nodes(avoid)[:missing]:
+            agent = self.standbys[node] = self._new_agent(node)
+            agent.submit("info")
+            agent.submit("start_server", dict(env), runs.get("preload", PRELOAD), runs.get("target", TARGET), most)
+
+    def _spare_nodes(self, avoid: Collection[str]) -> list[str]:
+        """Those with room for a worker, and no agent, the roomiest first."""
+        self._rooms = {**self._rooms, **(rooms := rooms_for(self._workers, self.bundle, self.free(), spread=self._spread))}
+        taken = {*avoid, *self.agents, *self.standbys}
+        usable = [node for node in rooms if node not in taken and (not self._only_on or node in self._only_on)]
+        return sorted(usable, key=lambda node: -rooms[node])
+
+    def _warm(self, avoid: Collection[str]) -> frozenset[str]:
+        """Nodes with agents, if all workers fit there as far as is known."""
+        nodes = {*self.agents, *self.standbys}.difference(avoid)
+        room = sum(self.places.get(node, 0) if node in self.agents else self._rooms.get(node, 0) for node in nodes)
+        return frozenset(nodes if self.standbys and room >= self._workers else ())
+
     # Attempts
 
     def start_servers(
@@ -280,6 +310,13 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             pids.update(agent.collect(reference, timeout_s=timeout_s).pids)
         return Started(attempt=attempt, pids=pids, port=port)
 
+    def stop(self, attempt: int, nodes: Collection[str]) -> None:
+        """Begin to kill an attempt there; each of these nodes reports when it has stopped, or is told to be gone."""
+        calls = [(self.agents[node], self.agents[node].submit("stop", attempt)) for node in nodes]
+        watcher = threading.Thread(target=look_after, args=(calls, self._over), name="stopping", daemon=True)
+        self._watchers = [*(each for each in self._watchers if each.is_alive()), watcher]
+        watcher.start()
+
     # Faults
 
     @property
@@ -298,30 +335,15 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         if self._closed:
             return
         self._closed = True
+        standbys, self.standbys = self.standbys, {}
+        self.agents = {**standbys, **self.agents}
         try:
             self.release()
         finally:
+            self._over.set()
+            for watcher in self._watchers:
+                watcher.join()
             self._connection.close()
-
-
-def places_for(
-    workers: int, bundle: Mapping[str, float], free: Mapping[str, Mapping[str, float]], *, spread: bool = False
-) -> dict[str, int] | None:
-    """How many workers that take a bundle each come onto which node, on as few nodes as can be, of which none is larger than it
-    has to be; None: they do not fit. `free`: by node; `spread`: one worker a node."""
-    fits: dict[str, int] = {}
-    for node, amounts in free.items():
-        rooms = [int((amounts.get(name, 0.0) + 1e-6) / amount) for name, amount in bundle.items() if amount]
-        if (room := min(rooms, default=workers)) > 0:
-            fits[node] = 1 if spread else room
-    places: dict[str, int] = {}
-    while left := workers - sum(places.values()):
-        if not fits:
-            return None
-        # The smallest that has room for all that are left, else the one with the most room.
-        node = min(fits, key=lambda node: (fits[node] < left, fits[node] if fits[node] >= left else -fits[node]))
-        places[node] = min(left, fits.pop(node))
-    return places
 
 
 def _in(nodes: Collection[str]) -> str:

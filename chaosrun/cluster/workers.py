@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
@@ -44,6 +44,7 @@ class ClusterWorkers:
     def __init__(self, cluster: RayCluster, spec: JobSpec) -> None:
         self._cluster = cluster
         self._acquire_timeout_s = spec.recovery.acquire_timeout
+        self._standby: int | Literal["all"] = spec.recovery.standby
         # Read by the interpreter when it starts, so it has to be in the fork server's environment.
         self._env = {**spec.env, "PYTHONHASHSEED": str(spec.seed)}
         prepares = WHERE_INSTALLED if spec.by == "chaosrun" else ()
@@ -92,6 +93,7 @@ class ClusterWorkers:
             nodes=placement.nodes,
             ray=self._cluster.kind,
             oversubscribed=self._cluster.oversubscribed,
+            stood_by=placement.stood_by,
             not_preloaded=self._cluster.start_servers(self._env, **self._runs),
         )
 
@@ -120,13 +122,13 @@ class ClusterWorkers:
         """Fork all ranks of an attempt; returns their pids by rank (none where a command starts them, which is told by events),
         and the rendezvous address. Raises ResourcesError."""
         started = self._cluster.start_attempt(orders[0].attempt, orders)
+        if self._standby:
+            self._cluster.stand_by(self._standby, self._env, avoid={*self._avoid, *self._lost, *self._leaving}, **self._runs)
         return started.pids, f"{orders[0].master_addr}:{started.port}"
 
     def stop(self, attempt: int) -> None:
         """Begin to kill an attempt; each node reports when it has stopped."""
-        for node, agent in self._cluster.agents.items():
-            if node not in self._lost | self._leaving:
-                agent.submit("stop", attempt)
+        self._cluster.stop(attempt, self._cluster.agents.keys() - self._lost - self._leaving)
 
     def next_event(self, timeout_s: float) -> tuple[str, Any] | None:
         """The next event, and its node, None when none came in time; Stopped comes once from each node."""

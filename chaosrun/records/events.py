@@ -99,6 +99,8 @@ class PlacementAcquired(Event, frozen=True, kw_only=True, tag="placement.acquire
     """By node id."""
     ray: str = ""
     oversubscribed: bool = False
+    stood_by: tuple[str, ...] = ()
+    """Nodes on which everything had been imported ahead."""
     not_preloaded: tuple[NotPreloaded, ...] = ()
 
 

@@ -115,6 +115,7 @@ _rank = must(
 _kept = must(
     lambda value: value in ("auto", "all") or (type(value) is int and value >= 2), "'auto', 'all' or a number from 2 on"
 )
+_standby = must(lambda value: value == "all" or (type(value) is int and value >= 0), "'all' or a number of nodes")
 _gpus = must(
     lambda value: value in ("auto", 0, 1) and not isinstance(value, bool | float),
     "'auto', 0 or 1: a worker trains on one device",
@@ -147,6 +148,12 @@ Kept = Annotated[
     WithJsonSchema({"anyOf": [{"enum": ["auto", "all"]}, {"type": "integer", "minimum": 2}]}),
 ]
 """How many checkpoints."""
+Standby = Annotated[
+    Literal["all"] | int,
+    BeforeValidator(_standby),
+    WithJsonSchema({"anyOf": [{"enum": ["all"]}, {"type": "integer", "minimum": 0}]}),
+]
+"""How many nodes."""
 
 # What a validator in Python allows or refuses, a JSON Schema has to be told.
 JobName = Annotated[

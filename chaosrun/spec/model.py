@@ -27,6 +27,7 @@ from chaosrun.spec.fields import (
     Positive,
     Section,
     Seed,
+    Standby,
     Text,
     Variables,
     conflict,
@@ -113,6 +114,11 @@ class RecoverySpec(Section):
         default="stop",
         description="of `chaosrun run`: when what an attempt restores, or does again, is not what was recorded before: stop "
         "with everything kept, or warn and go on; the verdict is FAIL either way",
+    )
+    standby: Standby = Field(
+        default=0,
+        description="free nodes, a number or all, on which everything is imported ahead, so that the ranks of a lost node are "
+        "there at once; nothing of them is reserved",
     )
     preload: tuple[Text, ...] = Field(
         default=(), description="modules imported once, before the workers are forked, so that a restart need not import them"

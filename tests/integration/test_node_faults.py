@@ -171,3 +171,25 @@ def test_raylets_and_drained_nodes_are_done_without_as_long_as_the_ranks_fit(tmp
     assert third["beside"]["exit_code"] == 7
     assert "the node that the supervisor itself is connected to" in third["beside"]["message"]
     assert not marked(str(tmp_path)), "the cluster was not ours, but all that was ours is gone"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_a_lost_nodes_ranks_go_to_the_node_that_stands_by(tmp_path: Path) -> None:
+    """Two ranks on four raylets of this machine; a whole node is killed, once without and once with another that stands by."""
+    command = [sys.executable, "-m", "tests.integration.drive_standby", str(tmp_path)]
+    driver = subprocess.run(command, capture_output=True, text=True, timeout=1500, cwd=REPOSITORY)
+    assert driver.returncode == 0, driver
+    told = json.loads(driver.stdout.splitlines()[-1])
+    (cold,), (warm,) = told["cold"], told["warm"]
+    for lost in (cold, warm):
+        # Of itself Ray tells of a raylet that is gone after 10 s and more.
+        assert lost["attempt.stopped"] < 5
+        assert "its raylet is gone" in lost["unplanned"][0]
+        assert len(lost["nodes"]) == 2
+    assert cold["stood_by"] == [[], []]
+    assert warm["stood_by"][0] == []
+    (took_over,) = warm["stood_by"][1]
+    assert took_over in warm["nodes"][1]
+    assert took_over not in warm["nodes"][0]
+    assert warm["recovery_s"] < cold["recovery_s"] / 2

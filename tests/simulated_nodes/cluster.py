@@ -133,6 +133,8 @@ class SimulatedCluster(RayCluster):
         self.gpu = 0
         self.placement = None
         self.agents = {}
+        self.standbys = {}
+        self._over, self._watchers = threading.Event(), []
         self.events = queue.SimpleQueue()
         self._workers = nodes * ranks_per_node
         self._cpu = 1.0
@@ -149,6 +151,10 @@ class SimulatedCluster(RayCluster):
         assert self._farm.stdout is not None and self._farm.stdout.readline() == b"ready\n"
         self._listener = threading.Thread(target=self._listen, name="simulated-nodes", daemon=True)
         self._listener.start()
+
+    def stop(self, attempt: int, nodes: Collection[str]) -> None:
+        for node in nodes:
+            self.agents[node].submit("stop", attempt)
 
     def _acquire(self, deadline: float, avoid: Collection[str], timeout_s: float) -> Placement:
         usable = [name for name in self._names if name not in self._gone and name not in avoid]

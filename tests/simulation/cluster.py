@@ -6,6 +6,7 @@ other; Ray tells of a dead actor some time after its death.
 
 import asyncio
 import queue
+import threading
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -237,6 +238,9 @@ class SimulatedClient(AgentClient):
         reference = self.submit("events", self._heard)
         reference.on_done = lambda: on_done(reference)
 
+    def look(self) -> bool:
+        return False  # Ray tells, when that is drawn
+
     def takes(self, reference: Reference) -> bool:
         """Whether there may be more after this answer."""
         return self._take_events(reference)
@@ -250,6 +254,8 @@ class SimulatedCluster(RayCluster):
         self.events: Any = Events(simulation)
         self.placement = None
         self.agents = {}
+        self.standbys = {}
+        self._over, self._watchers = threading.Event(), []
         self.kind = "joined"
         self.mark = "simulated"
         self.gpu = 0
@@ -272,23 +278,37 @@ class SimulatedCluster(RayCluster):
     def head(self) -> None:
         return None
 
+    def stop(self, attempt: int, nodes: Collection[str]) -> None:
+        for node in nodes:
+            self.agents[node].submit("stop", attempt)
+
+    def _new_agent(self, node_id: str) -> SimulatedClient:
+        node = next(node for node in self._simulation.nodes if node.name == node_id)
+        if node.is_alive:
+            node.start_agent()
+        return SimulatedClient(Handle(self._simulation, node), self._take_event)
+
+    def _spare_nodes(self, avoid: Collection[str]) -> list[str]:
+        taken, simulation = {*avoid, *self.agents, *self.standbys}, self._simulation
+        return [node.name for node in simulation.nodes if node.name not in taken and not simulation.is_known_dead(node)]
+
     def _acquire(self, deadline: float, avoid: Collection[str], timeout_s: float) -> Placement:
         simulation = self._simulation
         usable = [node for node in simulation.nodes if node.name not in avoid and not simulation.is_known_dead(node)]
+        usable.sort(key=lambda node: bool(self.standbys) and node.name not in {*self.agents, *self.standbys})
         if not usable:
             simulation.world.wait(lambda: False, timeout_s)
             raise ResourcesError("no place for the workers", hint="join a larger cluster")
         ranks, count = list(range(self._workers)), min(len(usable), simulation.scenario.nodes)
         nodes: dict[str, NodePlace] = {}
+        stood_by = tuple(node.name for node in usable[:count] if node.name in self.standbys)
         for number, node in enumerate(usable[:count]):
             own = tuple(ranks[number * self._workers // count : (number + 1) * self._workers // count])
             nodes[node.name] = NodePlace(address=f"10.0.0.{number + 1}", ranks=own)
             if node.name not in self.agents:
-                if node.is_alive:
-                    node.start_agent()
-                self.agents[node.name] = SimulatedClient(Handle(simulation, node), self._take_event)
+                self.agents[node.name] = self.standbys.pop(node.name, None) or self._new_agent(node.name)
         self._end({name: self.agents.pop(name) for name in self.agents.keys() - nodes.keys()}, lost=())
-        self.placement = Placement(nodes=nodes)
+        self.placement = Placement(nodes=nodes, stood_by=stood_by)
         for agent in self.agents.values():
             agent.info(timeout_s=max(30.0, deadline - simulation.world.now))
         return self.placement

@@ -404,7 +404,7 @@ class Simulation:
     def _supervise(self) -> tuple[str, str]:
         self.is_supervisor_alive = True
         self.world.tell(f"supervisor {self.supervisors} begins")
-        spec = _spec(self.scenario.max_restarts, self.scenario.hang_timeout_s)
+        spec = _spec(self.scenario.max_restarts, self.scenario.hang_timeout_s, self.scenario.seed % 4 % 3)
         cluster = SimulatedCluster(self)
         workers = ClusterWorkers(cluster, spec)
         self.supervisor = Supervisor(
@@ -479,9 +479,9 @@ class Simulation:
 
 
 @cache
-def _spec(max_restarts: int, hang_timeout_s: float | None) -> JobSpec:
+def _spec(max_restarts: int, hang_timeout_s: float | None, standby: int) -> JobSpec:
     times = {"hang_timeout": hang_timeout_s, "start_timeout": 30.0, "acquire_timeout": 20.0}
-    recovery = RecoverySpec.model_validate({"max_restarts": max_restarts, **times})
+    recovery = RecoverySpec.model_validate({"max_restarts": max_restarts, "standby": standby, **times})
     return JobSpec.model_construct(env={}, seed=0, command=None, recovery=recovery)
 
 

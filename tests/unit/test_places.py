@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaosrun.cluster.ray_cluster import places_for
+from chaosrun.cluster.placement import places_for
 
 CPU = {"CPU": 2.0}
 GPUS = {"CPU": 1.0, "GPU": 2}
