@@ -21,7 +21,6 @@ PLAN_VERSION = 2
 INJECTED = "inject"
 """The source of a fault that was asked for while the job ran."""
 BY_DEFAULT = "the default plan"
-"""Of one that nobody named."""
 _HINT = "the plan was written by another version of chaosrun, or by hand"
 
 _MOMENTS: dict[str, tuple[str, str]] = {

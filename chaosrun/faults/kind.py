@@ -45,7 +45,6 @@ Option = Literal[
 ]
 OPTIONS: tuple[Option, ...] = get_args(Option)
 Value = int | float | str | None
-"""Of an option."""
 
 Family = Literal["process", "node", "control", "memory", "storage", "rendezvous"]
 Evidence = Literal["death", "note", "hang", "node", "successor"]

@@ -55,7 +55,6 @@ class _NothingToDamageError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
     name: str
-    """The parameter's."""
     state: str
     """parameter, gradient, or the name that the optimizer gives its moment."""
     values: Tensor

@@ -50,7 +50,6 @@ class EndNote(Note, frozen=True, kw_only=True):
     told: tuple[int, ...] = ()
     """Ranks that were told to leave."""
     ends: dict[int, RankEnd] = msgspec.field(default_factory=dict)
-    """How those left."""
     waited_s: float = 0.0
     host: str | None = None
     """Of a supervisor: the machine, until its next restart."""

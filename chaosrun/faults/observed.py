@@ -31,7 +31,6 @@ class LastWords(Record, frozen=True, kw_only=True, omit_defaults=False):
     error: str | None = None
     """ "Type: message"."""
     fault: str | None = None
-    """The fault that raised it."""
     errno: int | None = None
     """Of a storage that failed."""
     told: bool = False

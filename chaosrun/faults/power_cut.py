@@ -21,7 +21,6 @@ class Rebuilt:
     """What a power cut changed of the outputs, as paths."""
 
     gone: tuple[str, ...] = ()
-    """Names that are there no more."""
     back: tuple[str, ...] = ()
     """Names that had been removed, or renamed."""
     torn: tuple[str, ...] = ()

@@ -32,7 +32,6 @@ class InjectedError(Exception):
     """What a fault of kind `exception` raises."""
 
     chaosrun_fault = ""
-    """Its id."""
 
 
 class NoticeNote(Note, frozen=True, kw_only=True):

@@ -24,7 +24,6 @@ while True:
 class PortNote(Note, frozen=True, kw_only=True):
     port: int | None = None
     stranger: int | None = None
-    """The process that has it."""
 
 
 def port_taken(strike: Strike) -> None:

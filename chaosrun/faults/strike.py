@@ -76,7 +76,6 @@ class Strike:
     training: Training | None
     """None before the script has attached."""
     pace: Pace
-    """The clock of this rank's steps."""
     at: Mapping[str, Any]
     """What this point hands over. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk` (Filesystem),
     `objects` (ObjectStorage, where there is one) and `until_saved` (ExitStack, closed when it is saved). While it is: `path` of

@@ -40,7 +40,6 @@ class SaveNote(Note, frozen=True, kw_only=True):
     done: int = 0
     """Operations that were done when it struck; of a fault with a file, those on it."""
     last: str | None = None
-    """The last of them."""
     struck_s: float | None = None
     failed: int = 0
     """Calls that were given an error."""

@@ -22,7 +22,6 @@ from chaosrun.observe.limits import cpu_limit, memory_limit
 from chaosrun.records.naming import default_root
 
 Facts = dict[str, object]
-"""JSON values, by name."""
 PACKAGES = (
     "accelerate",
     "ray",

@@ -53,7 +53,6 @@ class Exported:
     kind: Kind
     text: str
     path: Path | None
-    """Where it was written."""
 
     @property
     def following(self) -> str:
@@ -74,9 +73,8 @@ class _Subject:
     overrides: tuple[str, ...]
     workers: int
     cpu: float
-    """Of one worker."""
+    """Of one worker, as is `gpu`."""
     gpu: int | Literal["auto"]
-    """Of one worker."""
     timeout_s: float | None
 
     @property

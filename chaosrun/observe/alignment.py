@@ -29,7 +29,6 @@ class Standing(NamedTuple):
 
 class Place(NamedTuple):
     step: int
-    """That numbers the attempt."""
     found: Found
 
 

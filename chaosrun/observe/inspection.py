@@ -39,7 +39,6 @@ class Inspector:
         self._tensors = leg.tensors
         self._parameters: Named = ()
         self._step = 1
-        """The step being computed."""
         self._batches = 0
         self._losses = 0
         """Of this step so far."""

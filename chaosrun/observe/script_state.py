@@ -32,9 +32,7 @@ LARGEST_BYTES = 1 << 20
 MOST_VALUES = 4000
 MOST_CHILDREN = 256
 MOST_OBJECTS = 20000
-"""That are looked into."""
 MOST_ITEMS = 1 << 16
-"""Of a list that is looked at."""
 OWN_ITERATION = tuple(kind.__iter__ for kind in (list, tuple, deque, set, frozenset))
 """What may be iterated: a class that does it otherwise might do more."""
 SHOWN = 40

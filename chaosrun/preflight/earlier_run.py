@@ -27,7 +27,6 @@ class Costs(Struct, frozen=True, kw_only=True):
     save_s: float | None = None
     restart_s: float | None = None
     steps: int = 0
-    """How many the training made."""
 
 
 class EarlierRun(Struct, frozen=True, kw_only=True):

@@ -85,7 +85,6 @@ class Engine:
     setting: Setting
     pool: Agents
     checks: Sequence[Check[Any]]
-    """In the order they are made."""
     on_event: Listener
     baseline: Baseline | None = None
     clock: Callable[[], float] = time.monotonic

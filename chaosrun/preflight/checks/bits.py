@@ -44,7 +44,6 @@ class Bits:
     """What one device computed with one number of threads."""
 
     row: Rows
-    """Of the device."""
     kind: Kind
     run: Training
 

@@ -26,11 +26,9 @@ from chaosrun.wording import listed
 
 ROWS = Rows(check="drill", name="drill")
 MOST_WORKERS = 2
-"""Of a drill on one node."""
 BEGIN_WITHIN_S = 40.0
 """No drill of a single node begins later, unless the preflight is deep."""
 LIMIT_S = 120.0
-"""Of one drill."""
 SEEN_WITHIN_S = 5.0
 DEEP_SHARE = 0.3
 """Of the time that a deep preflight may take, drills of single nodes are repeated for this share."""
@@ -101,7 +99,6 @@ class DrillOutcome(Struct, frozen=True, kw_only=True):
     run_argument: str = ""
     workers: int = 0
     gpu: int = 0
-    """Of each worker."""
     on: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Sound nodes that the drill over all did without."""

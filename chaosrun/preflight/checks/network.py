@@ -49,7 +49,6 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
     interfaces: Answers[InterfaceFacts]
     connections: Answers[mesh.MeshFacts] = Answers(answered={}, unanswered={})
     ports: dict[str, int] = {}
-    """Where each node was to listen."""
     backends: tuple[Backend, ...] = ()
 
 

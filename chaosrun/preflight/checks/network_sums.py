@@ -34,7 +34,6 @@ class Run(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     answered: dict[str, SumFacts]
     unanswered: dict[str, str]
-    """Why, by node."""
     alone: "tuple[Run, ...]" = ()
     """The same within each node, where it failed."""
 
