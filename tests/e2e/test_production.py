@@ -154,7 +154,7 @@ def joined(folder: Path, nodes: int) -> Iterator[str]:
 
     from tests.integration.drive_lost_nodes import QUICK
 
-    with patch.dict(os.environ, {"RAY_TMPDIR": str(folder)}):
+    with patch.dict(os.environ, {"RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "300"}):
         (folder / "ray").mkdir()
         cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": str(folder), "_system_config": QUICK}
