@@ -31,6 +31,10 @@ RESTARTS = (2, 3, 4)
 """Attempts of `write_run` after the first: they go on from steps 4, 8 and 8, and do 5 and 6, 9 and 10, 9 to 12 again."""
 
 
+SPEAKS_OF_A_REFERENCE = ("reference", "undisturbed", "chaos leg")
+"""Words that mean nothing in a run in production."""
+
+
 def leg_of(run: RunLayout) -> tuple[LegLayout, JobSpec]:
     """Its disturbed leg, as that of a run in production."""
     return run.leg("chaos"), JobSpec.model_validate(json.loads(run.run_json.read_bytes())["spec"])
@@ -67,8 +71,6 @@ def test_a_wrong_restart_is_told_with_its_place(
     found = judged(write_run(tmp_path, bugs=bugs), 2).divergence
     assert found is not None
     assert (found.step, found.rank, found.tensor, found.code) == (step, rank, tensor, code)
-    # There is no reference, and nothing undisturbed, that these could speak of.
-    assert not {word for word in ("reference", "undisturbed") if word in f"{found.cause} {found.hint}"}
 
 
 @pytest.mark.parametrize("written", [write_run, write_script_run])
@@ -82,6 +84,8 @@ def test_what_lies_before_a_restart_changes_nothing_of_its_judgement(
     whole = [judged(run, attempt) for attempt in RESTARTS]
     assert near == whole
     assert not any(each.problem for each in whole)
+    told = " ".join(f"{each.divergence.cause} {each.divergence.hint}" for each in whole if each.divergence)
+    assert not {word for word in SPEAKS_OF_A_REFERENCE if word in told}, told
 
 
 def test_a_judgement_costs_what_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
