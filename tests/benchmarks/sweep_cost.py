@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chaosrun import api
 from chaosrun.records.history import read_leg
@@ -56,9 +57,11 @@ def measure(
     args: Sequence[str] = (),
     only: Sequence[str] = PHASES,
     confirm: int = 0,
+    at_once: int | None = None,
 ) -> Cost:
-    """One sweep of a job, with nothing in the cache; `whole`: from the beginning to the end. A job that does not come back has
-    to be confirmed, or nobody knows that it repeats itself."""
+    """One sweep of a job, with nothing in the cache; `whole`: from the beginning to the end; `at_once`: so many drills, of
+    which each has a fork server to start. A job that does not come back has to be confirmed,
+    or nobody knows that it repeats itself."""
     folder.mkdir(parents=True)
     job = folder / "job.yaml"
     quoted = ", ".join(f'"{each}"' for each in args)
@@ -66,7 +69,8 @@ def measure(
     early: Early = "never" if whole else "always"
     overrides = ("verify.begin=beginning",) if whole else ()
     began_s = time.monotonic()
-    swept = api.sweep(job, overrides=overrides, steps=at, only=only, keep=True, early=early, root=folder)
+    about: dict[str, Any] = {"overrides": overrides, "early": early, "at_once": at_once}
+    swept = api.sweep(job, steps=at, only=only, keep=True, root=folder, **about)
     took_s = time.monotonic() - began_s
     runs = [RunLayout(path.parent) for path in folder.rglob("runs/*/run.json")]
     survey = next(run for run in runs if run.run_id == swept.survey)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun import cli
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.records.layout import LegLayout
 from tests.conftest import WarmDrills
@@ -78,17 +79,21 @@ def test_a_root_that_cannot_be_written_is_refused(shell: Shell) -> None:
 # The script's own errors
 
 
-def test_an_error_at_step_7_shows_the_first_failing_ranks_traceback_and_stops(shell: Shell) -> None:
+@pytest.mark.ray
+def test_an_error_at_step_7_shows_the_first_failing_ranks_traceback_and_stops(
+    warm_drills: WarmDrills, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trouble = "if rank == 1 and step == 7:\n    raise ValueError('no such label')"
-    done = shell.run("submit", write_job(shell.folder, trouble, kills(9)))
-    assert done.returncode == 4, done.stderr
-    assert "Traceback of rank 1" in done.stdout
-    assert f'File "{shell.folder / "train.py"}", line' in done.stdout
-    assert "raise ValueError('no such label')" in done.stdout
-    assert "ValueError: no such label" in done.stdout
-    assert "worker.py" not in done.stdout, "the traceback begins in the script"
-    assert "rank 1 raised ValueError at step 7" in " ".join(done.stdout.split())
-    run = shell.only_run()
+    run = warm_drills(write_job(tmp_path, trouble, kills(9)), root=tmp_path / "root").run
+    capsys.readouterr()
+    assert cli.main(["verify", str(run.path)]) == 4
+    said = capsys.readouterr().out
+    assert "Traceback of rank 1" in said
+    assert f'File "{tmp_path / "train.py"}", line' in said
+    assert "raise ValueError('no such label')" in said
+    assert "ValueError: no such label" in said
+    assert "worker.py" not in said, "the traceback begins in the script"
+    assert "rank 1 raised ValueError at step 7" in " ".join(said.split())
     assert [record["attempt"] for record in events(run.reference, "attempt.starting")] == [1, 2]
     assert not run.leg("chaos").journal.exists(), "a job that fails undisturbed is not disturbed"
 

@@ -46,14 +46,24 @@ def pids_of(leg: LegLayout) -> dict[str, int]:
     return eventually(lambda: events(leg, "attempt.started"))[0]["pids"]
 
 
-def killed_at_five(shell: Shell, *arguments: str | Path, rank: int = 1) -> tuple[subprocess.Popen[str], RunLayout]:
-    """Start a run and SIGKILL one of its ranks, from here, when it has made five steps; step 3 is saved."""
+def at_five(shell: Shell, *arguments: str | Path) -> tuple[subprocess.Popen[str], RunLayout]:
+    """Start a run, and wait until it has made five steps; step 3 is saved."""
     process = shell.start("run", *arguments)
     run, leg = leg_of(shell)
     # On every rank: what one has not recorded, its second attempt is not held against.
     eventually(lambda: all(last_step(leg, 1, int(each)) >= 5 for each in pids_of(leg)), what=process.poll)
-    os.kill(pids_of(leg)[str(rank)], signal.SIGKILL)
     return process, run
+
+
+def killed_at_five(shell: Shell, *arguments: str | Path, rank: int = 1) -> tuple[subprocess.Popen[str], RunLayout]:
+    """Start a run and SIGKILL one of its ranks, from here, when it has made five steps."""
+    process, run = at_five(shell, *arguments)
+    kill(run, rank)
+    return process, run
+
+
+def kill(run: RunLayout, rank: int) -> None:
+    os.kill(pids_of(run.leg("run"))[str(rank)], signal.SIGKILL)
 
 
 def verdict_of(run: RunLayout) -> dict[str, Any]:
@@ -61,8 +71,15 @@ def verdict_of(run: RunLayout) -> dict[str, Any]:
 
 
 def test_a_rank_that_is_killed_from_outside_comes_back_and_is_judged(shell: Shell) -> None:
+    """And while the job is being run, it is not run twice and takes no faults."""
     job = write_job(shell.folder, HELD, HOLD, "faults: {schedule: [{rank: 0, at_step: 2}]}")
-    process, run = killed_at_five(shell, job)
+    process, run = at_five(shell, job)
+    again, injected = shell.run("run", job), shell.run("inject", run.run_id, "--rank", "1")
+    assert (again.returncode, injected.returncode) == (2, 2)
+    assert f"is being run already as run {run.run_id}" in again.stderr
+    assert shell.only_run().run_id == run.run_id, "nothing is left of the other"
+    assert "allow_inject" in injected.stderr
+    kill(run, 1)
     (run.path / "go-2").touch()
     done = finish(process)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,15 +95,6 @@ def test_a_rank_that_is_killed_from_outside_comes_back_and_is_judged(shell: Shel
     assert shell.run("verify", run.run_id).returncode == 0
     assert "as first done" in run.report_html.read_text()
     assert "undisturbed" not in run.report_md.read_text()
-
-
-def expect_the_alarm(verdict: dict[str, Any], leg: LegLayout) -> None:
-    (alarm,) = events(leg, "recovery.diverged")
-    assert (alarm["attempt"], alarm["step"], alarm["rank"], alarm["quantity"]) == (2, 5, 1, "rng")
-    assert (verdict["status"], verdict["exit_code"]) == ("FAIL", 3)
-    found = verdict["divergence"]
-    assert (found["step"], found["ranks"], found["attempt"], found["kind"]) == (5, [1], 2, "rng")
-    assert found["code"] == alarm["code"] == verdict["code"]
 
 
 @pytest.mark.parametrize("policy", ["stop", pytest.param("warn", marks=pytest.mark.nightly)])
@@ -229,18 +237,9 @@ def test_prometheus_can_scrape_it_while_it_runs(shell: Shell) -> None:
     assert finish(process).returncode == 0
 
 
-def test_a_job_that_is_being_run_is_not_run_twice_and_takes_no_faults(shell: Shell) -> None:
-    job = write_job(shell.folder, HELD, HOLD)
-    process = shell.start("run", job)
-    run, leg = leg_of(shell)
-    eventually(lambda: reached(leg, 1, 5), what=process.poll)
-    again = shell.run("run", job)
-    assert again.returncode == 2
-    assert f"is being run already as run {run.run_id}" in again.stderr
-    assert shell.only_run().run_id == run.run_id, "nothing is left of the other"
-    refused = shell.run("inject", run.run_id, "--rank", "1")
-    assert refused.returncode == 2
-    assert "allow_inject" in refused.stderr
+@pytest.mark.nightly
+def test_a_run_that_is_cancelled_was_interrupted(shell: Shell) -> None:
+    process, run = at_five(shell, write_job(shell.folder, HELD, HOLD))
     assert shell.run("cancel", run.run_id).returncode == 0
     assert finish(process).returncode == 130
     assert shell.run("list").stdout.count("interrupted") == 1
@@ -248,9 +247,8 @@ def test_a_job_that_is_being_run_is_not_run_twice_and_takes_no_faults(shell: She
 
 def test_on_a_game_day_it_takes_faults(shell: Shell) -> None:
     job = write_job(shell.folder, HELD, HOLD, "faults: {allow_inject: true}")
-    process = shell.start("run", job)
-    run, leg = leg_of(shell)
-    eventually(lambda: reached(leg, 1, 5), what=process.poll)
+    process, run = at_five(shell, job)
+    leg = run.leg("run")
     struck = shell.run("inject", run.run_id, "--rank", "1", "--no-wait")
     assert struck.returncode == 0, struck.stderr
     for attempt in (1, 2):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from chaosrun.api import RunResult
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.began import read_began
 from chaosrun.records.layout import LegLayout, RunLayout
@@ -42,6 +43,7 @@ timeout: 300s
 """
 MUTANTS = ("optimizer-empty", "skip-one-more", "rng-torch", "clip-forgotten", "scheduler-forgotten", "evaluation-mode")
 BY_DAY = frozenset({"skip-one-more"})
+RIGHT = ("--loader-workers", "0")
 
 
 class Drills:
@@ -49,20 +51,28 @@ class Drills:
 
     def __init__(self, folder: Path, warm: WarmDrills) -> None:
         self._folder, self._warm = folder, warm
+        self._whole: dict[tuple[str, ...], RunResult] = {}
 
-    def __call__(
-        self, name: str, *args: str, script: str = "train.py", how: str = "auto"
-    ) -> tuple[Verdict, Verdict, RunLayout]:
-        job = self._folder / f"{name}.yaml"
-        job.write_text(JOB.format(script=HERE / script, args=", ".join(args)))
-        whole = self._warm(job, root=self._folder, early="watch")
-        reference = whole.run.leg("reference")
-        if not reference.repeats.exists():
-            has_repeated(reference, whole.run.run_id)
-        of = str(whole.run.path)
-        begun = self._warm(job, root=self._folder, reference=of, early="always", overrides=(f"verify.begin={how}",))
-        assert [attempt.resumed_from for attempt in whole.verdict.attempts] == [None, BEGINS]
+    def __call__(self, *args: str, script: str = "train.py", how: str = "auto") -> tuple[Verdict, Verdict, RunLayout]:
+        whole = self.whole(*args, script=script)
+        of, overrides = str(whole.run.path), (f"verify.begin={how}",)
+        begun = self._warm(self._job(script, args), root=self._folder, reference=of, early="always", overrides=overrides)
         return whole.verdict, begun.verdict, begun.run
+
+    def whole(self, *args: str, script: str = "train.py") -> RunResult:
+        """From the beginning, once; other legs may begin at its reference."""
+        if (key := (script, *args)) not in self._whole:
+            whole = self._whole[key] = self._warm(self._job(script, args), root=self._folder, early="watch")
+            reference = whole.run.leg("reference")
+            if not reference.repeats.exists():
+                has_repeated(reference, whole.run.run_id)
+            assert [attempt.resumed_from for attempt in whole.verdict.attempts] == [None, BEGINS]
+        return self._whole[key]
+
+    def _job(self, script: str, args: tuple[str, ...]) -> Path:
+        job = self._folder / "job.yaml"
+        job.write_text(JOB.format(script=HERE / script, args=", ".join(args)))
+        return job
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +83,11 @@ def drills(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def right(drills: Drills) -> RunLayout:
     """A whole run, whose reference other legs may begin at."""
-    run = drills("right", "--loader-workers", "0")[2]
-    return RunLayout(Path(read_run(run).reference.mode))
+    return drills.whole(*RIGHT).run
 
 
 def test_a_right_resume_passes_from_there(drills: Drills) -> None:
-    whole, begun, run = drills("right", "--loader-workers", "0")
+    whole, begun, run = drills(*RIGHT)
     assert (whole.status, begun.status) == ("PASS", "PASS"), begun.cause
     assert [attempt.resumed_from for attempt in begun.attempts] == [BEGINS, BEGINS]
     assert "; it began at step 6 from the reference's checkpoint" in begun.cause
@@ -135,8 +144,8 @@ def test_what_the_reference_did_not_save_is_given_to_no_leg(right: RunLayout, tm
 
 def test_a_drill_of_a_sweep_does_what_its_fault_costs(drills: Drills, tmp_path: Path) -> None:
     """Of 18 steps with a checkpoint every 3, killed after 8: from 6 to 8, and from 6 to 9."""
-    args = ("--loader-workers", "0")
-    cost = measure(tmp_path / "s", steps=18, every=3, at=(8,), only=("step@8/*",), whole=False, script=SCRIPT, args=args)
+    about = {"only": ("step@8/*",), "whole": False, "script": SCRIPT, "args": RIGHT, "at_once": 1}
+    cost = measure(tmp_path / "s", steps=18, every=3, at=(8,), **about)
     assert cost.verdicts == {"step@8/rank0": "PASS", "step@8/rank1": "PASS"}
     assert 2 * 4 <= cost.steps - cost.undisturbed <= 2 * 5
 
@@ -144,7 +153,7 @@ def test_a_drill_of_a_sweep_does_what_its_fault_costs(drills: Drills, tmp_path: 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutant", [None, *MUTANTS[:5]])
 def test_a_sweep_finds_the_same_at_each_point(drills: Drills, tmp_path: Path, mutant: str | None) -> None:
-    args = ("--loader-workers", "0", "--blind", *(("--mutant", mutant) if mutant else ()))
+    args = (*RIGHT, "--blind", *(("--mutant", mutant) if mutant else ()))
     about = {"steps": 24, "every": 3, "at": (8, 14), "only": ("step", "forward"), "script": SCRIPT, "args": args}
     short, whole = (measure(tmp_path / str(whole), whole=whole, confirm=1, **about) for whole in (False, True))
     # A restore that is wrong is seen in the first attempt that restores: of a leg that begins at a checkpoint, one earlier.
@@ -157,14 +166,14 @@ def test_a_sweep_finds_the_same_at_each_point(drills: Drills, tmp_path: Path, mu
 
 
 def test_asked_to_it_begins_at_the_beginning(drills: Drills) -> None:
-    whole, begun, run = drills("asked", "--loader-workers", "0", how="beginning")
+    whole, begun, run = drills(*RIGHT, how="beginning")
     assert (whole.status, begun.status) == ("PASS", "PASS"), begun.cause
     assert [attempt.resumed_from for attempt in begun.attempts] == [None, BEGINS]
     assert not run.leg("chaos").began.exists()
 
 
 def test_a_script_that_keeps_something_in_a_file_begins_at_the_beginning(drills: Drills) -> None:
-    _, begun, run = drills("file", "--hides", "file", script="hidden.py")
+    _, begun, run = drills("--hides", "file", script="hidden.py")
     began = read_began(run.leg("chaos"), [])
     assert began is not None and not began.states and "it wrote" in began.why
     assert begun.attempts[0].resumed_from is None and begun.status != "PASS"
@@ -174,7 +183,7 @@ def test_a_script_that_keeps_something_in_a_file_begins_at_the_beginning(drills:
     "mutant", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in MUTANTS]
 )
 def test_a_wrong_resume_fails_for_the_same_reason(drills: Drills, mutant: str) -> None:
-    whole, begun, _ = drills(mutant, "--loader-workers", "0", "--blind", "--mutant", mutant)
+    whole, begun, _ = drills(*RIGHT, "--blind", "--mutant", mutant)
     assert begun.attempts[0].resumed_from == BEGINS
     assert whole.divergence and begun.divergence, (whole.cause, begun.cause)
     told = [
