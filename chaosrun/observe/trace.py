@@ -39,8 +39,8 @@ from chaosrun.records.traces import (
 )
 
 if TYPE_CHECKING:
-    from chaosrun.observe.outside import Outside
     from chaosrun.observe.state import ObservedState
+    from chaosrun.observe.unsaved import Outside
 
 FEW_TENSORS = 8
 """Their words are no longer than what else a step's record holds."""
@@ -134,7 +134,7 @@ class Observer:
         undisturbed = self._order.leg != "chaos" and self._order.attempt == 1
         if undisturbed and self._order.rank == 0 and self._order.by == "chaosrun":
             # What is seen of an undisturbed leg, a restart need not wait for.
-            from chaosrun.observe.outside import Outside
+            from chaosrun.observe.unsaved import Outside
 
             self._outside = Outside(cast("ObservedState", self._state))
         self._trace.write(

@@ -11,10 +11,10 @@ from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.entries import RefusedError, at_one_moment
 from chaosrun.plan.planner import MAX_FAULTS
 from chaosrun.plan.rules import objections
-from chaosrun.spec.diagnosis import nearest
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.fields import seconds_of
 from chaosrun.spec.model import JobSpec
+from chaosrun.spec.validation import nearest
 
 MOST_DIGITS = 9
 """Of a rank; no cluster has more."""

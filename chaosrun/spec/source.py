@@ -12,7 +12,6 @@ from chaosrun.errors import SpecError, UsageError
 from chaosrun.records.places import is_url, why_no_store
 from chaosrun.spec.bounds import out_of_reach
 from chaosrun.spec.command_line import TypedJob
-from chaosrun.spec.diagnosis import nearest, problems_of
 from chaosrun.spec.files import JOB, expect_kind, read_source, why_unwritable
 from chaosrun.spec.launch import attaches, first_file, launch_problems, meaningless, own_loads
 from chaosrun.spec.model import VERBATIM, JobSpec
@@ -20,6 +19,7 @@ from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
 from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, child, find, name_in, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
+from chaosrun.spec.validation import nearest, problems_of
 
 LARGEST_TRACE_BYTES = 64 << 20
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails
 
-from chaosrun.spec.diagnosis import problems_of
 from chaosrun.spec.fields import Count, JobName, Number, Section, Text, conflict, must, some, wrong
 from chaosrun.spec.files import SUITE, expect_kind, read_source
 from chaosrun.spec.fragment import flow as bare
@@ -23,6 +22,7 @@ from chaosrun.spec.problems import Place, Problem, refusal, spec_error
 from chaosrun.spec.source import Job, load_job
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, flow, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
+from chaosrun.spec.validation import problems_of
 
 SMALLEST_SUITE = "the least a suite holds: name: nightly, job: job.yaml, drills: [{name: first, expect: PASS}]"
 OWN_FAULTS = "job"

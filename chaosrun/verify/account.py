@@ -7,8 +7,8 @@ from chaosrun.faults.landed import fault_problem, requests_of
 from chaosrun.faults.observed import Observation
 from chaosrun.records.events import FaultObserved, SupervisorResumed
 from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.verify.alignment import passed_over
 from chaosrun.verify.check import Drill
-from chaosrun.verify.evidence import passed_over
 from chaosrun.verify.recovery_times import recoveries_of
 
 

@@ -9,9 +9,9 @@ from itertools import groupby, islice, pairwise
 from chaosrun.faults.fault import BY_DEFAULT
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import ProbeRecord
+from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.evidence import standing
 from chaosrun.verify.replicas import is_sharded
 from chaosrun.wording import listed
 

@@ -8,10 +8,10 @@ from typing import Literal
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import RankTrace, SourceRecord, StartRecord, StepRecord
 from chaosrun.verify.advice import sample_finding, unrepeatable
+from chaosrun.verify.alignment import schedule_shift, standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
-from chaosrun.verify.evidence import schedule_shift, standing
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.recovery import layout_at, wrong_position
 from chaosrun.verify.restored import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.verify import corruption, evidence, finals, landed, premises, recovery, replicas, restored, settled, steps
+from chaosrun.verify import alignment, corruption, finals, landed, premises, recovery, replicas, restored, settled, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 from chaosrun.verify.compare import Kind
 
@@ -53,7 +53,7 @@ OF_OUR_CHECKPOINTS = (
     finals.final_checkpoint,
 )
 SCRIPT_CHECKS: tuple[Callable[[Drill], Check], ...] = tuple(
-    evidence.resume_evidence if check is recovery.resume_points else check
+    alignment.resume_evidence if check is recovery.resume_points else check
     for check in CHECKS
     if check not in OF_OUR_CHECKPOINTS
 )

@@ -11,11 +11,11 @@ from chaosrun.records.codec import to_plain
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord
 from chaosrun.verify import causes
+from chaosrun.verify.alignment import QUANTITIES, Standing, cause_of, saved_while_training, standing
 from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, first_difference
-from chaosrun.verify.evidence import QUANTITIES, Standing, cause_of, saved_while_training, standing
 from chaosrun.verify.kept import comparable, kept_difference
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters

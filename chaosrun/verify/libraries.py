@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
-from chaosrun.verify.evidence import standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import RankTrace
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify import evidence, landed, recovery, replicas
+from chaosrun.verify import alignment, landed, recovery, replicas
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.codes import Cause
@@ -163,7 +163,7 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
         since = attempt.number if found[-1].divergence else since
     empty = LegHistory(name=history.name, layout=history.layout)
     drill = Drill.of(empty, history, spec, plan, recorded=recorded(history))
-    points = evidence.resume_evidence if drill.by_script else recovery.resume_points
+    points = alignment.resume_evidence if drill.by_script else recovery.resume_points
     asked = (records, completed, environment, recovery.lineage, points, replicas.rank_agreement)
     checks = run_checks(drill, (*asked, *([landed.faults_landed] if plan.faults else [])))
     checks += tuple(_check_of(each) for each in found)

@@ -13,13 +13,13 @@ from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
 from chaosrun.verify.account import AttemptSummary
+from chaosrun.verify.alignment import never_saves
 from chaosrun.verify.check import Check, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.corruption import explained
 from chaosrun.verify.divergence import Divergence, first_divergence
-from chaosrun.verify.evidence import never_saves
 from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.replicas import drift

@@ -291,7 +291,7 @@ FOREIGN_TEXTS = {
     "verify/recovery.py",  # what torch and the operating system say in an error of the script
     "verify/inspection.py",  # names of files
     "verify/libraries.py",  # versions of libraries
-    "verify/evidence.py",  # names of files that a script saves
+    "verify/alignment.py",  # names of files that a script saves
     "report/page.py",  # float.hex()
     "report/next_commands.py",  # a file's byte order mark
     "report/picture.py",  # names of phases and folders

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from chaosrun.observe import outside as module
-from chaosrun.observe.outside import Outside, made_anew
+from chaosrun.observe import unsaved as module
+from chaosrun.observe.unsaved import Outside, made_anew
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import judge
 from tests.unit.legs import edit_trace, only, put, write_run
