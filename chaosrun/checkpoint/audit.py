@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 
 import xxhash
@@ -117,17 +118,25 @@ def open_member(directory: Path, name: str) -> int:
 
 
 def hash_member(directory: Path, name: str, *, sync: Callable[[Path, int], None] | None = None) -> FileEntry:
-    """Size and hash of one file; `sync` is given its path and descriptor first, to bring its bytes to the disk."""
-    with open(open_member(directory, name), "rb", buffering=0) as file:
-        if sync is not None:
-            sync(directory / name, file.fileno())
-        try:
-            digest = hashlib.file_digest(file, xxhash.xxh3_128)
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise _invalid(directory, name, "cannot be read (input/output error)") from error
-            raise
-        return FileEntry(size=file.tell(), xxh3=digest.hexdigest())
+    """Size and hash of one file; `sync` is given its path and descriptor to bring its bytes to the disk, where they are read
+    from memory meanwhile if they are many."""
+    with open(open_member(directory, name), "rb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+        if sync is None:
+            return _hash(directory, name, file)
+        large = os.fstat(file.fileno()).st_size >= WORTH_THREADS
+        early = beside.submit(_hash, directory, name, file) if large else None
+        sync(directory / name, file.fileno())
+        return early.result() if early else _hash(directory, name, file)
+
+
+def _hash(directory: Path, name: str, file: FileIO) -> FileEntry:
+    try:
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise _invalid(directory, name, "cannot be read (input/output error)") from error
+        raise
+    return FileEntry(size=file.tell(), xxh3=digest.hexdigest())
 
 
 def _read_manifest(directory: Path) -> Manifest:

@@ -1,4 +1,4 @@
-"""Fingerprints of live state: 64 bits that change when one bit of a tensor does. Fast, not cryptographic; files get sha256.
+"""Fingerprints of live state: 64 bits that change when one bit of a tensor does. Fast, not cryptographic.
 
 Raw bits decide, with dtype and shape: NaN payloads and the sign of zero count. On the CPU xxh3 reads the tensor's memory in
 place. On another device the bits stay there: a multilinear hash, the sum of w_i * x_i mod 2^64 over the words x_i with fixed
@@ -23,6 +23,9 @@ from torch import Tensor
 MASK = (1 << 64) - 1
 CHUNK_WORDS = 1 << 22
 """Words reduced at once on a device: bounds the weights' and the products' memory to 32 MiB each."""
+
+SPOTS = 16
+SPOT_ELEMENTS = 1024
 
 NONE_DIGEST = xxhash.xxh3_64_intdigest(b"None")
 
@@ -98,6 +101,22 @@ def digests(named: Mapping[str, object]) -> dict[str, str]:
         (path, f"{digest:016x}") for path, digest in zip(tensors, _tensor_digests(list(tensors.values())), strict=True)
     )
     return dict(sorted(leaves.items()))
+
+
+def spots(value: Any) -> Any:
+    """A state with SPOTS evenly spread pieces of each large tensor in its place: they take next to no time to digest, and show
+    a state of another step, or one that is still being changed as a whole."""
+    match value:
+        case Mapping():
+            return {key: spots(each) for key, each in value.items()}
+        case list() | tuple():
+            return [spots(each) for each in value]
+        case Tensor() if value.layout is torch.strided and value.is_contiguous() and value.numel() > 2 * SPOTS * SPOT_ELEMENTS:
+            flat = value.detach().view(-1)
+            starts = range(0, len(flat) - SPOT_ELEMENTS + 1, (len(flat) - SPOT_ELEMENTS) // (SPOTS - 1))
+            return torch.cat([flat[start : start + SPOT_ELEMENTS] for start in starts])
+        case _:
+            return value
 
 
 def _leaf_digest(path: str, value: Any) -> str:

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError
-from chaosrun.observe.fingerprint import digests
+from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_state import script_roots, script_state
 
@@ -57,13 +57,15 @@ class ObservedState:
             "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
         }
 
-    def digests(self) -> dict[str, dict[str, str]]:
-        """Digests of everything, by component and by name inside it; see `records.traces.EndRecord`.
+    def digests(self, *, whole: bool = True) -> dict[str, dict[str, str]]:
+        """Digests of everything, by component and by name inside it; see `records.traces.EndRecord`. Not `whole`: of large
+        tensors only of `spots`, to be compared with their like.
 
         Raises MisuseError when a state dict holds something that has no bits to compare.
         """
         try:
-            components = {component: digests(values) for component, values in self.components().items()}
+            found = self.components().items()
+            components = {component: digests(values if whole else spots(values)) for component, values in found}
             return {**components, "rng": self.rng()}
         except (TypeError, ValueError) as error:
             raise MisuseError(

@@ -28,14 +28,14 @@ from accelerate.state import PartialState
 from chaosrun.errors import ChaosrunError, MisuseError, ResourcesError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.points import FaultPoints
-from chaosrun.observe.fingerprint import digests
+from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import restore_rng
 from chaosrun.processes import die_with_parent
-from chaosrun.protocol.saving import Digests, Saver, Sealed
+from chaosrun.protocol.saving import Digests, Saver, Sealed, state_of
 from chaosrun.protocol.snapshot import Arena, Layout, Taken, read
 from chaosrun.protocol.state import TrainingState, payload_of
 from chaosrun.records.heartbeat import Heart
-from chaosrun.records.layout import LegLayout
+from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import FileEntry
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
@@ -68,8 +68,10 @@ class _Due(NamedTuple):
     at: Mapping[str, Path]
 
 
-class _Committed(NamedTuple):
+class Committed(NamedTuple):
     step: int
+    digests: Digests | None
+    """Of what it holds for this rank, where the rank had not taken them itself."""
 
 
 class _Failed(NamedTuple):
@@ -87,11 +89,12 @@ class Writer:
         self._connection, theirs = Pipe()
         self.saving: int | None = None
         """The step of the save that is under way."""
-        self._committed: list[int] = []
+        self._committed: list[Committed] = []
         self._asked = 0
         """How often for memory, without an answer yet."""
         rank_pid = os.getpid()
-        if os.fork() == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             self._connection.close()
             _live(order, leg, theirs, self._arena, rank_pid)
         theirs.close()
@@ -103,6 +106,8 @@ class Writer:
 
     def reserve(self, size: int) -> str:
         """Have it in both processes; returns why it cannot be had. No save may be under way."""
+        if not self._asked and self._arena.holds(size):
+            return ""
         self.prepare(size)
         problem = ""
         while self._asked:
@@ -113,6 +118,11 @@ class Writer:
             self._arena.reserve(size)
         return problem
 
+    def leave(self) -> None:
+        """Have it end: it is not needed. No save may be under way."""
+        self._tell(None)
+        os.waitpid(self._pid, 0)
+
     def save(self, taken: Taken, step: int) -> None:
         """Copy the state, and begin to save it. No save may be under way."""
         assert self.saving is None, f"step {self.saving} is being saved"
@@ -120,8 +130,8 @@ class Writer:
         self.saving = step
         self._tell(_Save(taken.layout))
 
-    def look(self, faults: FaultPoints) -> list[int]:
-        """What became of the save: steps that were committed since the last look. Raises what it raised."""
+    def look(self, faults: FaultPoints) -> list[Committed]:
+        """What became of the save: what was committed since the last look. Raises what it raised."""
         while self.saving is not None and self._connection.poll():
             self._take(self._hear(), faults)
         committed, self._committed = self._committed, []
@@ -140,9 +150,9 @@ class Writer:
             case _Due():
                 faults.fire_by_id(message.fault, message.step, **message.at)
                 self._tell(message)
-            case _Committed():
+            case Committed():
                 self.saving = None
-                self._committed.append(message.step)
+                self._committed.append(message)
             case _Failed():
                 raise message.error from message.cause
             case _:
@@ -200,6 +210,8 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Ar
             message = connection.recv()
         except EOFError:
             return
+        if message is None:
+            return
         if isinstance(message, _Reserve):
             connection.send(_Reserved(_reserve(arena, message.size)))
             continue
@@ -212,7 +224,7 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Ar
             traceback.print_exc()
             connection.send(_sendable(error))
             return
-        connection.send(_Committed(copied.position.step))
+        connection.send(copied.committed(saver))
 
 
 def _reserve(arena: Arena, size: int) -> str:
@@ -279,9 +291,9 @@ class _Copied:
 
     def seen(self) -> tuple[Digests, list[str]]:
         """Raises MisuseError when the copy is not what was digested before it was taken."""
-        expected = self._copied["digests"]
+        expected, whole = self._copied["digests"], self._copied["whole"]
         for component, values in self._copied["components"].items():
-            found = digests(values)
+            found = digests(values if whole else spots(values))
             if found != expected[component]:
                 names = {**expected[component], **found}
                 name = next(name for name in names if expected[component].get(name) != found.get(name))
@@ -291,7 +303,14 @@ class _Copied:
                     hint="a state_dict() with a side effect, or a thread that goes on, changes it: mend that, or use "
                     "checkpoint: {mode: sync}",
                 )
-        return expected, self._copied["names"]
+        parts = {} if whole else {name: digests(values) for name, values in self._copied["components"].items()}
+        return {**expected, **parts}, self._copied["names"]
+
+    def committed(self, saver: Saver) -> Committed:
+        step = self.position.step
+        if self._copied["whole"]:
+            return Committed(step, None)
+        return Committed(step, state_of(saver.store.audit(checkpoint_name(step), hashed=()), self._order.rank))
 
 
 class _Holder(SimpleNamespace):

@@ -11,16 +11,18 @@ from accelerate import Accelerator
 
 from chaosrun.errors import HookedStateError, MisuseError, ParameterOrderError, RegisteredStateError, RestoreMismatchError
 from chaosrun.faults.points import FaultPoints
-from chaosrun.protocol.background import Writer
-from chaosrun.protocol.saving import Digests, GroupPeers, Saver, rank_file
+from chaosrun.protocol.background import Committed, Writer
+from chaosrun.protocol.saving import Digests, GroupPeers, Saver, rank_file, state_of
 from chaosrun.protocol.snapshot import Taken
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
-from chaosrun.records.order import WorkerOrder
+from chaosrun.records.order import ASYNC_FROM_BYTES, WorkerOrder
 from chaosrun.records.position import Position
 from chaosrun.wording import listed
+
+SMALL = "the state is small"
 
 
 class Checkpointer:
@@ -67,10 +69,13 @@ class Checkpointer:
         self._heart.beat("checkpoint.write", position.step)
         self.newest_step, name = position.step, checkpoint_name(position.step)
         if self._writer is not None:
-            self.because = self._copy(self._writer, position, job)
-            if not self.because:
+            because = self._copy(self._writer, position, job)
+            if not because:
                 return name
-            print(f"chaosrun: the training waits for its checkpoints: {self.because}", flush=True)
+            if because != SMALL:
+                self.because = because
+                print(f"chaosrun: the training waits for its checkpoints: {because}", flush=True)
+            self._writer.leave()
             self._writer = None
         content = _Live(self._accelerator, self._state, self._order.rank, position, job)
         self._saver.save(content, self._peers)
@@ -84,26 +89,34 @@ class Checkpointer:
 
     def prepare(self) -> None:
         """Have the memory for the copies ready before the first is taken: it takes longer to get than to fill."""
-        if self._writer is not None:
-            self._writer.prepare(self._state.size() if self._order.rank == 0 else 0)
+        if self._writer is not None and not self._is_small():
+            self._writer.prepare(self._state.size() * 17 // 16 if self._order.rank == 0 else 0)
 
     def wait(self) -> None:
         """Until no save is under way any more. Raises what the save raised."""
         if self._writer is not None:
             self._writer.wait(self._heart, self._faults)
 
-    def look(self) -> list[int]:
-        """Steps whose checkpoints were committed beside the training since the last look; and let faults strike whose time has
-        come there. Raises what the save raised."""
+    def look(self) -> list[Committed]:
+        """Checkpoints that were committed beside the training since the last look; and let faults strike whose time has come
+        there. Raises what the save raised."""
         return self._writer.look(self._faults) if self._writer is not None else []
 
     def _copy(self, writer: Writer, position: Position, job: dict[str, object]) -> str:
         """Begin a save of the state as it is now; or say why the training has to wait for it, on all ranks."""
-        before, modes = self._state.digests(), {"mode": self._state.modes()}
-        problem = self._state.only_while_it_waits()
-        taken = None
+        problem = SMALL if self._is_small() else self._state.only_while_it_waits()
+        taken, modes = None, {"mode": self._state.modes()}
+        # Where nobody has to compare them at once, the writer digests the copy.
+        whole = bool(self._order.settle)
+        before = self._state.digests(whole=whole)
         if not problem:
-            facts = {"position": position, "job": job, "digests": before, "names": self._state.parameter_names()}
+            facts = {
+                "position": position,
+                "job": job,
+                "names": self._state.parameter_names(),
+                "digests": before,
+                "whole": whole,
+            }
             taken = Taken({**facts, **self._state.parts(whole=self._order.rank == 0)})
             problem = writer.reserve(taken.layout.size) if taken.on_cpu else "tensors lie on another device"
         if because := next(filter(None, self._peers.gather(problem)), ""):
@@ -112,8 +125,12 @@ class Checkpointer:
         writer.save(taken, position.step)
         self._accelerator.project_configuration.iteration += 1
         after = {"rng": self._state.rng(), "mode": self._state.modes()}
-        self.digests, self.changed = before, _differing({"rng": before["rng"], **modes}, after)
+        self.digests = before if whole else None
+        self.changed = _differing({"rng": before["rng"], **modes}, after)
         return ""
+
+    def _is_small(self) -> bool:
+        return self._order.mode == "auto" and self._state.size() < ASYNC_FROM_BYTES
 
     def position_of(self, name: str) -> Position:
         """The position that a checkpoint was taken at, by its manifest alone. Raises InvalidCheckpointError."""
@@ -136,8 +153,7 @@ class Checkpointer:
             _check_order(name, manifest.digests.get("order"), self._state.parameter_names(), rank)
         self._state.load(directory, directory / rank_file(rank))
         live = self._state.digests()
-        saved = manifest.digests
-        expected = {**{key: saved[key] for key in ("model", "optimizer", "scheduler")}, **saved["ranks"][rank]}
+        expected = state_of(manifest, rank)
         # A replay for `chaosrun diagnose` goes on with what came back, to show what becomes of it.
         for component, values in expected.items() if not self._order.inspect else ():
             _compare(component, values, live[component], name, rank, self._state.hooks())
@@ -153,7 +169,9 @@ class _Live:
     ) -> None:
         self._accelerator, self._state, self._rank = accelerator, state, rank
         self.position, self.job = position, job
-        self._before = {**state.digests(), "mode": state.modes()}
+        self._whole = bool(state.hooks())
+        """Whether every bit is looked at for what the save changes; else `spots`."""
+        self._before = {**state.digests(whole=self._whole), "mode": state.modes()}
         self.digests: dict[str, dict[str, str]] | None = None
         self.changed: dict[str, str] = {}
 
@@ -171,7 +189,8 @@ class _Live:
 
     def seen(self) -> tuple[Digests, list[str]]:
         self.digests = self._state.digests()
-        self.changed = _differing(self._before, {**self.digests, "mode": self._state.modes()})
+        after = self.digests if self._whole else self._state.digests(whole=False)
+        self.changed = _differing(self._before, {**after, "mode": self._state.modes()})
         return self.digests, self._state.parameter_names()
 
     @contextmanager

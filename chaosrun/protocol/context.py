@@ -13,7 +13,7 @@ from chaosrun.protocol.settling import Settling
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd
-from chaosrun.records.order import WorkerOrder
+from chaosrun.records.order import ASYNC_FROM_BYTES, WorkerOrder
 
 if TYPE_CHECKING:
     from chaosrun.protocol.background import Writer
@@ -48,7 +48,11 @@ class WorkerContext:
 
     def begin_a_writer(self) -> None:
         """Before the script, or torch for it, starts threads: a process that has some is not forked safely."""
-        if self.order.mode == "async":
+        order, resume = self.order, self.order.resume
+        if order.mode == "sync" or order.by == "script":
+            return
+        small = resume and _size(self.leg.checkpoints / resume) < ASYNC_FROM_BYTES
+        if order.mode == "async" or not small:
             from chaosrun.protocol.background import Writer
 
             self.writer = Writer(self.order, self.leg)
@@ -89,3 +93,7 @@ def enter(context: WorkerContext) -> None:
 def current() -> WorkerContext | None:
     """This process's context, None when the script does not run under chaosrun."""
     return _current
+
+
+def _size(checkpoint: Path) -> int:
+    return sum(path.lstat().st_size for path in checkpoint.glob("*"))

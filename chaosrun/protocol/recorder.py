@@ -126,8 +126,8 @@ class Recorder(Steps):
 
     def _note_commits(self) -> None:
         """Of checkpoints that are saved beside the training. Raises what their save raised."""
-        for step in self._checkpointer.look():
-            self.observer.write(CommittedRecord(step=step))
+        for step, digests in self._checkpointer.look():
+            self.observer.write(CommittedRecord(step=step, digests=digests))
 
     def _wait_for_saves(self) -> None:
         """Until no save is under way."""

@@ -35,6 +35,12 @@ _T = TypeVar("_T")
 Digests = Mapping[str, Mapping[str, str]]
 
 
+def state_of(manifest: Manifest, rank: int) -> dict[str, dict[str, str]]:
+    """Digests of what a checkpoint holds for a rank."""
+    saved = manifest.digests
+    return {**{key: saved[key] for key in ("model", "optimizer", "scheduler")}, **saved["ranks"][rank]}
+
+
 def rank_file(rank: int) -> str:
     return f"chaosrun-rank-{rank}.pt"
 

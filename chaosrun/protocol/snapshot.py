@@ -4,6 +4,7 @@ The state is pickled with the bytes of its tensors left out; those are copied be
 that share one still do in what is read. Nothing of it is in a file: the memory is gone with the processes that hold it.
 """
 
+import ctypes
 import io
 import mmap
 import os
@@ -48,6 +49,10 @@ class Arena:
             os.posix_fallocate(self._descriptor, 0, size)
         self.memory()
 
+    def holds(self, size: int) -> bool:
+        """It was had before."""
+        return self._mapped is not None and len(self._mapped) >= size
+
     def memory(self) -> mmap.mmap:
         """All that was reserved, its pages present."""
         size = os.fstat(self._descriptor).st_size
@@ -79,9 +84,11 @@ class Taken:
     def copy(self, arena: Arena) -> None:
         """When this returns, whatever becomes of the live state changes nothing of the copy."""
         memory = arena.memory()
+        base = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
         for storage, offset in zip(self._storages, self.layout.offsets, strict=True):
             if storage.nbytes():
-                _bytes_of(memory, offset, storage.nbytes()).copy_(storage)
+                # Faster than copy_(): what is written is not read into the caches first.
+                ctypes.memmove(base + offset, storage.data_ptr(), storage.nbytes())
         memory[self.layout.skeleton : self.layout.size] = self._skeleton
 
 

@@ -20,6 +20,7 @@ from chaosrun.records.traces import (
     TRACE_VERSION,
     AtLeastOne,
     Block,
+    CommittedRecord,
     EndRecord,
     Line,
     StartRecord,
@@ -299,7 +300,7 @@ def unpacked_record(content: bytes, names: Names | None) -> Line:
         found: Line = convert({**plain, "digests": {}} if plain.get("kind") == "end" else plain, Line)
         if digests is None or names is None:
             return found
-        if not isinstance(found, StartRecord | StateRecord | EndRecord):
+        if not isinstance(found, StartRecord | StateRecord | CommittedRecord | EndRecord):
             raise ValueError("digests of nothing")
         told = convert(digests, dict[str, tuple[list[str] | None, Texts | None]])
         return changed(found, digests={component: _component(names, component, *each) for component, each in told.items()})

@@ -9,6 +9,8 @@ from chaosrun.records.opened import TrainingTime
 DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
 """How a restarted attempt finds its place in the data; see `protocol.strategies`."""
 
+ASYNC_FROM_BYTES = 32 << 20
+"""Of state. Below it a save takes milliseconds, and a restart point that does not depend on timing is worth more."""
 Settle = Literal["", "watch", "stop", "go_on"]
 """Nothing; writes down how it stands; ends where all is equal, and where it is not (stop) or only where it is (go_on)."""
 
@@ -60,8 +62,8 @@ class WorkerOrder:
     max_steps: int | None = None
     every_steps: int
     keep: int
-    mode: Literal["sync", "async"] = "sync"
-    """Whether the training waits for a checkpoint, or only for a copy of its state."""
+    mode: Literal["auto", "sync", "async"] = "sync"
+    """Whether the training waits for a checkpoint, or only for a copy of its state; auto: from ASYNC_FROM_BYTES on a copy."""
     classes: tuple[str, ...] = ()
     """Classes of the user's own that checkpoints may hold; see `protocol.plain_values`."""
     data_resume: DataResume = "seedable"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from chaosrun.records import blocks, traces
-from chaosrun.records.codec import DamagedRecordError
+from chaosrun.records.codec import DamagedRecordError, changed
 from chaosrun.records.layout import LegLayout
 
 ENDS_BYTES = 1 << 15
@@ -152,6 +152,11 @@ class _Found:
     @property
     def trace(self) -> traces.RankTrace:
         tensors = self.start.tensors if self.start else ()
+        late = {each.step: each.digests for each in _of(traces.CommittedRecord, self._lines) if each.digests}
+        states = [
+            changed(each, digests=late[each.step]) if isinstance(each, traces.CheckpointRecord) and each.step in late else each
+            for each in _of(traces.StateRecord, self._lines)
+        ]
         return traces.RankTrace(
             attempt=self._attempt,
             rank=self._rank,
@@ -162,8 +167,8 @@ class _Found:
             buckets=tuple(_of(traces.BucketsRecord, self._lines)),
             blocks=tuple(self.blocks),
             read=partial(_opened, self._path, self._attempt, self._rank, tensors),
-            states=tuple(_of(traces.StateRecord, self._lines)),
-            checkpoints=tuple(_of(traces.CheckpointRecord, self._lines)),
+            states=tuple(states),
+            checkpoints=tuple(_of(traces.CheckpointRecord, states)),
             commits=tuple(_of(traces.CommittedRecord, self._lines)),
             saves=tuple(_of(traces.SaveRecord, self._lines)),
             end=next(_of(traces.EndRecord, self._lines), None),

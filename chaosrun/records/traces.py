@@ -199,6 +199,8 @@ class CommittedRecord(TraceRecord, frozen=True, kw_only=True, tag="committed"):
     """The checkpoint of this step, saved beside the training, was seen to be committed."""
 
     step: Count
+    digests: Digests | None = None
+    """Of the state that it holds for this rank, where the checkpoint's own record has none. Readers find them there."""
 
 
 class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):

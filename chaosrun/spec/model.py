@@ -56,10 +56,11 @@ class CheckpointSpec(Section):
         description="checkpoints that the undisturbed run keeps, for other drills to begin at: a number, or all; auto: all in "
         "sweeps and suites, else as many as keep says",
     )
-    mode: Literal["sync", "async"] = Field(
-        default="sync",
+    mode: Literal["auto", "sync", "async"] = Field(
+        default="auto",
         description="sync: the training waits until a checkpoint is committed; async: only until its state is copied into "
-        "shared memory, from which a process beside each rank saves it (takes as much memory as rank 0's state)",
+        "shared memory, from which a process beside each rank saves it (takes as much memory as rank 0's state); auto: async "
+        "from 32 MiB of state on; below that a save takes milliseconds, and where a restart begins does not depend on timing",
     )
     storage: Text | None = Field(
         default=None,

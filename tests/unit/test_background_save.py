@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from accelerate import Accelerator
 from chaosrun.errors import ChaosrunError, MisuseError, ResourcesError, RestoreMismatchError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.points import FaultPoints
-from chaosrun.protocol import background, snapshot
+from chaosrun.protocol import background, checkpointing, snapshot
 from chaosrun.protocol.background import Writer
 from chaosrun.protocol.checkpointing import Checkpointer
+from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.snapshot import Arena, Taken, read
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import ASYNC_FROM_BYTES
 from chaosrun.records.position import Position
 from tests.unit.test_protocol_restore import order, reset
 
@@ -53,15 +56,15 @@ class Average:
 class Job:
     """A training of two models that share a tensor, with all that accelerate saves."""
 
-    def __init__(self, folder: Path, mode: str, faults: tuple[Any, ...] = ()) -> None:
+    def __init__(self, folder: Path, mode: Any, faults: tuple[Any, ...] = (), settle: Any = "", width: int = 8) -> None:
         reset()
         leg = LegLayout(folder / "leg", None)
-        told = replace(order(leg.path), faults=faults)
-        self.writer = Writer(told, leg) if mode == "async" else None
+        told = replace(order(leg.path), faults=faults, mode=mode, settle=settle)
+        self.writer = Writer(told, leg) if mode != "sync" else None
         torch.manual_seed(0)
         self.accelerator = Accelerator(cpu=True)
         self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)  # pyright: ignore[reportPrivateImportUsage]
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
+        model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, width))
         model[2].weight = model[0].weight
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -73,11 +76,11 @@ class Job:
         self.state.register("average", self.average)
         self.faults = FaultPoints(told, leg)
         self.checkpointer = Checkpointer(self.accelerator, self.state, told, leg, self.faults, Heart(), self.writer)
-        self.leg = leg
+        self.leg, self.width = leg, width
 
     def learn(self, steps: int = 1) -> "Job":
         for _ in range(steps):
-            self.accelerator.backward(self.model(torch.randn(4, 8)).square().mean())
+            self.accelerator.backward(self.model(torch.randn(4, self.width)).square().mean())
             self.optimizer.step()
             self.schedule.step()
             self.optimizer.zero_grad()
@@ -96,7 +99,7 @@ def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path: Path) -> Non
         assert job.checkpointer.pending == (mode == "async")
         job.learn(2)  # goes on at once
         job.checkpointer.wait()
-        assert job.checkpointer.look() == ([3] if mode == "async" else [])
+        assert [done.step for done in job.checkpointer.look()] == ([3] if mode == "async" else [])
         files[mode] = job.files(name)
     assert files["async"] == files["sync"]
     assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt", "custom_checkpoint_0.pkl"} <= files[
@@ -123,7 +126,7 @@ def test_one_save_at_a_time_and_each_of_its_own_step(tmp_path: Path) -> None:
         names.append(job.checkpointer.save(Position(epoch=0, batches=step, step=step), {}))
         job.learn()
     job.checkpointer.wait()
-    assert job.checkpointer.look() == [3, 4, 5]
+    assert [done.step for done in job.checkpointer.look()] == [3, 4, 5]
     # Retention keeps two.
     for name, state in list(zip(names, states, strict=True))[1:]:
         again = Job(tmp_path, "sync")
@@ -147,17 +150,19 @@ copy = Taken.copy
 LIVE: list[torch.Tensor] = []
 
 
-def mutant(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def mutant(folder: Path, monkeypatch: pytest.MonkeyPatch, width: int = 8) -> Job:
     """Its writer begins when there is a file "go"."""
     monkeypatch.setattr(background._StorePeers, "begin", lambda self: until((folder / "go").exists))
-    job = Job(folder, "async").learn(3)
+    job = Job(folder, "async", width=width).learn(3)
     LIVE[:] = job.model.parameters()
     monkeypatch.setattr(Taken, "copy", live)
     return job
 
 
-def test_a_writer_that_reads_live_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = mutant(tmp_path, monkeypatch)
+@pytest.mark.parametrize("width", [8, 256])
+def test_a_writer_that_reads_live_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Also where the rank has looked at spots of its tensors alone."""
+    job = mutant(tmp_path, monkeypatch, width)
     job.checkpointer.save(POSITION, {})
     job.learn(5)
     (tmp_path / "go").touch()
@@ -175,6 +180,48 @@ def test_and_where_the_writer_does_not_look_the_restore_does(tmp_path: Path, mon
     job.checkpointer.wait()
     with pytest.raises(RestoreMismatchError, match="model is not what checkpoint"):
         Job(tmp_path, "sync").checkpointer.restore(name, {})
+
+
+@pytest.mark.parametrize("settle", ["", "stop"])
+def test_the_digests_are_those_of_the_state_that_was_copied(tmp_path: Path, settle: Any) -> None:
+    """At once where ranks compare them at once, else when the writer has taken them."""
+    job = Job(tmp_path, "async", settle=settle, width=256).learn(3)
+    at = job.state.digests()
+    job.checkpointer.save(POSITION, {})
+    assert job.checkpointer.digests == (at if settle else None)
+    job.learn().checkpointer.wait()
+    [done] = job.checkpointer.look()
+    assert done.digests == (None if settle else at)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_small_state_is_waited_for_unless_asked_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], small: bool
+) -> None:
+    monkeypatch.setattr(checkpointing, "ASYNC_FROM_BYTES", 1 << 30 if small else 1)
+    job = Job(tmp_path, "auto").learn(3)
+    assert job.writer is not None
+    job.checkpointer.save(POSITION, {})
+    assert job.checkpointer.pending != small
+    assert not job.checkpointer.because
+    job.checkpointer.wait()
+    assert "waits for its checkpoints" not in capfd.readouterr().out
+    with pytest.raises(ChildProcessError) if small else nullcontext():
+        os.kill(job.writer._pid, signal.SIGKILL) if not small else None
+        os.waitpid(job.writer._pid, 0)
+
+
+def test_no_writer_is_begun_for_an_attempt_that_goes_on_from_a_small_checkpoint(tmp_path: Path) -> None:
+    leg = LegLayout(tmp_path / "leg", None)
+    (leg.checkpoints / "step-00000004").mkdir(parents=True)
+    with (leg.checkpoints / "step-00000004" / "optimizer.bin").open("wb") as file:
+        for size, begun in ((ASYNC_FROM_BYTES - 1, False), (ASYNC_FROM_BYTES, True)):
+            file.truncate(size)
+            context = WorkerContext(replace(order(leg.path), mode="auto", resume="step-00000004"))
+            context.begin_a_writer()
+            assert (context.writer is not None) == begun
+    assert context.writer is not None
+    context.writer.leave()
 
 
 def fault(kind: Any, phase: Any, **options: Any) -> Any:

@@ -24,6 +24,7 @@ from chaosrun.records.traces import (
     BLOCK_STEPS,
     BucketsRecord,
     CheckpointRecord,
+    CommittedRecord,
     EndRecord,
     Line,
     RankTrace,
@@ -132,6 +133,17 @@ def test_other_records_come_back(path: Path) -> None:
     assert [record.digests for record in trace.checkpoints] == [DIGESTS] * 3
     assert trace.end and trace.end.digests == DIGESTS and trace.buckets[0].layout == ((0, 1),)
     assert list(all_records(path, 1, 0))[-1] == whole(150)[-1]
+
+
+def test_a_state_that_was_digested_later_is_found_with_its_checkpoint(tmp_path: Path) -> None:
+    saved, committed = changed(checkpoint(1), digests=None, pending=True), CommittedRecord(step=1, digests=DIGESTS)
+    trace, problems = read(write(tmp_path / "rank-0.trace", start(0), step(1), saved, step(2), committed))
+    assert not problems
+    assert trace.states == trace.checkpoints == (changed(saved, digests=DIGESTS),)
+    assert trace.committed == {1}
+    trace, _ = read(write(tmp_path / "rank-0.trace", start(0), step(1), saved, step(2)))
+    assert trace.checkpoints == (saved,)
+    assert not trace.committed
 
 
 def states(*digests: dict[str, dict[str, str]], name: str = "step-00000001") -> list[Line]:
