@@ -12,7 +12,7 @@ import pytest
 from chaosrun import api
 from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
-from chaosrun.preflight.probes.storage_objects import try_objects
+from chaosrun.preflight.probes.storage import try_objects
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.places import ObjectPlace
 from chaosrun.supervise.objects import claim_objects
