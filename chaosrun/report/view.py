@@ -4,7 +4,7 @@ A file that is damaged is named among the `damage`, and what hangs on it is left
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -107,12 +107,8 @@ class RunView:
     """What tells this INCONCLUSIVE from another."""
     tried: str
     killed: str
-    faults_title: str
-    faults_sentence: str
     faults: tuple[FaultRow, ...]
-    attempts_title: str
     attempts: tuple[AttemptRow, ...]
-    checks_title: str
     checks: tuple["Check", ...]
     """In the order of interest."""
     divergence: tuple[tuple[str, str], ...]
@@ -174,6 +170,27 @@ class RunView:
         return next((death for death in self.deaths if death.fatal), None)
 
     @property
+    def faults_title(self) -> str:
+        landed = sum(fault.landed for fault in self.faults)
+        return f"{landed} of {len(self.faults)} landed{self.facts.whose}" if self.faults else "none planned"
+
+    @property
+    def faults_sentence(self) -> str:
+        counted = Counter(fault.kind for fault in self.faults)
+        kinds = ", ".join(f"{number} × {kind}" if len(counted) > 1 else kind for kind, number in counted.items())
+        told = f"{self.faults_title}{f' ({kinds})' if kinds else ''}"
+        return f"{told}; {', '.join(_costs(self.verdict, 'done again'))}" if len(self.attempts) > 1 else told
+
+    @property
+    def attempts_title(self) -> str:
+        return ", ".join([str(len(self.attempts)), *_costs(self.verdict, "lost and done again")])
+
+    @property
+    def checks_title(self) -> str:
+        counted = Counter(check.status for check in self.checks)
+        return ", ".join(f"{counted[status]} {word}" for status, word in CHECK_WORDS.items() if counted[status]) or "none made"
+
+    @property
     def page(self) -> str | None:
         return shortest(self.run.report_html.absolute()) if self.run.report_html.is_file() else None
 
@@ -196,12 +213,8 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         why=OUTCOME_WORDS.get(verdict.outcome) if verdict.status == "INCONCLUSIVE" and verdict.outcome else None,
         tried=_tried(facts, spec, plan),
         killed=_killed(verdict, facts, legs[run.main]),
-        faults_title=_faults_title(verdict.faults, facts),
-        faults_sentence=_faults_sentence(verdict, facts),
         faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
-        attempts_title=_attempts_title(verdict),
         attempts=tuple(_attempt_row(attempt) for attempt in verdict.attempts),
-        checks_title=_checks_title(verdict.checks),
         checks=tuple(sorted(verdict.checks, key=lambda check: list(CHECK_WORDS).index(check.status))),
         divergence=() if verdict.divergence is None else tuple(divergence_rows(verdict.divergence, verdict.hint)),
         deaths=tuple(_deaths(legs.values())[:MOST_DEATHS]),
@@ -295,31 +308,10 @@ def _attempt_row(attempt: "AttemptSummary") -> AttemptRow:
     )
 
 
-def _faults_title(faults: "Sequence[FaultOutcome]", facts: RunFacts) -> str:
-    landed = sum(fault.landed for fault in faults)
-    return f"{landed} of {len(faults)} landed{facts.whose}" if faults else "none planned"
-
-
-def _faults_sentence(verdict: "Verdict", facts: RunFacts) -> str:
-    counted = Counter(fault.kind for fault in verdict.faults)
-    kinds = ", ".join(f"{number} × {kind}" if len(counted) > 1 else kind for kind, number in counted.items())
-    told = f"{_faults_title(verdict.faults, facts)}{f' ({kinds})' if kinds else ''}"
-    return f"{told}; {', '.join(_costs(verdict, 'done again'))}" if len(verdict.attempts) > 1 else told
-
-
-def _attempts_title(verdict: "Verdict") -> str:
-    return ", ".join([str(len(verdict.attempts)), *_costs(verdict, "lost and done again")])
-
-
 def _costs(verdict: "Verdict", what: str) -> list[str]:
     times_s = sorted(attempt.recovery_s for attempt in verdict.attempts if attempt.recovery_s is not None)
     recovery = [f"recovery {' to '.join(dict.fromkeys((span(times_s[0]), span(times_s[-1]))))}"] if times_s else []
     return [f"{count(verdict.lost_steps, 'step')} {what}", *recovery]
-
-
-def _checks_title(checks: "Sequence[Check]") -> str:
-    counted = {status: sum(check.status == status for check in checks) for status in CHECK_WORDS}
-    return ", ".join(f"{counted[status]} {word}" for status, word in CHECK_WORDS.items() if counted[status]) or "none made"
 
 
 def place_of(found: "Divergence") -> str:

@@ -1,6 +1,5 @@
 """One view of a suite: what its text, its Markdown and its page say, as rows and sentences that are ready to be shown."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,13 +53,64 @@ class LossesRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteView:
     result: "SuiteResult"
-    words: str
-    headline: str
     drills: tuple[DrillRow, ...]
     losses: tuple[LossesRow, ...]
-    unexpected: tuple[str, ...]
-    not_done: str
-    """What became of the drills that were not carried out."""
+
+    @property
+    def not_done(self) -> str:
+        """What became of the drills that were not carried out."""
+        return "not begun" if self.result.cut_short is None else "not ended"
+
+    @property
+    def words(self) -> str:
+        result = self.result
+        if result.empty:
+            return "nothing to do"
+        if result.as_expected:
+            return "as expected"
+        # What is not as expected matters more than that there might have been more of it.
+        return "not as expected" if result.cut_short is None or any(not drill.ok for drill in result.drills) else "cut short"
+
+    @property
+    def headline(self) -> str:
+        result = self.result
+        if result.empty:
+            return f"no drill belongs to {'this part' if result.shard is None else f'shard {result.shard}'} of the suite"
+        labels = [drill.label for drill in result.drills]
+        counted = (
+            (sum(not drill.ok for drill in result.drills), "not as expected"),
+            (sum(drill.cancelled and not drill.ok for drill in result.drills), "cancelled"),
+            (sum(not entry.as_expected for entry in result.compared), "with losses not as expected"),
+        )
+        more = (
+            *((labels.count(label), label) for label in ("new", "fixed", "flaky")),
+            (sum(drill.rerun is not None for drill in result.drills), "that failed before"),
+            (len(result.left), self.not_done),
+        )
+        cached, made = result.cached
+        return ", ".join(
+            [
+                count(len(result.drills), "drill"),
+                *(f"{number} {words}" for number, words in counted if number),
+                *(["losses not compared"] if result.not_compared is not None else []),
+                *(f"{number} {words}" for number, words in more if number),
+                f"{cached} of {count(cached + made, 'reference')} from the cache",
+                clock(result.took_s),
+            ]
+        )
+
+    @property
+    def unexpected(self) -> list[str]:
+        result = self.result
+        lines = [f"{drill.name}: {surprise}" for drill in result.drills for surprise in drill.surprises]
+        lines += [row.surprise for row in self.losses if not row.ok]
+        if result.not_compared is not None:
+            lines.append(f"the losses could not be compared: {result.not_compared}")
+        if result.cut_short is not None:
+            lines.append(f"cut short: {result.cut_short}")
+        if result.left:
+            lines.append(f"{self.not_done}: {', '.join(result.left)}")
+        return lines
 
     @property
     def odd(self) -> tuple[DrillRow, ...]:
@@ -72,16 +122,10 @@ class SuiteView:
 
 
 def suite_view(result: "SuiteResult") -> SuiteView:
-    losses = tuple(_losses_row(entry.name, entry.difference, entry.control, entry.as_expected) for entry in result.compared)
-    not_done = "not begun" if result.cut_short is None else "not ended"
     return SuiteView(
         result=result,
-        words=_words(result),
-        headline=_headline(result, not_done),
         drills=tuple(_drill_row(drill, few=len(result.drills) <= LOOKED_AT) for drill in result.drills),
-        losses=losses,
-        unexpected=tuple(_unexpected(result, losses, not_done)),
-        not_done=not_done,
+        losses=tuple(_losses_row(each.name, each.difference, each.control, each.as_expected) for each in result.compared),
     )
 
 
@@ -115,51 +159,3 @@ def _losses_row(name: str, found: "Difference", control: bool, ok: bool) -> Loss
         ok=ok,
         surprise=f"{name}: losses {'within the tolerance, a control must not be' if control else 'beyond the tolerance'}",
     )
-
-
-def _words(result: "SuiteResult") -> str:
-    if result.empty:
-        return "nothing to do"
-    if result.as_expected:
-        return "as expected"
-    # What is not as expected matters more than that there might have been more of it.
-    return "not as expected" if result.cut_short is None or any(not drill.ok for drill in result.drills) else "cut short"
-
-
-def _headline(result: "SuiteResult", not_done: str) -> str:
-    if result.empty:
-        return f"no drill belongs to {'this part' if result.shard is None else f'shard {result.shard}'} of the suite"
-    labels = [drill.label for drill in result.drills]
-    counted = (
-        (sum(not drill.ok for drill in result.drills), "not as expected"),
-        (sum(drill.cancelled and not drill.ok for drill in result.drills), "cancelled"),
-        (sum(not entry.as_expected for entry in result.compared), "with losses not as expected"),
-    )
-    more = (
-        *((labels.count(label), label) for label in ("new", "fixed", "flaky")),
-        (sum(drill.rerun is not None for drill in result.drills), "that failed before"),
-        (len(result.left), not_done),
-    )
-    cached, made = result.cached
-    return ", ".join(
-        [
-            count(len(result.drills), "drill"),
-            *(f"{number} {words}" for number, words in counted if number),
-            *(["losses not compared"] if result.not_compared is not None else []),
-            *(f"{number} {words}" for number, words in more if number),
-            f"{cached} of {count(cached + made, 'reference')} from the cache",
-            clock(result.took_s),
-        ]
-    )
-
-
-def _unexpected(result: "SuiteResult", losses: Sequence[LossesRow], not_done: str) -> list[str]:
-    lines = [f"{drill.name}: {surprise}" for drill in result.drills for surprise in drill.surprises]
-    lines += [row.surprise for row in losses if not row.ok]
-    if result.not_compared is not None:
-        lines.append(f"the losses could not be compared: {result.not_compared}")
-    if result.cut_short is not None:
-        lines.append(f"cut short: {result.cut_short}")
-    if result.left:
-        lines.append(f"{not_done}: {', '.join(result.left)}")
-    return lines

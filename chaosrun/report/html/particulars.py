@@ -77,7 +77,7 @@ def _where(source: Source) -> Iterator[tuple[str, str]]:
         yield "reference", f"taken from the cache: {source.view.facts.reference_source}"
     for leg in (source.reference, source.chaos):
         if nodes := _nodes(leg):
-            yield f"{leg.name} leg", nodes
+            yield f"{leg.history.name} leg", nodes
     if source.view.spec is not None:
         yield "deterministic", str(source.view.spec.deterministic)
         losses, weights = source.view.spec.verify.losses, source.view.spec.verify.weights

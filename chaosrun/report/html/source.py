@@ -20,14 +20,6 @@ class Leg:
     history: LegHistory
     chain: Lineage
 
-    @property
-    def name(self) -> str:
-        return self.history.name
-
-    @property
-    def began(self) -> bool:
-        return bool(self.history.journal)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -46,7 +38,7 @@ class Source:
     @property
     def told(self) -> Leg:
         """The leg whose course is shown: the disturbed one, or the one that it never came to."""
-        return self.chaos if self.chaos.began else self.reference
+        return self.chaos if self.chaos.history.journal else self.reference
 
 
 def read_source(view: RunView) -> Source:
@@ -70,7 +62,7 @@ def _rolled_back(leg: Leg) -> Leg:
     chains = {rank: Steps() for rank in leg.chain.steps}
     for span in leg.chain.cut_off:
         chains[span.trace.rank].add(span)
-    return Leg(history=LegHistory(name=leg.name, layout=leg.history.layout), chain=Lineage(steps=chains))
+    return Leg(history=LegHistory(name=leg.history.name, layout=leg.history.layout), chain=Lineage(steps=chains))
 
 
 def _leg(run: RunLayout, info: RunInfo | None, name: str, problems: list[str]) -> Leg:
