@@ -13,8 +13,6 @@ from chaosrun.spec.problems import Objection
 
 
 class RefusedError(Exception):
-    """One entry cannot be planned."""
-
     def __init__(self, entry: str, why: str) -> None:
         self.objection = Objection(entry, why)
         super().__init__(str(self.objection))
@@ -69,7 +67,6 @@ def _ranks(spec: JobSpec, entry: FaultOptions, source: str, phase: str | None, c
 
 
 def _expect_plural(entry: FaultOptions, source: str) -> None:
-    """Refuse what cannot be done to several ranks at once."""
     fault = Fault(id="", kind=entry.kind, rank=0, source=source)
     if "{rank}" not in fault.facts.words:
         raise RefusedError(source, f"a fault of kind {entry.kind} concerns the job's checkpoint, which is one: name one rank")

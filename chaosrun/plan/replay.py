@@ -37,8 +37,6 @@ _PARCAE_EVENTS = ("add", "remove", "no-op", "migration")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Nodes that went away at once."""
-
     time_s: float
     """Since the beginning of the recording."""
     count: int

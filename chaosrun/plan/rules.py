@@ -181,7 +181,6 @@ class _Strike:
         return self.fault.facts.ends_attempt and not self.fault.facts.notice
 
     def lasts(self) -> Moment:
-        """The moment when it is over."""
         step, slot = self.moment
         return (step + self.fault.option("steps"), END_OF_STEP) if self.fault.kind == "slow" else (step, slot)
 

@@ -98,7 +98,6 @@ class RunFollower:
             self.picture.faults = FaultPlan.read(self.run.plan_json).faults
 
     def _kept(self, name: str) -> tuple[int, ...]:
-        """Steps of the checkpoints that lie on the disk."""
         leg = self.run.leg(name) if self._info is None else recorded_leg(self.run, self._info, name)
         try:
             found = os.listdir(leg.checkpoints)

@@ -110,5 +110,4 @@ def shell_lines(commands: Iterable[Command]) -> list[str]:
 
 
 def ending(output: str) -> list[str]:
-    """The last lines, which say what was raised."""
     return [line[:LONGEST] for line in harmless(output).strip().splitlines()[-ROWS:]]

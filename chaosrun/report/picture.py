@@ -121,7 +121,6 @@ class LegPicture:
 
     @property
     def step(self) -> int:
-        """The newest that every rank has completed."""
         return min((lane.step for lane in self.lanes.values()), default=self.resumed_step)
 
     @property

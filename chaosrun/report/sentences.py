@@ -66,7 +66,6 @@ class Told:
         return on_one_line(f"[{minutes}:{seconds:02}] {self.leg or 'run'}: {self.sentence}")
 
     def dated_line(self, began_s: float | None) -> str:
-        """The same with the time of day."""
         at_s = 0.0 if self.time_s is None else self.time_s
         clock = "--:--:--" if self.time_s is None else time.strftime("%H:%M:%S", time.localtime(at_s))
         return f"{clock} {self.line(at_s - (at_s if began_s is None else began_s))}"

@@ -86,7 +86,6 @@ def _module(name: str) -> Any:
 
 @contextmanager
 def _run(directory: Path) -> Iterator[Put]:
-    """One run of TensorBoard's: a directory with one event file."""
     events, summaries = (_module(f"compat.proto.{name}_pb2") for name in ("event", "summary"))
     writer = _module("summary.writer.event_file_writer").EventFileWriter(str(directory))
 
@@ -141,7 +140,6 @@ def _put_differences(put: Put, expected: Steps, seen: Steps) -> None:
 
 
 def _put_checkpoints(put: Put, leg: "LegHistory") -> None:
-    """How long each took to save; the slowest rank's."""
     slowest: dict[tuple[int, int], tuple[float, float]] = {}
     for attempt in leg.attempts:
         for trace in attempt.traces.values():

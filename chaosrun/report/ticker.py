@@ -42,8 +42,6 @@ def tick(record: EventRecord, others: Sequence[str] = ()) -> str:
 
 
 class Ticker:
-    """Sentences, each with the time since the first."""
-
     def __init__(self, stream: TextIO, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._stream = LeavingStream(stream)
         self._now_s = now_s

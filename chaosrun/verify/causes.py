@@ -53,8 +53,6 @@ _ORDER_OF_A_PASS = ("sampler_epoch_not_set", "sampler_epoch_ahead", "data_order_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One step of one attempt of the chaos leg, on all ranks that recorded it."""
-
     drill: Drill
     attempt: Attempt
     step: int
@@ -85,7 +83,6 @@ class Moment:
 
 
 def of_field(field: Field, moment: Moment, mismatches: list[Mismatch]) -> Cause:
-    """A field of a step that is the first to differ."""
     first = mismatches[0]
     match field:
         case "ids" | "batch":

@@ -171,7 +171,6 @@ class Drill:
 
     @property
     def exact_weights(self) -> bool:
-        """Bits of weights can be compared."""
         return exact_weights(self.spec.verify)
 
     @property
@@ -194,7 +193,6 @@ class Drill:
         return first if attempt and attempt.went_on and record.step == attempt.start_of(record.rank) + 1 else later
 
     def opened(self) -> tuple[tuple[str, tuple[OpenedFile, ...]], ...]:
-        """Files of other legs that each leg read."""
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", self.opened_to_confirm))
 
 

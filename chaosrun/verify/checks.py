@@ -103,7 +103,6 @@ def consequences(checks: Sequence[Check], kind: Kind) -> tuple[Check, ...]:
 
 
 def required(drill: Drill) -> frozenset[str]:
-    """Names of the checks that must pass in this drill."""
     names = SCRIPT_REQUIRED if drill.by_script else REQUIRED
     if not drill.exact_weights:
         names -= TOLERATED if drill.spec.verify.profile == "strict" and not drill.by_script else TOLERATED | {"final_weights"}

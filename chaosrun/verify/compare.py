@@ -46,8 +46,6 @@ EXACT = Tolerance()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """One field of one step that is not what it should be."""
-
     field: Field
     step: int
     rank: int

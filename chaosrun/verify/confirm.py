@@ -34,7 +34,6 @@ def agreed_at_first(verdict: Verdict) -> bool:
 
 
 def _injected(check: Check) -> bool:
-    """A corruption that was seen at once where it struck: nothing else need be looked for."""
     return check.name == "silent_corruption" and check.status == "fail" and check.evidence["prompt"]
 
 

@@ -125,7 +125,6 @@ def corrupts(plan: FaultPlan) -> bool:
 
 
 def injections(drill: Drill) -> tuple[Injection, ...]:
-    """The corruptions that took place in the chaos leg, in the order of time."""
     faults = {fault.id: fault for fault in drill.plan.faults if fault.facts.family == "memory"}
     requested = {record.fault: record for record in drill.chaos.events(FaultRequested)}
     found: list[Injection] = []

@@ -28,8 +28,6 @@ ON_DISK = frozenset({"final_checkpoint", "records", "lineage", "completed"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is to be seen: a step of an attempt of the chaos leg."""
-
     step: int
     attempt: int
     resume_step: int

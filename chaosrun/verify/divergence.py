@@ -104,7 +104,6 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
 
 
 def _opening(drill: Drill, attempt: Attempt) -> Moment:
-    """What an attempt begins with, before its first step."""
     return Moment(drill=drill, attempt=attempt, step=attempt.resume_step + 1, records={})
 
 

@@ -52,7 +52,6 @@ class StateDifference:
 
     @property
     def permuted(self) -> bool:
-        """The values are all there, under each other's names."""
         values = [Counter(side.get(name) for name in self.names) for side in (self.expected, self.seen)]
         return len(self.names) > 1 and values[0] == values[1]
 

@@ -151,7 +151,6 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[int]:
 
 
 def _upright(values: Iterable[float]) -> Scale:
-    """Losses, from bottom to top."""
     known = [value for value in values if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=1.0)
     # Halves first: the distance of the largest numbers there are is none of them.

@@ -89,7 +89,6 @@ def _where(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _nodes(leg: Leg) -> str:
-    """Of the newest placement."""
     for record in reversed(leg.history.events(PlacementAcquired)):
         told = [f"{node.address} ({rank_list(node.ranks)})" for node in record.nodes.values()]
         more = "; more workers than cores" if record.oversubscribed else ""
