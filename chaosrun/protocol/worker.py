@@ -31,6 +31,7 @@ from chaosrun.observe.opened import watch
 from chaosrun.observe.team_files import TeamFiles
 from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
+from chaosrun.protocol.first_sync import spare_equal_models
 from chaosrun.protocol.randomness import own_epoch
 from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
@@ -62,6 +63,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         if order.by == "chaosrun":
             own_epoch()
             listen()
+            spare_equal_models()
             # A script with checkpoints of its own handles a notice itself, or dies of it.
             context.preemption.listen()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
@@ -204,10 +206,8 @@ def _announce(order: WorkerOrder) -> None:
         launched = {"TORCHELASTIC_RUN_ID": "chaosrun", "TORCHELASTIC_RESTART_COUNT": order.attempt - 1}
         variables = {**variables, **launched} if order.world_size > 1 else {}
     os.environ.update({name: str(value) for name, value in variables.items()})
-    if order.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, order.gpus))
-    else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, order.gpus))
+    if not order.gpus:
         os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
