@@ -21,7 +21,7 @@ __all__ = ["SIZES", "TARGETS", "WAYS", "Stall", "measure_stalls"]
 SIZES = (int(0.1e9), int(0.5e9), int(2e9))
 """Bytes of weights and optimizer."""
 RANKS = 2
-WAYS = ("save_state", "sync", "async", "until committed", "memcpy")
+WAYS = ("save_state", "and fsync", "sync", "async", "until committed", "memcpy")
 TARGETS = {"sync": 1.1, "async": 0.25}
 LIMIT_S = 600.0
 

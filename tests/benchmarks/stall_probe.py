@@ -69,10 +69,19 @@ def main(folder: Path, size: int, repeats: int) -> None:
         accelerator.save_state(str(folder / "plain"), safe_serialization=True)
         accelerator.wait_for_everyone()
 
+    def synced() -> None:
+        plain()
+        for path in (folder / "plain").iterdir() if rank == 0 else ():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        accelerator.wait_for_everyone()
+
     for repeat in range(repeats + 1):
         position = Position(epoch=0, batches=repeat + 1, step=repeat + 1)
         settle(accelerator, folder / "plain")
         timed("save_state", plain)
+        settle(accelerator, folder / "plain")
+        timed("and fsync", synced)
         settle(accelerator, None)
         timed("sync", lambda at=position: savers["sync"].save(at, {}))
         settle(accelerator, None)

@@ -22,6 +22,7 @@ from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.snapshot import Arena, Taken, read
 from chaosrun.protocol.state import TrainingState
+from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import ASYNC_FROM_BYTES
@@ -105,6 +106,29 @@ def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path: Path) -> Non
     assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt", "custom_checkpoint_0.pkl"} <= files[
         "sync"
     ].keys()
+
+
+def test_the_disk_sees_the_operations_of_a_save_that_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what a power cut leaves after each of them (test_checkpoint_crash) holds for both."""
+    do, seen = Filesystem._do, {}
+    for mode in ("sync", "async"):
+        told = tmp_path / f"{mode}.operations"
+
+        def tell(self: Filesystem, operation: Operation, act: Callable[[], Any], told: Path = told) -> Any:
+            with told.open("a") as file:
+                done = f"{operation.kind} {operation.path.name} {operation.target and operation.target.name}\n"
+                file.write(done.replace(str(os.getpid()), "PID"))
+            return do(self, operation, act)
+
+        monkeypatch.setattr(Filesystem, "_do", tell)
+        (tmp_path / mode).mkdir()
+        job = Job(tmp_path / mode, mode).learn(3)
+        for step in (3, 4, 5):  # retention, too
+            job.checkpointer.save(Position(epoch=0, batches=step, step=step), {})
+        job.checkpointer.wait()
+        seen[mode] = told.read_text().replace(f" {mode} ", " folder ")
+    assert "rename step-00000005.attempt-1 step-00000005" in seen["sync"] and "unlink" in seen["sync"]
+    assert seen["async"] == seen["sync"]
 
 
 def test_what_comes_back_is_the_step_it_was_taken_at(tmp_path: Path) -> None:

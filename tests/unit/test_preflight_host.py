@@ -15,9 +15,11 @@ import pytest
 
 from chaosrun.observe.limits import memory_room, process_room
 from chaosrun.preflight.checks.host import CHECK as HOST
+from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import busy, host
 from chaosrun.preflight.probes.host import KernelLog, kernel_log, told_by
+from chaosrun.records.order import ASYNC_FROM_BYTES
 from chaosrun.spec.source import Job
 from chaosrun.wording import GIB, MIB
 from tests.local_pool import LocalPool
@@ -41,7 +43,9 @@ GOOD: dict[str, Any] = {
 PROCESS = {"pid": 77, "name": "python train.py", "cores": 3.0, "created_s": 0.0}
 
 
-def judge(changes: Mapping[str, Any], *, with_job: Job | None = None, every_node: bool = False) -> list[Finding]:
+def judge(
+    changes: Mapping[str, Any], *, with_job: Job | None = None, every_node: bool = False, last_run: EarlierRun | None = None
+) -> list[Finding]:
     """What is said when node b has these values, by "memory/total"-like keys."""
     nodes = [node_of(name, cpus=8) for name in "abc"]
     answered = {each.name: copy.deepcopy(GOOD) for each in nodes}
@@ -52,7 +56,7 @@ def judge(changes: Mapping[str, Any], *, with_job: Job | None = None, every_node
             for group in groups:
                 facts = facts[group]
             facts[last] = value
-    setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job)
+    setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job, last_run=last_run)
     return judged(HOST, setting, nodes, answered)
 
 
@@ -136,6 +140,23 @@ def test_what_cannot_be_seen_is_not_said_to_be_right() -> None:
     log = {"kernel_log": {"messages": [], "error": "there is more of /dev/kmsg"}}
     (row,) = [row for row in judge(log) if row.node == "b" and row.name.startswith("kernel")]
     assert row.status is Status.SKIP and "there is more" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "held", "status"),
+    [
+        ("async", 10 * GIB, Status.PASS),
+        ("async", 30 * GIB, Status.WARN),
+        ("auto", 30 * GIB, Status.WARN),
+        ("auto", ASYNC_FROM_BYTES - 1, None),
+        ("sync", 30 * GIB, None),
+        ("async", None, None),
+    ],
+)
+def test_a_copy_of_the_state_needs_memory(mode: Any, held: int | None, status: Status | None) -> None:
+    its = job_of(2, per_worker={"cpu": 1, "gpu": 0}, checkpoint={"every_steps": 5, "mode": mode})
+    found = judge({}, with_job=its, last_run=EarlierRun(run="probe-1", bytes=held))
+    assert {row.status for row in found if row.name == "memory for a copy of the state"} == ({status} if status else set())
 
 
 def test_the_need_grows_with_the_job() -> None:

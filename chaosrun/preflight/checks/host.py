@@ -13,6 +13,7 @@ from chaosrun.preflight.model import Answers, Check, Finding, Measure, Rows, Set
 from chaosrun.preflight.placement import workers_on
 from chaosrun.preflight.probes.busy import Busy, Process
 from chaosrun.preflight.probes.host import Cpus, HostFacts, KernelLog, Limits, Memory, Message, Place
+from chaosrun.records.order import ASYNC_FROM_BYTES
 from chaosrun.wording import GIB, MIB, ago, count, listed, size
 
 ROWS = Rows(check="host")
@@ -81,6 +82,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> 
         world = workers if setting.job is None else setting.job.spec.workers
         yield _cpus(row.of(name="CPUs"), node, facts.cpus, best)
         yield _memory(row.of(name="memory"), facts.memory, workers)
+        yield from _copy(row.of(name="memory for a copy of the state"), facts.memory, workers, setting)
         for purpose, place in facts.places.items():
             yield from _place(row, purpose, place)
         yield _shared_memory(row.of(name="/dev/shm", device="/dev/shm"), facts.shared_memory, several_gpus=node.gpus > 1)
@@ -129,6 +131,21 @@ def _memory(row: Rows, memory: Memory, workers: int) -> Finding:
         f"processes above {RAY_KILLS_ABOVE:.0%}",
         remedy="end what else uses memory there, or raise the container's limit",
         measure=Measure(number=memory.total / GIB, unit="GiB", better="higher", warn=PEERS_WARN),
+    )
+
+
+def _copy(row: Rows, memory: Memory, workers: int, setting: Setting) -> Iterator[Finding]:
+    """Where saves go on beside the training, as an earlier run of the job lets expect."""
+    last, mode = setting.last_run, setting.job.spec.checkpoint.mode if setting.job else "sync"
+    if last is None or last.bytes is None or mode == "sync" or (mode == "auto" and last.bytes < ASYNC_FROM_BYTES):
+        return
+    need = (workers + 1) * last.bytes + (1 - RAY_KILLS_ABOVE) * memory.total
+    yield row.judged(
+        Status.PASS if memory.available >= need else Status.WARN,
+        f"{size(memory.available)} free",
+        f"at least {size(need)}: {size(last.bytes)} of state, as in {last.run}, for each worker and for its copy",
+        "raise the container's limit, or use fewer workers a node",
+        reason="where a copy does not fit, the training waits until each checkpoint is written (checkpoint.mode: sync)",
     )
 
 
