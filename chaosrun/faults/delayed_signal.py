@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from chaosrun.processes import ProcessIdentity, send_signal, state_of, wait_gone
 
@@ -23,7 +24,7 @@ LOOK_EVERY_S = 0.001
 STOPPED = "T"
 
 
-def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) -> dict[str, object]:
+def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) -> dict[str, Any]:
     """Stop a process (`stop=False`: wait until it has stopped itself), let it go on after `duration_s`, and say what was seen.
 
     Returns {state_stopped, state_before, state_after (letters of /proc/PID/stat), stopped_s, signal} and, when this does not

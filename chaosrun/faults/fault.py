@@ -161,7 +161,7 @@ class FaultPlan:
         """Of its faults, those left out that were injected: it is the same before and after they came."""
         return _digest([fault for fault in self.faults if fault.source != INJECTED])
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         return {"version": self.version, "seed": self.seed, "faults": [fault.to_json() for fault in self.faults]}
 
     @classmethod

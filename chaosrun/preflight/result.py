@@ -73,7 +73,7 @@ class Result:
     """in the order they were made"""
     findings: tuple[Finding, ...]
     """the rows, check by check"""
-    facts: Mapping[str, object]
+    facts: Mapping[str, Any]
     """what the probes found, by check; differs from check to check"""
 
     def bad(self) -> dict[str, tuple[Finding, ...]]:
@@ -135,7 +135,7 @@ def result_adapter() -> TypeAdapter[Result]:
     return TypeAdapter(Result)
 
 
-def to_json(result: Result) -> dict[str, object]:
+def to_json(result: Result) -> dict[str, Any]:
     """JSON values. In facts a float that is not finite becomes text: JSON has no number for it."""
     derived = {name: getattr(result, name) for name in DERIVED}
     return _json({**msgspec.to_builtins(result, str_keys=True), **derived})

@@ -70,7 +70,7 @@ def test_a_broken_torch_is_reported(program: str, said: str, facts: Facts, monke
     monkeypatch.setattr(env, "TORCH_FACTS", program)
     monkeypatch.setattr(env, "TORCH_TIMEOUT_S", 0.5 if "sleep" in program else 60.0)
     broken = env._torch()
-    assert said in broken["error"]
+    assert said in str(broken["error"])
     assert f"  error: {broken['error']}" in environment_lines({"torch": broken})
 
 
