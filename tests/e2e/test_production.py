@@ -294,7 +294,11 @@ while step < 12:
 
 
 @pytest.mark.parametrize(
-    "forgets", [pytest.param("", marks=pytest.mark.nightly, id="right"), pytest.param("1", id="forgets its random streams")]
+    "forgets",
+    [
+        pytest.param("", marks=pytest.mark.nightly, id="right"),
+        pytest.param("1", marks=pytest.mark.nightly, id="forgets its random streams"),
+    ],
 )
 def test_a_script_that_resumes_by_itself_is_held_against_its_own_steps(shell: Shell, forgets: str) -> None:
     (shell.folder / "train.py").write_text(OWN)
