@@ -105,11 +105,11 @@ class Checkpointer:
     def _copy(self, writer: Writer, position: Position, job: dict[str, object]) -> str:
         """Begin a save of the state as it is now; or say why the training has to wait for it, on all ranks."""
         problem = SMALL if self._is_small() else self._state.only_while_it_waits()
-        taken, modes = None, {"mode": self._state.modes()}
+        taken, before, modes = None, {}, {"mode": self._state.modes()}
         # Where nobody has to compare them at once, the writer digests the copy.
         whole = bool(self._order.settle)
-        before = self._state.digests(whole=whole)
         if not problem:
+            before = self._state.digests(whole=whole)
             facts = {
                 "position": position,
                 "job": job,
