@@ -150,9 +150,11 @@ class CheckpointStore:
         if step is None:
             raise InvalidCheckpointError(f"{name!r} is not the name of a checkpoint", hint="they are called step-00000050")
         directory = self._layout.checkpoints / name
-        with storage_errors(directory):
-            signature = signature_of(directory)
-        manifest = audit_directory(directory, step, hashed=() if signature == vouched else hashed)
+        signature = ""
+        if hashed is None or vouched:
+            with storage_errors(directory):
+                signature = signature_of(directory)
+        manifest = audit_directory(directory, step, hashed=() if signature and signature == vouched else hashed)
         if hashed is None:
             self._vouched[step] = signature
         return manifest
