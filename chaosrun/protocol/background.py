@@ -32,7 +32,7 @@ from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import restore_rng
 from chaosrun.processes import die_with_parent
 from chaosrun.protocol.saving import Digests, Saver, Sealed, state_of
-from chaosrun.protocol.snapshot import Arena, Layout, Taken, read
+from chaosrun.protocol.snapshot import Arena, Layout, Taken, lay_at, read
 from chaosrun.protocol.state import TrainingState, payload_of
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
@@ -104,18 +104,21 @@ class Writer:
         self._tell(_Reserve(size))
         self._asked += 1
 
-    def reserve(self, size: int) -> str:
-        """Have it in both processes; returns why it cannot be had. No save may be under way."""
-        if not self._asked and self._arena.holds(size):
-            return ""
-        self.prepare(size)
-        problem = ""
+    def reserve(self, taken: Taken) -> str:
+        """Have memory for it in both processes; returns why it cannot be had. No save may be under way."""
+        size, problem = taken.layout.size, ""
+        if self._asked or not self._arena.holds(size):
+            self.prepare(size)
         while self._asked:
             answer = self._hear()
             assert isinstance(answer, _Reserved), f"{answer} was not asked for"
             problem, self._asked = answer.problem, self._asked - 1
         if not problem:
             self._arena.reserve(size)
+            try:
+                taken.prepare(self._arena)
+            except RuntimeError as error:
+                problem = str(error)
         return problem
 
     def leave(self) -> None:
@@ -123,10 +126,13 @@ class Writer:
         self._tell(None)
         os.waitpid(self._pid, 0)
 
-    def save(self, taken: Taken, step: int) -> None:
-        """Copy the state, and begin to save it. No save may be under way."""
+    def copy(self, taken: Taken) -> None:
+        """Copy the state. No save may be under way, and memory for it has to be there."""
         assert self.saving is None, f"step {self.saving} is being saved"
         taken.copy(self._arena)
+
+    def save(self, taken: Taken, step: int) -> None:
+        """Begin to save what was copied."""
         self.saving = step
         self._tell(_Save(taken.layout))
 
@@ -205,6 +211,9 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Ar
     points = FaultPoints(order, leg, rank_pid=rank_pid, ask=ask)
     saver = Saver(order, leg, points, _Relayed(connection))
     peers = _StorePeers(order)
+    lay: dict[int, str] = {}
+    # What lay on a GPU is saved as that, and is loaded there again.
+    torch.serialization.register_package(0, lambda storage: lay.get(storage.data_ptr()), lambda storage, location: None)
     while True:
         try:
             message = connection.recv()
@@ -217,6 +226,8 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Ar
             continue
         assert isinstance(message, _Save)
         try:
+            lay.clear()
+            lay.update(lay_at(arena, message.layout))
             copied = _Copied(read(arena, message.layout), order)
             peers.begin()
             saver.save(copied, peers)
@@ -269,6 +280,8 @@ class _Copied:
         copied = self._copied
         PartialState._shared_state.update(copied["process"])
         restore_rng(copied["values"]["rng"], torch.device("cpu"))
+        # accelerate asks for these, of which this process has none.
+        torch.cuda.get_rng_state_all = lambda: copied["cuda_streams"]
         optimizers, schedulers = ([_Holder(state) for state in states] for states in copied["states"])
         save_accelerator_state(
             str(staging),
@@ -294,15 +307,7 @@ class _Copied:
         expected, whole = self._copied["digests"], self._copied["whole"]
         for component, values in self._copied["components"].items():
             found = digests(values if whole else spots(values))
-            if found != expected[component]:
-                names = {**expected[component], **found}
-                name = next(name for name in names if expected[component].get(name) != found.get(name))
-                raise MisuseError(
-                    f"rank {self._order.rank}: {component} {name!r} changed while the state of step {self.position.step} "
-                    "was copied",
-                    hint="a state_dict() with a side effect, or a thread that goes on, changes it: mend that, or use "
-                    "checkpoint: {mode: sync}",
-                )
+            refuse_changes(component, expected[component], found, self._order.rank, self.position.step)
         parts = {} if whole else {name: digests(values) for name, values in self._copied["components"].items()}
         return {**expected, **parts}, self._copied["names"]
 
@@ -311,6 +316,16 @@ class _Copied:
         if self._copied["whole"]:
             return Committed(step, None)
         return Committed(step, state_of(saver.store.audit(checkpoint_name(step), hashed=()), self._order.rank))
+
+
+def refuse_changes(component: str, before: Mapping[str, str], after: Mapping[str, str], rank: int, step: int) -> None:
+    """Raise MisuseError when what was copied is not what was digested before."""
+    if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+        raise MisuseError(
+            f"rank {rank}: {component} {changed[0]!r} changed while the state of step {step} was copied",
+            hint="a state_dict() with a side effect, or a thread that goes on, changes it: mend that, or use "
+            "checkpoint: {mode: sync}",
+        )
 
 
 class _Holder(SimpleNamespace):

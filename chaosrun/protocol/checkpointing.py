@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from chaosrun.errors import HookedStateError, MisuseError, ParameterOrderError, RegisteredStateError, RestoreMismatchError
 from chaosrun.faults.points import FaultPoints
-from chaosrun.protocol.background import Committed, Writer
+from chaosrun.protocol.background import Committed, Writer, refuse_changes
 from chaosrun.protocol.saving import Digests, GroupPeers, Saver, rank_file, state_of
 from chaosrun.protocol.snapshot import Taken
 from chaosrun.protocol.state import TrainingState
@@ -106,8 +106,10 @@ class Checkpointer:
         """Begin a save of the state as it is now; or say why the training has to wait for it, on all ranks."""
         problem = SMALL if self._is_small() else self._state.only_while_it_waits()
         taken, before, modes = None, {}, {"mode": self._state.modes()}
-        # Where nobody has to compare them at once, the writer digests the copy.
-        whole = bool(self._order.settle)
+        # A GPU digests its own faster than it copies them; else, where nobody has to compare them at once, the writer digests
+        # the copy.
+        on_gpu = self._accelerator.device.type != "cpu"
+        whole = on_gpu or bool(self._order.settle)
         if not problem:
             before = self._state.digests(whole=whole)
             facts = {
@@ -117,11 +119,17 @@ class Checkpointer:
                 "digests": before,
                 "whole": whole,
             }
-            taken = Taken({**facts, **self._state.parts(whole=self._order.rank == 0)})
-            problem = writer.reserve(taken.layout.size) if taken.on_cpu else "tensors lie on another device"
+            parts = self._state.parts(whole=self._order.rank == 0)
+            taken = Taken({**facts, **parts, **({"components": {}} if on_gpu else {})})
+            problem = writer.reserve(taken)
         if because := next(filter(None, self._peers.gather(problem)), ""):
             return because
         assert taken is not None
+        writer.copy(taken)
+        if on_gpu:
+            now = self._state.digests()
+            for component in now.keys() - {"rng"}:
+                refuse_changes(component, before[component], now[component], self._order.rank, position.step)
         writer.save(taken, position.step)
         self._accelerator.project_configuration.iteration += 1
         after = {"rng": self._state.rng(), "mode": self._state.modes()}

@@ -31,6 +31,8 @@ class Layout(NamedTuple):
     skeleton: int
     size: int
     """Of the whole."""
+    locations: tuple[str, ...]
+    """Where the storages lay, as `torch.save` writes it: "cpu", "cuda:0"."""
 
 
 class Arena:
@@ -39,6 +41,8 @@ class Arena:
     def __init__(self) -> None:
         self._descriptor = os.memfd_create("chaosrun-snapshot", os.MFD_CLOEXEC)
         self._mapped: mmap.mmap | None = None
+        self._pinned: tuple[int, int] | None = None
+        """Address and size of what CUDA has locked."""
 
     def reserve(self, size: int) -> None:
         """Have memory of this size at hand. Raises OSError or MemoryError where there is not enough."""
@@ -57,8 +61,22 @@ class Arena:
         """All that was reserved, its pages present."""
         size = os.fstat(self._descriptor).st_size
         if self._mapped is None or len(self._mapped) != size:
+            self._unpin()
             self._mapped = mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         return self._mapped
+
+    def pin(self) -> None:
+        """Lock it for copies from GPUs: these are several times as fast then. Raises RuntimeError where CUDA cannot."""
+        memory = self.memory()
+        at = address(memory), len(memory)
+        if self._pinned != at:
+            _cuda("cudaHostRegister", *at, 0)
+            self._pinned = at
+
+    def _unpin(self) -> None:
+        if self._pinned is not None:
+            _cuda("cudaHostUnregister", self._pinned[0])
+            self._pinned = None
 
 
 class Taken:
@@ -75,21 +93,33 @@ class Taken:
             offsets.append(end)
             end += -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
         sizes = tuple(storage.nbytes() for storage in self._storages)
-        self.layout = Layout(tuple(offsets), sizes, end, end + len(self._skeleton))
+        locations = tuple(torch.serialization.location_tag(storage) for storage in self._storages)
+        self.layout = Layout(tuple(offsets), sizes, end, end + len(self._skeleton), locations)
+        self._gpus = {storage.device for storage in self._storages if storage.device.type == "cuda"}
 
-    @property
-    def on_cpu(self) -> bool:
-        return all(storage.device.type == "cpu" for storage in self._storages)
+    def prepare(self, arena: Arena) -> None:
+        """Make the memory, which is large enough, ready for the copy. Raises RuntimeError where this cannot be copied."""
+        if other := {storage.device.type for storage in self._storages} - {"cpu", "cuda"}:
+            raise RuntimeError(f"tensors lie on another device ({', '.join(sorted(other))})")
+        if self._gpus:
+            arena.pin()
 
     def copy(self, arena: Arena) -> None:
         """When this returns, whatever becomes of the live state changes nothing of the copy."""
         memory = arena.memory()
-        base = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        base = address(memory)
         for storage, offset in zip(self._storages, self.layout.offsets, strict=True):
-            if storage.nbytes():
+            if not storage.nbytes():
+                continue
+            if storage.device.type == "cuda":
+                # After all that the GPU was told to do before.
+                _bytes_of(memory, offset, storage.nbytes()).copy_(storage, non_blocking=True)
+            else:
                 # Faster than copy_(): what is written is not read into the caches first.
                 ctypes.memmove(base + offset, storage.data_ptr(), storage.nbytes())
         memory[self.layout.skeleton : self.layout.size] = self._skeleton
+        for gpu in self._gpus:
+            torch.cuda.current_stream(gpu).synchronize()
 
 
 def read(arena: Arena, layout: Layout) -> Any:
@@ -102,12 +132,26 @@ def read(arena: Arena, layout: Layout) -> Any:
     return _Giver(io.BytesIO(memory[layout.skeleton : layout.size]), storages).load()
 
 
+def lay_at(arena: Arena, layout: Layout) -> dict[int, str]:
+    """Where the storages lay, by the address of their copies."""
+    base = address(arena.memory())
+    return {base + offset: at for offset, at in zip(layout.offsets, layout.locations, strict=True)}
+
+
+def address(memory: mmap.mmap) -> int:
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+
 def free_memory() -> int:
     """Bytes that this process may still take."""
     found = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     free = next(int(kibibytes) << 10 for name, kibibytes, *_ in found if name == "MemAvailable:")
     room = memory_room()
     return free if room is None else min(free, room)
+
+
+def _cuda(function: str, *arguments: int) -> None:
+    torch.cuda.check_error(int(getattr(torch.cuda.cudart(), function)(*arguments)))
 
 
 def _bytes_of(memory: mmap.mmap, offset: int, size: int) -> torch.UntypedStorage:

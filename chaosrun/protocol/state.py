@@ -91,6 +91,7 @@ class TrainingState(ObservedState):
             "custom": [item.state_dict() for item in own._custom_objects] if whole else [],
             "each_node": own.project_configuration.save_on_each_node,
             "process": dict(PartialState._shared_state),
+            "cuda_streams": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             "values": self._rank_values(saved["registered"]),
             "components": saved if whole else {name: saved[name] for name in ("buffers", "registered")},
         }

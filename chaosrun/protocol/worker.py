@@ -189,8 +189,8 @@ def _know_the_leg(context: WorkerContext) -> None:
 
 
 def _announce(order: WorkerOrder) -> None:
-    """The environment that torch and accelerate look for, as torchrun sets it. A single worker is no process group; a script
-    with checkpoints of its own then runs as by `python train.py`."""
+    """The environment that torch and accelerate look for, as torchrun sets it. A single worker is a process group only if its
+    script makes one; a script with checkpoints of its own then runs as by `python train.py`."""
     variables: dict[str, object] = {
         "RANK": order.rank,
         "WORLD_SIZE": order.world_size,
@@ -198,10 +198,11 @@ def _announce(order: WorkerOrder) -> None:
         "GROUP_RANK": order.node_rank,
         "MASTER_ADDR": order.master_addr,
         "MASTER_PORT": order.master_port,
+        # With it set, every rank is a client of the store that is already listening.
+        "TORCHELASTIC_USE_AGENT_STORE": True,
     }
     if order.world_size > 1:
-        # With it set, every rank is a client of the store that is already listening.
-        variables |= {"LOCAL_RANK": order.local_rank, "TORCHELASTIC_USE_AGENT_STORE": True}
+        variables["LOCAL_RANK"] = order.local_rank
     if order.by == "script":
         launched = {"TORCHELASTIC_RUN_ID": "chaosrun", "TORCHELASTIC_RESTART_COUNT": order.attempt - 1}
         variables = {**variables, **launched} if order.world_size > 1 else {}
@@ -226,9 +227,6 @@ def _speak_in_detail() -> None:
 def _host_store(order: WorkerOrder, listen_fd: int | None) -> object:
     """The rendezvous store of this attempt, kept alive by the caller. None on every rank but 0."""
     if listen_fd is None:
-        return None
-    if order.world_size == 1:
-        os.close(listen_fd)
         return None
     return torch.distributed.TCPStore(
         "127.0.0.1", order.master_port, None, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd

@@ -35,10 +35,12 @@ def main(folder: Path, size: int, repeats: int) -> None:
     orders = {mode: _order(leg, rank, ranks) for mode, leg in legs.items()}
     writer = Writer(orders["async"], legs["async"])
     torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator()
+    device = accelerator.device
     rows = max(1, size // COPIES // 4 // LAYERS // WIDTH)
     model = torch.nn.ModuleList(torch.nn.Linear(WIDTH, rows, bias=False) for _ in range(LAYERS))
     optimizer = torch.optim.AdamW(model.parameters())
+    model.to(device)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.1)
     optimizer.step()
@@ -54,14 +56,17 @@ def main(folder: Path, size: int, repeats: int) -> None:
         for mode, leg in legs.items()
     }
     tensors = _tensors(model, optimizer)
-    copies = [tensor.clone() for tensor in tensors]
+    # Of a GPU's state, to this machine's memory.
+    copies = [torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor) for tensor in tensors]
     found: dict[str, list[float]] = {}
 
     def timed(name: str, act: Callable[[], object]) -> None:
         accelerator.wait_for_everyone()
         began = time.perf_counter()
         act()
-        took = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        took = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=device)
         torch.distributed.all_reduce(took, torch.distributed.ReduceOp.MAX)
         found.setdefault(name, []).append(float(took))
 
@@ -91,7 +96,7 @@ def main(folder: Path, size: int, repeats: int) -> None:
         savers["async"].wait()
         found.setdefault("until committed", []).append(time.perf_counter() - began)
         settle(accelerator, None)
-        timed("memcpy", lambda: [copy.copy_(tensor) for copy, tensor in zip(copies, tensors, strict=True)])
+        timed("memcpy", lambda: [copy.copy_(tensor, non_blocking=True) for copy, tensor in zip(copies, tensors, strict=True)])
     if rank == 0:
         # The first of each gets its memory and its files' pages.
         told = {name: {"first_s": values[0], "values_s": values[1:]} for name, values in found.items()}

@@ -50,6 +50,12 @@ def test_a_sharded_model_comes_back_exactly(
 
 
 @pytest.mark.ray
+def test_a_single_rank_that_makes_its_own_process_group_comes_back_exactly(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    drill = warm_drills(JOB, root=tmp_path, overrides=[*overrides(1, "--epochs", 1), ONE_KILL])
+    assert drill.verdict.status == "PASS", drill.verdict.cause
+
+
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("way", "workers"),
     [("fsdp", 2), pytest.param("tp", 2, marks=pytest.mark.nightly), pytest.param("fsdp+tp", 4, marks=pytest.mark.nightly)],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 
 from chaosrun.errors import ChaosrunError, MisuseError, ResourcesError, RestoreMismatchError
 from chaosrun.faults.fault import Fault
@@ -43,37 +44,40 @@ def fresh_accelerate() -> Iterator[None]:
 class Average:
     """Registered state: a tensor of its own, and one that is the model's."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.mean = torch.arange(4.0)
+    def __init__(self, model: torch.nn.Module, device: Any) -> None:
+        self.mean = torch.arange(4.0, device=device)
         self.tied = next(model.parameters()).detach()
 
     def state_dict(self) -> Any:
         return {"mean": self.mean, "tied": self.tied, "best": (0.5, None)}
 
     def load_state_dict(self, state: Any) -> None:
-        self.mean.copy_(state["mean"])
+        self.mean = state["mean"]
 
 
 class Job:
     """A training of two models that share a tensor, with all that accelerate saves."""
 
-    def __init__(self, folder: Path, mode: Any, faults: tuple[Any, ...] = (), settle: Any = "", width: int = 8) -> None:
+    def __init__(
+        self, folder: Path, mode: Any, faults: tuple[Any, ...] = (), settle: Any = "", width: int = 8, device: str = "cpu"
+    ) -> None:
         reset()
         leg = LegLayout(folder / "leg", None)
         told = replace(order(leg.path), faults=faults, mode=mode, settle=settle)
         self.writer = Writer(told, leg) if mode != "sync" else None
-        torch.manual_seed(0)
-        self.accelerator = Accelerator(cpu=True)
-        self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)  # pyright: ignore[reportPrivateImportUsage]
+        set_seed(0)
+        self.accelerator = Accelerator(cpu=device == "cpu")
+        self.device = self.accelerator.device
+        self.accelerator.scaler = torch.amp.GradScaler(device, init_scale=4.0, growth_interval=2)  # pyright: ignore[reportPrivateImportUsage]
         model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, width))
         model[2].weight = model[0].weight
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         loader = torch.utils.data.DataLoader([0.5] * 8, batch_size=2)  # pyright: ignore[reportArgumentType]
         self.model, self.optimizer, self.schedule, _ = self.accelerator.prepare(model, optimizer, schedule, loader)
-        self.accelerator.register_for_checkpointing(Average(model))
+        self.accelerator.register_for_checkpointing(Average(model, self.device))
         self.state = TrainingState(self.accelerator)
-        self.average = Average(model)
+        self.average = Average(model, self.device)
         self.state.register("average", self.average)
         self.faults = FaultPoints(told, leg)
         self.checkpointer = Checkpointer(self.accelerator, self.state, told, leg, self.faults, Heart(), self.writer)
@@ -81,7 +85,7 @@ class Job:
 
     def learn(self, steps: int = 1) -> "Job":
         for _ in range(steps):
-            self.accelerator.backward(self.model(torch.randn(4, self.width)).square().mean())
+            self.accelerator.backward(self.model(torch.randn(4, self.width, device=self.device)).square().mean())
             self.optimizer.step()
             self.schedule.step()
             self.optimizer.zero_grad()
@@ -92,10 +96,15 @@ class Job:
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "MANIFEST.json"}
 
 
-def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path: Path) -> None:
+EVERYWHERE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@EVERYWHERE
+def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path: Path, device: str) -> None:
     files: dict[str, dict[str, bytes]] = {}
+    Job(tmp_path / "first", "sync", device=device).learn(3)  # what libraries do once in a process
     for mode in ("sync", "async"):
-        job = Job(tmp_path / mode, mode).learn(3)
+        job = Job(tmp_path / mode, mode, device=device).learn(3)
         name = job.checkpointer.save(POSITION, {})
         assert job.checkpointer.pending == (mode == "async")
         job.learn(2)  # goes on at once
@@ -131,15 +140,17 @@ def test_the_disk_sees_the_operations_of_a_save_that_is_waited_for(tmp_path: Pat
     assert seen["async"] == seen["sync"]
 
 
-def test_what_comes_back_is_the_step_it_was_taken_at(tmp_path: Path) -> None:
-    job = Job(tmp_path, "async").learn(3)
+@EVERYWHERE
+def test_what_comes_back_is_the_step_it_was_taken_at(tmp_path: Path, device: str) -> None:
+    job = Job(tmp_path, "async", device=device, width=256).learn(3)
     at = job.state.digests()
     name = job.checkpointer.save(POSITION, {})
     job.learn(5).checkpointer.wait()
     assert job.state.digests() != at
-    again = Job(tmp_path, "async")
+    again = Job(tmp_path, "async", device=device, width=256)
     assert again.checkpointer.restore(name, {}) == POSITION
     assert again.state.digests() == at
+    assert again.average.mean.device.type == device
 
 
 def test_one_save_at_a_time_and_each_of_its_own_step(tmp_path: Path) -> None:
@@ -283,13 +294,15 @@ def test_the_training_waits_where_it_must(tmp_path: Path, monkeypatch: pytest.Mo
     assert job.files(name)
 
 
-def test_state_that_a_state_dict_changes_is_refused(tmp_path: Path) -> None:
-    job = Job(tmp_path, "async").learn(3)
-    count = torch.zeros(1)
+@EVERYWHERE
+def test_state_that_a_state_dict_changes_is_refused(tmp_path: Path, device: str) -> None:
+    job = Job(tmp_path, "async", device=device).learn(3)
+    count = torch.zeros(1, device=device)
     job.average.state_dict = lambda: {"count": count.add_(1)}  # type: ignore[method-assign]
-    job.checkpointer.save(POSITION, {})
     with pytest.raises(MisuseError, match="registered 'average/count' changed while"):
+        job.checkpointer.save(POSITION, {})
         job.checkpointer.wait()
+    assert not job.leg.checkpoints.exists()
 
 
 def test_a_shared_storage_stays_shared() -> None:
