@@ -13,11 +13,13 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["KILL_AFTER_STEP", "STEPS", "STEP_S", "main"]
+__all__ = ["KILLED_RANK", "SAVED_STEP", "STEPS", "STEP_S", "main"]
 
 STEPS = 44
 SAVE_EVERY_STEPS = 10
-KILL_AFTER_STEP = 21
+SAVED_STEP = 20
+"""Of the checkpoint to go on from."""
+KILL_AFTER_STEP = SAVED_STEP + 1
 KILLED_RANK = 1
 STEP_S = 0.02
 

@@ -1,9 +1,10 @@
 """From the SIGKILL of one rank to the first optimizer step that any rank of the restarted job completes.
 
 The same training everywhere (jobs/probe, with more state that is saved, restored and never trained), 2 workers, a checkpoint
-every 10 steps, one kill after step 21. Times are the wall clock's, noted by the processes themselves: by the one that is about
-to be killed (chaosrun's before it has brought its fault marker to the disk, which counts as recovery here), and by the new ones
-after the step.
+every 10 steps, one kill when that of step 20 is there: after step 21 where the training waits for its saves, and chaosrun's as
+soon as it is committed, since it saves large state beside the training. A run whose restart went on from another step has
+failed. Times are the wall clock's, noted by the processes themselves: by the one that is about to be killed (chaosrun's before
+it has brought its fault marker to the disk, which counts as recovery here), and by the new ones after the step.
 """
 
 import importlib.util
@@ -11,10 +12,11 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from chaosrun.records.layout import RunLayout
 from tests.benchmarks.launch import LIMIT_S, REPOSITORY, LaunchError, chaosrun_command, launch, scratch
-from tests.benchmarks.peer_probe import KILL_AFTER_STEP, STEP_S, STEPS
+from tests.benchmarks.peer_probe import KILLED_RANK, SAVED_STEP, STEP_S, STEPS
 from tests.benchmarks.samples import Samples
 from tests.records import read_lines
 
@@ -66,14 +68,14 @@ def _chaosrun(folder: Path, megabytes: int) -> float:
         f"args=[--steps, {STEPS}, --seed, 1, --step-seconds, {STEP_S}, --cpu, --frozen-megabytes, {megabytes}]",
         "per_worker.gpu=0",
         "checkpoint.every_steps=10",
-        f"faults.schedule=[{{rank: 1, at_step: {KILL_AFTER_STEP}}}]",
+        f"faults.schedule=[{{rank: {KILLED_RANK}, at_step: {SAVED_STEP}, phase: checkpoint.postcommit}}]",
     ]
     # Exit code 0: the recovery was exact as well.
     account = json.loads(launch(command, folder, limit_s=_limit_s(megabytes)))
     leg = RunLayout(Path(account["path"])).leg("chaos")
     killed_s = json.loads((leg.faults / "F1.json").read_text())["time_s"]
     traces = [leg.attempt(2).trace(rank) for rank in (0, 1)]
-    return min(line["time_s"] for trace in traces for line in read_lines(trace) if line["kind"] == "step") - killed_s
+    return _first_step_s([line for trace in traces for line in read_lines(trace) if line["kind"] == "step"]) - killed_s
 
 
 def _torchrun(folder: Path, megabytes: int) -> float:
@@ -100,7 +102,14 @@ def _peer_recovery_s(folder: Path) -> float:
         raise LaunchError(f"{len(kills)} kills were noted instead of one")
     # A survivor of the first start may do a step after the kill; it is not of the restarted job.
     restarted = [events for events in processes if events[0]["time_s"] > kills[0]]
-    steps = [event["time_s"] for events in restarted for event in events if event["event"] == "step"]
+    return _first_step_s([event for events in restarted for event in events if event["event"] == "step"]) - kills[0]
+
+
+def _first_step_s(steps: list[dict[str, Any]]) -> float:
+    """When the restarted job made its first step, the one after the checkpoint. Raises LaunchError where it made another."""
     if not steps:
         raise LaunchError("the job ended without a new step")
-    return min(steps) - kills[0]
+    first = min(step["step"] for step in steps)
+    if first != SAVED_STEP + 1:
+        raise LaunchError(f"the restarted job went on with step {first}, not from the checkpoint of step {SAVED_STEP}")
+    return min(step["time_s"] for step in steps)
