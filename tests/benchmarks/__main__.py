@@ -122,9 +122,10 @@ def sizes_table(sizes: dict[int, dict[str, Samples]]) -> Table:
 
 
 def throughput_table(rates: dict[str, Samples]) -> Table:
-    table = new_table(f"One thread and {throughput.BYTES // 1_000_000} MB in memory or page cache", "of memcpy's")
+    table = new_table(f"One thread and {throughput.BYTES // 1_000_000} MB in memory or page cache", "a second", "of memcpy's")
     for name, samples in rates.items():
-        table.add_row(name, *columns(samples, 1, "s", 3), of(samples, rates["memcpy"]))
+        told = f"{throughput.rate(samples):.2f} GB", of(samples, rates["memcpy"])
+        table.add_row(name, *columns(samples, 1, "s", 3), *told)
     return table
 
 
