@@ -15,6 +15,7 @@ from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.preflight.probes.storage import try_objects
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.places import ObjectPlace
+from chaosrun.records.trace_reader import read_trace
 from chaosrun.supervise.objects import claim_objects
 from chaosrun.supervise.runs import remove_run
 from tests.conftest import WarmDrills, job_file
@@ -121,6 +122,26 @@ def test_a_store_that_fails_refuses_and_does_not_answer(warm_drills: WarmDrills,
     job = job_file(job_text("s3://bucket/faults", server.env, FAULTS), tmp_path)
     result = warm_drills(job, root=tmp_path / "root")
     expect_exact(result, [0, 2, 8, 10, 14])
+
+
+@pytest.mark.ray
+def test_so_it_does_while_it_is_saved_to_beside_the_training(
+    warm_drills: WarmDrills, server: ObjectServer, tmp_path: Path
+) -> None:
+    faults = (
+        "kind: failed_put, rank: 1, at_step: 4",
+        "kind: lost_reply, at_step: 6",
+        "kind: throttled_store, rank: 1, at_step: 8, duration: 400ms",
+        "rank: 0, at_step: 8, phase: checkpoint.postcommit",
+        "kind: late_listing, at_step: 10",
+        "kind: failed_put, rank: 0, at_step: 12",
+    )
+    job = job_file(job_text("s3://bucket/beside", server.env, faults), tmp_path)
+    result = warm_drills(job, root=tmp_path / "root", overrides=["checkpoint.mode=async", "max_steps=14"])
+    expect_exact(result, [0, 2, 8, 10])
+    leg = result.run.leg("chaos")
+    traces = [read_trace(leg.attempt(number).trace(rank), number, rank, []) for number in (1, 2, 3, 4) for rank in (0, 1)]
+    assert all(saved.pending for trace in traces for saved in trace.checkpoints)
 
 
 def refused(tmp_path: Path, storage: str, env: dict[str, str]) -> ChaosrunError:
