@@ -102,6 +102,29 @@ class WarmDrills:
         assert api.verify(run) == verdict
         return api.RunResult(run, verdict)
 
+    def production(
+        self,
+        job: Path,
+        *,
+        root: Path,
+        overrides: Sequence[str] = (),
+        on_event: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> "RunResult":
+        """What `api.run` does, from connecting to the cluster on."""
+        from chaosrun import api
+        from chaosrun.cluster.workers import ClusterWorkers
+        from chaosrun.supervise.creation import create_run
+        from chaosrun.supervise.drill import LegRunner
+        from chaosrun.supervise.production import Production
+        from chaosrun.verify.confirm import UNDISTURBED
+
+        loaded, _ = api.plan(job, overrides)
+        run = create_run(root, loaded, plan=UNDISTURBED, overrides=list(overrides), reference="auto", kind="run")
+        workers = ClusterWorkers(self._cluster(loaded.spec.workers), loaded.spec)
+        verdict = Production(run=run, legs=LegRunner(workers=workers, on_record=on_event)).execute()
+        assert api.verify(run) == verdict
+        return api.RunResult(run, verdict)
+
     def diagnose(self, run: "RunLayout", on_event: Callable[[dict[str, Any]], None] = lambda record: None) -> "Diagnosis":
         """What `api.diagnose` does, from connecting to the cluster on."""
         from chaosrun.cluster.workers import ClusterWorkers
