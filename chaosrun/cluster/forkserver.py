@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +84,8 @@ class ForkServer:
         self._unread = b""
         self._attempt: RunningAttempt | None = None
         self._standbys: list[Standby] = []
+        self._memory_of_leg, self._memory = "", dict[int, int]()
+        """By rank, file descriptors of memory that outlives it."""
         self._wanted = standbys
         self._replenish_s = time.monotonic()
         self._poller = select.poll()
@@ -172,9 +174,11 @@ class ForkServer:
                 self._poller.register(attempt.command, select.POLLIN)
                 attempt.launcher = self._start_process(attempt, attempt.command.begin(told), attempt.command.log, None)
             else:
+                memory = self._memory_of(told)
                 for order in told:
                     own = listener if order.rank == 0 else None
-                    attempt.ranks[self._start_process(attempt, order, layout.log(order.rank), own)] = order.rank
+                    given = (layout.log(order.rank), own, memory[order.rank])
+                    attempt.ranks[self._start_process(attempt, order, *given)] = order.rank
         except OSError as error:
             self.send(StartFailed(attempt=number, message=f"cannot start the ranks: {error}"))
             attempt.kill_all()
@@ -186,19 +190,46 @@ class ForkServer:
             if listener is not None:
                 listener.close()
 
-    def _start_process(self, attempt: RunningAttempt, order: WorkerOrder, log: Path, listener: socket.socket | None) -> int:
+    def _memory_of(self, orders: Sequence[WorkerOrder]) -> dict[int, tuple[int, int]]:
+        """By rank, where it keeps a copy of its checkpoint, and where the node's one with what ranks share lies. They outlive
+        the ranks of an attempt, until another leg begins."""
+        leg = orders[0].leg_path
+        if self._memory_of_leg != leg:
+            for descriptor in self._memory.values():
+                os.close(descriptor)
+            self._memory_of_leg, self._memory = leg, {}
+        for order in orders:
+            if order.rank not in self._memory:
+                self._memory[order.rank] = os.memfd_create(f"chaosrun-rank-{order.rank}", os.MFD_CLOEXEC)
+        shared = next(order.rank for order in orders if order.local_rank == 0)
+        return {order.rank: (self._memory[order.rank], self._memory[shared]) for order in orders}
+
+    def _start_process(
+        self,
+        attempt: RunningAttempt,
+        order: WorkerOrder,
+        log: Path,
+        listener: socket.socket | None,
+        memory: tuple[int, ...] = (),
+    ) -> int:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             standby = self._standbys.pop(0)
             attempt.live.add(standby.pid)
             # One that died while it waited breaks the pipe here: an OSError that fails the start.
-            standby.become(order, output, listener)
+            standby.become(order, output, listener, memory)
             return standby.pid
         finally:
             os.close(output)
 
     def _add_standby(self) -> None:
-        close = [self._channel.fileno(), self._woken, self._waker, *(standby.channel.fileno() for standby in self._standbys)]
+        close = [
+            self._channel.fileno(),
+            self._woken,
+            self._waker,
+            *self._memory.values(),
+            *(standby.channel.fileno() for standby in self._standbys),
+        ]
         self._standbys.append(fork_standby(self._target, close))
 
     # Deaths

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from chaosrun.cluster.messages import decode_order, encode
@@ -26,6 +26,7 @@ Target = Callable[[WorkerOrder, int | None], int]
 """What a rank runs: (order, listening socket of rank 0 or None) → exit code."""
 
 HEADER_BYTES = 8
+MOST_DESCRIPTORS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,11 @@ class Standby:
     pid: int
     channel: socket.socket
 
-    def become(self, order: WorkerOrder, output: int, listener: socket.socket | None) -> None:
-        """Make it a rank that writes to the file `output`. Raises BrokenPipeError or ConnectionResetError when it is dead."""
-        body = encode(order)
-        descriptors = [output] if listener is None else [output, listener.fileno()]
+    def become(self, order: WorkerOrder, output: int, listener: socket.socket | None, memory: tuple[int, ...] = ()) -> None:
+        """Make it a rank that writes to the file `output` and keeps copies in `memory`: file descriptors, as the order has them
+        then. Raises BrokenPipeError or ConnectionResetError when it is dead."""
+        body = encode(replace(order, memory=memory))
+        descriptors = [output, *memory, *([] if listener is None else [listener.fileno()])]
         socket.send_fds(self.channel, [len(body).to_bytes(HEADER_BYTES)], descriptors)
         self.channel.sendall(body)
         self.channel.close()
@@ -93,7 +95,7 @@ def _live(target: Target, channel: socket.socket, close: Iterable[int], server_p
 
 
 def _wait_for_order(channel: socket.socket) -> tuple[WorkerOrder, int, int | None]:
-    header, descriptors, _, _ = socket.recv_fds(channel, HEADER_BYTES, 2)
+    header, descriptors, _, _ = socket.recv_fds(channel, HEADER_BYTES, MOST_DESCRIPTORS)
     if not header:
         # Never needed: the server is ending.
         os._exit(0)
@@ -106,8 +108,10 @@ def _wait_for_order(channel: socket.socket) -> tuple[WorkerOrder, int, int | Non
         body += piece
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    output, *listen = descriptors
-    return decode_order(body), output, listen[0] if listen else None
+    order, (output, *others) = decode_order(body), descriptors
+    held = len(order.memory)
+    memory, listen = others[:held], others[held:]
+    return replace(order, memory=tuple(memory)), output, listen[0] if listen else None
 
 
 def _reset_signals() -> None:

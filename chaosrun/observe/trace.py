@@ -32,6 +32,7 @@ from chaosrun.records.traces import (
     Found,
     LoaderWorkersRecord,
     SaveRecord,
+    Source,
     SourceRecord,
     StartRecord,
     StateRecord,
@@ -125,7 +126,14 @@ class Observer:
         )
 
     def begin(
-        self, position: Position, at_start: Beginning, *, entered_s: float, restored: Digests | None, found: Found | None = None
+        self,
+        position: Position,
+        at_start: Beginning,
+        *,
+        entered_s: float,
+        restored: Digests | None,
+        source: Source = "storage",
+        found: Found | None = None,
     ) -> None:
         """Write the `start` line. `restored`: what was found after a restore; `found`: where a script went on by itself."""
         if self._order.rank == 0:
@@ -148,6 +156,7 @@ class Observer:
                 time_s=time.time(),
                 position=position,
                 restored=self._order.resume,
+                source=source,
                 rng=at_start.rng,
                 canary=canary(self._device),
                 param=at_start.weights.value,

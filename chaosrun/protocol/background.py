@@ -31,8 +31,8 @@ from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import restore_rng
 from chaosrun.processes import die_with_parent
-from chaosrun.protocol.saving import Digests, Saver, Sealed, state_of
-from chaosrun.protocol.snapshot import Arena, Layout, Taken, lay_at, read
+from chaosrun.protocol.saving import Digests, RankFiles, Saver, state_of
+from chaosrun.protocol.snapshot import Arena, Layout, Sealed, Taken, read
 from chaosrun.protocol.state import TrainingState, payload_of
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
@@ -85,7 +85,7 @@ class Writer:
     def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
         """Fork it. Call it before this process has threads."""
         self._rank = order.rank
-        self._arena = Arena()
+        self._arena = Arena(order.memory[0] if order.memory else None)
         self._connection, theirs = Pipe()
         self.saving: int | None = None
         """The step of the save that is under way."""
@@ -222,15 +222,17 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Ar
         if message is None:
             return
         if isinstance(message, _Reserve):
-            connection.send(_Reserved(_reserve(arena, message.size)))
+            connection.send(_Reserved(_reserve(arena, message.size, order.memory_limit)))
             continue
         assert isinstance(message, _Save)
         try:
+            found = read(arena, message.layout)
             lay.clear()
-            lay.update(lay_at(arena, message.layout))
-            copied = _Copied(read(arena, message.layout), order)
+            lay.update(found.lay)
+            copied = _Copied(found.state, order)
             peers.begin()
             saver.save(copied, peers)
+            arena.seal(Sealed(copied.position.step, order.attempt, message.layout))
         except Exception as error:  # whatever it is, the rank raises it
             traceback.print_exc()
             connection.send(_sendable(error))
@@ -238,7 +240,9 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Ar
         connection.send(copied.committed(saver))
 
 
-def _reserve(arena: Arena, size: int) -> str:
+def _reserve(arena: Arena, size: int, limit: int | None) -> str:
+    if limit is not None and size > limit:
+        return f"a copy takes {size >> 20} MiB, checkpoint.memory allows {limit >> 20} MiB"
     try:
         arena.reserve(size)
     except (OSError, MemoryError) as error:
@@ -354,7 +358,7 @@ class _StorePeers:
         if self._size > 1 and self._store is None:
             self._store = torch.distributed.PrefixStore("chaosrun/saves", self._connect(timeout=FOR_EVER))
 
-    def gather(self, value: Sealed) -> list[Sealed]:
+    def gather(self, value: RankFiles) -> list[RankFiles]:
         if self._store is None:
             return [value]
         if self._rank:
@@ -374,10 +378,10 @@ class _StorePeers:
             self._store.wait([f"{key}/all"], FOR_EVER)
 
 
-def _packed(sealed: Sealed) -> str:
+def _packed(sealed: RankFiles) -> str:
     return json.dumps([{name: entry.model_dump() for name, entry in sealed.files.items()}, sealed.digests])
 
 
-def _unpacked(packed: bytes) -> Sealed:
+def _unpacked(packed: bytes) -> RankFiles:
     files, own = json.loads(packed)
-    return Sealed({name: FileEntry(**entry) for name, entry in files.items()}, own)
+    return RankFiles({name: FileEntry(**entry) for name, entry in files.items()}, own)

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from chaosrun.errors import HookedStateError, MisuseError, ParameterOrderError, RegisteredStateError, RestoreMismatchError
 from chaosrun.faults.points import FaultPoints
 from chaosrun.protocol.background import Committed, Writer, refuse_changes
+from chaosrun.protocol.memory import copies_of, keeps_shared
 from chaosrun.protocol.saving import Digests, GroupPeers, Saver, rank_file, state_of
 from chaosrun.protocol.snapshot import Taken
 from chaosrun.protocol.state import TrainingState
@@ -20,6 +21,7 @@ from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.order import ASYNC_FROM_BYTES, WorkerOrder
 from chaosrun.records.position import Position
+from chaosrun.records.traces import Source
 from chaosrun.wording import listed
 
 SMALL = "the state is small"
@@ -57,6 +59,8 @@ class Checkpointer:
         """What the latest save changed of the live state: a hook of the script's, or a state_dict() with a side effect."""
         self.because = ""
         """Why the training waits for saves that were to go on beside it."""
+        self.source: Source = "storage"
+        """Of the restore."""
 
     def save(self, position: Position, job: dict[str, object]) -> str:
         """Save a checkpoint of this position. A collective: every rank calls it at the same step.
@@ -90,7 +94,7 @@ class Checkpointer:
     def prepare(self) -> None:
         """Have the memory for the copies ready before the first is taken: it takes longer to get than to fill."""
         if self._writer is not None and not self._is_small():
-            self._writer.prepare(self._state.size() * 17 // 16 if self._order.rank == 0 else 0)
+            self._writer.prepare(self._state.size() * 17 // 16 if keeps_shared(self._order) else 0)
 
     def wait(self) -> None:
         """Until no save is under way any more. Raises what the save raised."""
@@ -119,7 +123,7 @@ class Checkpointer:
                 "digests": before,
                 "whole": whole,
             }
-            parts = self._state.parts(whole=self._order.rank == 0)
+            parts = self._state.parts(shared=keeps_shared(self._order), digested=self._order.rank == 0)
             taken = Taken({**facts, **parts, **({"components": {}} if on_gpu else {})})
             problem = writer.reserve(taken)
         if because := next(filter(None, self._peers.gather(problem)), ""):
@@ -159,14 +163,33 @@ class Checkpointer:
         _check_same_job(name, manifest, self._order, job)
         if not self._order.inspect:
             _check_order(name, manifest.digests.get("order"), self._state.parameter_names(), rank)
-        self._state.load(directory, directory / rank_file(rank))
-        live = self._state.digests()
         expected = state_of(manifest, rank)
+        live = self._from_memory(manifest, expected)
+        if live is None:
+            self._state.load(directory, directory / rank_file(rank))
+            live = self._state.digests()
         # A replay for `chaosrun diagnose` goes on with what came back, to show what becomes of it.
         for component, values in expected.items() if not self._order.inspect else ():
             _compare(component, values, live[component], name, rank, self._state.hooks())
         self.newest_step, self.digests = manifest.step, live
         return Position(**manifest.position.model_dump())
+
+    def _from_memory(self, manifest: Manifest, expected: Digests) -> dict[str, dict[str, str]] | None:
+        """Load the copies that nodes keep of this checkpoint, and return their digests; None, on every rank, where one of them
+        has no copy, or another one."""
+        if not self._order.from_memory:
+            return None
+        copies = copies_of(self._order, manifest, self._accelerator.device)
+        if not all(self._peers.gather(copies is not None)):
+            return None
+        assert copies is not None
+        self._state.load_copied(*copies)
+        live = self._state.digests()
+        if not all(self._peers.gather(all(live[component] == values for component, values in expected.items()))):
+            print("chaosrun: a copy of the checkpoint in memory is not what was saved: the files are read", flush=True)
+            return None
+        self.source = "memory"
+        return live
 
 
 class _Live:

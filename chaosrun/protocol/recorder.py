@@ -45,7 +45,8 @@ class Recorder(Steps):
             self.heart.beat("restoring", step)
             self.faults.reach("restore.begin", step)
             position = self._checkpointer.restore(self.order.resume, job)
-        self.start(position, self.observer.beginning(), entered_s=entered_s, restored=self._checkpointer.digests)
+        restored = {"restored": self._checkpointer.digests, "source": self._checkpointer.source}
+        self.start(position, self.observer.beginning(), entered_s=entered_s, **restored)
         self._preemption.meet()
         self._settling.begin()
         if self.order.resume:

@@ -75,7 +75,7 @@ class Content(Protocol):
 class Peers(Protocol):
     """The same save on the other ranks."""
 
-    def gather(self, value: "Sealed") -> "list[Sealed]":
+    def gather(self, value: "RankFiles") -> "list[RankFiles]":
         """By rank; what is of others may be left out on all ranks but 0."""
         ...
 
@@ -84,7 +84,7 @@ class Peers(Protocol):
         ...
 
 
-class Sealed(NamedTuple):
+class RankFiles(NamedTuple):
     """What one rank has saved of a checkpoint, and the digests of what only it has."""
 
     files: Mapping[str, FileEntry]
@@ -124,7 +124,7 @@ class Saver:
         sealed = self.store.seal(staging, [rank_file(rank), *own])
         digests, names = content.seen()
         self._heart.beat("checkpoint.gather", step)
-        everybody = peers.gather(Sealed(sealed, {key: digests[key] for key in content.own_components}))
+        everybody = peers.gather(RankFiles(sealed, {key: digests[key] for key in content.own_components}))
         self._heart.beat("checkpoint.manifest", step)
         if rank == 0:
             self.store.write_manifest(staging, self._manifest(staging, content, digests, names, everybody))
@@ -143,7 +143,7 @@ class Saver:
         self._faults.reach("checkpoint.retention", step)
 
     def _manifest(
-        self, staging: Path, content: Content, digests: Digests, names: list[str], everybody: list[Sealed]
+        self, staging: Path, content: Content, digests: Digests, names: list[str], everybody: list[RankFiles]
     ) -> Manifest:
         files = {name: entry for part in everybody for name, entry in part.files.items()}
         # Only now has every rank's hook of saving, which may write files of its own, come to its end.

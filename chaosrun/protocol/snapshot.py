@@ -1,7 +1,8 @@
 """A copy of a rank's state in memory that it shares with its writer (`protocol.background`): taken at memory speed.
 
 The state is pickled with the bytes of its tensors left out; those are copied beside it, each storage once, so that tensors
-that share one still do in what is read. Nothing of it is in a file: the memory is gone with the processes that hold it.
+that share one still do in what is read. In memory of the node's (`cluster.node_memory`) a copy outlives its rank, and is
+sealed once its checkpoint is committed: a restarted rank can load it from there. Nothing of it is in a file.
 """
 
 import ctypes
@@ -9,10 +10,12 @@ import io
 import mmap
 import os
 import pickle
+import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import xxhash
 from torch.storage import TypedStorage
 
 from chaosrun.observe.limits import memory_room
@@ -20,33 +23,41 @@ from chaosrun.observe.limits import memory_room
 ALIGNMENT = 64
 SPARE_BYTES = 256 << 20
 """What a machine keeps free beside a snapshot."""
+HEADER_BYTES = mmap.PAGESIZE
+_SEAL = struct.Struct("<QQQQQ")
+_DIGEST = struct.Struct("<Q")
 
 
 class Layout(NamedTuple):
-    """Where a snapshot's parts lie in its memory, in bytes."""
+    """Where a snapshot lies in its memory, in bytes: the storages from HEADER_BYTES on, then the rest."""
 
-    offsets: tuple[int, ...]
-    """Of the storages."""
-    sizes: tuple[int, ...]
     skeleton: int
     size: int
     """Of the whole."""
-    locations: tuple[str, ...]
-    """Where the storages lay, as `torch.save` writes it: "cpu", "cuda:0"."""
+
+
+class Sealed(NamedTuple):
+    """A snapshot whose checkpoint is committed."""
+
+    step: int
+    attempt: int
+    """That saved it."""
+    layout: Layout
 
 
 class Arena:
     """Memory of this process and of those that it forks from here on, to be used again for each snapshot."""
 
-    def __init__(self) -> None:
-        self._descriptor = os.memfd_create("chaosrun-snapshot", os.MFD_CLOEXEC)
+    def __init__(self, descriptor: int | None = None) -> None:
+        """`descriptor`: of memory that others hold, too."""
+        self._descriptor = os.memfd_create("chaosrun-snapshot", os.MFD_CLOEXEC) if descriptor is None else descriptor
         self._mapped: mmap.mmap | None = None
         self._pinned: tuple[int, int] | None = None
         """Address and size of what CUDA has locked."""
 
     def reserve(self, size: int) -> None:
         """Have memory of this size at hand. Raises OSError or MemoryError where there is not enough."""
-        size, has = max(size, mmap.PAGESIZE), os.fstat(self._descriptor).st_size
+        size, has = max(size, HEADER_BYTES), os.fstat(self._descriptor).st_size
         if size > has:
             if (room := free_memory()) < size - has + SPARE_BYTES:
                 raise MemoryError(f"{(size - has) >> 20} MiB of shared memory are needed, {room >> 20} MiB are free")
@@ -78,6 +89,31 @@ class Arena:
             _cuda("cudaHostUnregister", self._pinned[0])
             self._pinned = None
 
+    def seal(self, sealed: Sealed) -> None:
+        """What lies here is, from now on, what that checkpoint holds."""
+        told = _SEAL.pack(sealed.step, sealed.attempt, *sealed.layout, self._digest(sealed.layout))
+        self.memory()[: _SEAL.size + _DIGEST.size] = told + _DIGEST.pack(xxhash.xxh3_64_intdigest(told))
+
+    def unseal(self) -> None:
+        self.memory()[: _SEAL.size + _DIGEST.size] = bytes(_SEAL.size + _DIGEST.size)
+
+    def sealed(self) -> Sealed | None:
+        """The snapshot that lies here, if its checkpoint was committed and nothing was written here since. Nobody has made sure
+        of its tensors' bytes."""
+        if os.fstat(self._descriptor).st_size < HEADER_BYTES:
+            return None
+        memory = self.memory()
+        told, (digest,) = memory[: _SEAL.size], _DIGEST.unpack_from(memory, _SEAL.size)
+        step, attempt, *places, skeleton = _SEAL.unpack(told)
+        layout = Layout(*places)
+        if digest != xxhash.xxh3_64_intdigest(told) or skeleton != self._digest(layout):
+            return None
+        return Sealed(step, attempt, layout)
+
+    def _digest(self, layout: Layout) -> int:
+        """Of all but the tensors: what is no pickle of ours is not loaded."""
+        return xxhash.xxh3_64_intdigest(self.memory()[layout.skeleton : layout.size])
+
 
 class Taken:
     """A state, pickled but for the bytes of its tensors, which are still the live ones: `copy` takes them."""
@@ -88,29 +124,22 @@ class Taken:
         pickler = _Taker(skeleton)
         pickler.dump(state)
         self._skeleton, self._storages = skeleton.getvalue(), pickler.storages
-        offsets, end = list[int](), 0
-        for storage in self._storages:
-            offsets.append(end)
-            end += -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
-        sizes = tuple(storage.nbytes() for storage in self._storages)
-        locations = tuple(torch.serialization.location_tag(storage) for storage in self._storages)
-        self.layout = Layout(tuple(offsets), sizes, end, end + len(self._skeleton), locations)
-        self._gpus = {storage.device for storage in self._storages if storage.device.type == "cuda"}
+        self.layout = Layout(pickler.end, pickler.end + len(self._skeleton))
+        self._gpus = {storage.device for _, storage in self._storages if storage.device.type == "cuda"}
 
     def prepare(self, arena: Arena) -> None:
         """Make the memory, which is large enough, ready for the copy. Raises RuntimeError where this cannot be copied."""
-        if other := {storage.device.type for storage in self._storages} - {"cpu", "cuda"}:
+        if other := {storage.device.type for _, storage in self._storages} - {"cpu", "cuda"}:
             raise RuntimeError(f"tensors lie on another device ({', '.join(sorted(other))})")
         if self._gpus:
             arena.pin()
 
     def copy(self, arena: Arena) -> None:
         """When this returns, whatever becomes of the live state changes nothing of the copy."""
+        arena.unseal()
         memory = arena.memory()
         base = address(memory)
-        for storage, offset in zip(self._storages, self.layout.offsets, strict=True):
-            if not storage.nbytes():
-                continue
+        for offset, storage in self._storages:
             if storage.device.type == "cuda":
                 # After all that the GPU was told to do before.
                 _bytes_of(memory, offset, storage.nbytes()).copy_(storage, non_blocking=True)
@@ -122,20 +151,18 @@ class Taken:
             torch.cuda.current_stream(gpu).synchronize()
 
 
-def read(arena: Arena, layout: Layout) -> Any:
-    """The state that was copied; its tensors lie in the arena: the next snapshot overwrites them."""
+class Copied(NamedTuple):
+    state: Any
+    """Its tensors lie in the arena: the next snapshot overwrites them."""
+    lay: dict[int, str]
+    """Where the storages lay, as `torch.save` writes it ("cpu", "cuda:0"), by the address of their copies."""
+
+
+def read(arena: Arena, layout: Layout, device: torch.device | None = None) -> Copied:
+    """The state that was copied. With a device, what lay on a GPU is copied to it."""
     memory = arena.memory()
-    storages = [
-        _bytes_of(memory, offset, size) if size else torch.UntypedStorage(0)
-        for offset, size in zip(layout.offsets, layout.sizes, strict=True)
-    ]
-    return _Giver(io.BytesIO(memory[layout.skeleton : layout.size]), storages).load()
-
-
-def lay_at(arena: Arena, layout: Layout) -> dict[int, str]:
-    """Where the storages lay, by the address of their copies."""
-    base = address(arena.memory())
-    return {base + offset: at for offset, at in zip(layout.offsets, layout.locations, strict=True)}
+    giver = _Giver(io.BytesIO(memory[layout.skeleton : layout.size]), memory, device)
+    return Copied(giver.load(), giver.lay)
 
 
 def address(memory: mmap.mmap) -> int:
@@ -158,33 +185,51 @@ def _bytes_of(memory: mmap.mmap, offset: int, size: int) -> torch.UntypedStorage
     return torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size).untyped_storage()
 
 
+_Place = tuple[int, int, str, torch.dtype | None]
+"""Of a storage: offset, size, where it lay, dtype."""
+
+
 class _Taker(pickle.Pickler):
-    """As torch.save does, leaves storages out, and numbers them."""
+    """As torch.save does, leaves storages out, and says where their bytes will lie."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._numbers: dict[int, int] = {}
-        self.storages: list[torch.UntypedStorage] = []
+        self._offsets: dict[int, int] = {}
+        self.storages: list[tuple[int, torch.UntypedStorage]] = []
+        """Those with bytes, by their offsets."""
+        self.end = HEADER_BYTES
 
-    def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
+    def persistent_id(self, obj: Any) -> _Place | None:
         if isinstance(obj, TypedStorage):
             storage, dtype = obj._untyped_storage, obj.dtype
         elif isinstance(obj, torch.UntypedStorage):
             storage, dtype = obj, None
         else:
             return None
-        number = self._numbers.setdefault(storage._cdata, len(self.storages))
-        if number == len(self.storages):
-            self.storages.append(storage)
-        return number, dtype
+        size = storage.nbytes()
+        if size and storage._cdata not in self._offsets:
+            self._offsets[storage._cdata] = self.end
+            self.storages.append((self.end, storage))
+            self.end += -(-size // ALIGNMENT) * ALIGNMENT
+        return self._offsets.get(storage._cdata, 0), size, torch.serialization.location_tag(storage), dtype
 
 
 class _Giver(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, storages: list[torch.UntypedStorage]) -> None:
+    def __init__(self, file: io.BytesIO, memory: mmap.mmap, device: torch.device | None) -> None:
         super().__init__(file)
-        self._storages = storages
+        self._memory, self._device = memory, device
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self.lay: dict[int, str] = {}
 
-    def persistent_load(self, pid: tuple[int, torch.dtype | None]) -> Any:
-        number, dtype = pid
+    def persistent_load(self, pid: _Place) -> Any:
+        offset, size, location, dtype = pid
+        if not size:
+            storage = torch.UntypedStorage(0)
+        elif (storage := self._storages.get(offset)) is None:
+            storage = _bytes_of(self._memory, offset, size)
+            self.lay[storage.data_ptr()] = location
+            if self._device is not None and location != "cpu":
+                storage = torch.UntypedStorage(size, device=self._device).copy_(storage)
+            self._storages[offset] = storage
         # What rebuilds tensors of an untyped storage expects a typed one, as torch.load gives it.
-        return TypedStorage(wrap_storage=self._storages[number], dtype=dtype or torch.uint8, _internal=True)
+        return TypedStorage(wrap_storage=storage, dtype=dtype or torch.uint8, _internal=True)

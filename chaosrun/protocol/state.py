@@ -3,6 +3,7 @@
 Knows nothing of files' names beyond the rank file it is given, nothing of steps and attempts.
 """
 
+import copy
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,23 +78,23 @@ class TrainingState(ObservedState):
         """
         return payload_of(self._local(self._rank_values()), self._classes)
 
-    def parts(self, *, whole: bool) -> dict[str, object]:
-        """Everything that a save writes down, and what its digests are of; not `whole`: of a rank that saves only what is its
-        own. Nothing is copied: the tensors are the live ones."""
+    def parts(self, *, shared: bool, digested: bool) -> dict[str, object]:
+        """Everything that a save writes down, and what its digests are of: `shared` and `digested` of what ranks share, too.
+        Nothing is copied: the tensors are the live ones."""
         own, saved = self._accelerator, self.components()
-        weights = [own.get_state_dict(model, unwrap=False) for model in own._models] if whole else []
+        weights = [own.get_state_dict(model, unwrap=False) for model in own._models] if shared else []
         stateful = (loader if getattr(loader, "use_stateful_dataloader", False) else None for loader in own._dataloaders)
         return {
             "weights": weights,
-            "states": [[item.state_dict() for item in items] if whole else [] for items in (own._optimizers, own._schedulers)],
-            "loaders": [loader.state_dict() if loader else None for loader in stateful] if whole else [],
-            "scaler": own.scaler.state_dict() if own.scaler is not None and whole else None,
-            "custom": [item.state_dict() for item in own._custom_objects] if whole else [],
+            "states": [[item.state_dict() for item in items] if shared else [] for items in (own._optimizers, own._schedulers)],
+            "loaders": [loader.state_dict() if loader else None for loader in stateful] if shared else [],
+            "scaler": own.scaler.state_dict() if own.scaler is not None and shared else None,
+            "custom": [item.state_dict() for item in own._custom_objects] if digested else [],
             "each_node": own.project_configuration.save_on_each_node,
             "process": dict(PartialState._shared_state),
             "cuda_streams": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             "values": self._rank_values(saved["registered"]),
-            "components": saved if whole else {name: saved[name] for name in ("buffers", "registered")},
+            "components": saved if digested else {name: saved[name] for name in ("buffers", "registered")},
         }
 
     def size(self) -> int:
@@ -145,19 +146,39 @@ class TrainingState(ObservedState):
             raise RestoreMismatchError(
                 f"{rank_file}: {', '.join(sorted(missing))} missing", hint="the file is not one of this version's"
             )
+        self._load_rank_values(saved)
+
+    def load_copied(self, own: Any, shared: Any) -> None:
+        """Restore everything as `load` does, from what `parts` gave, for the rank itself and for what ranks share; both stay as
+        they are."""
+        accelerator = self._accelerator
+        for model, weights in zip(accelerator._models, shared["weights"], strict=True):
+            model.load_state_dict(weights)
+        optimizers, schedulers = shared["states"]
+        stateful = [(loader, state) for loader, state in zip(accelerator._dataloaders, shared["loaders"], strict=True) if state]
+        for item, state in (
+            *zip(accelerator._optimizers, optimizers, strict=True),
+            *zip(accelerator._schedulers, schedulers, strict=True),
+            *stateful,
+            *([(accelerator.scaler, shared["scaler"])] if accelerator.scaler is not None else []),
+        ):
+            # They keep what they are given, and would train in the copy.
+            item.load_state_dict(copy.deepcopy(state))
+        self._load_rank_values(copy.deepcopy(own["values"]))
+
+    def _load_rank_values(self, saved: StateDict) -> None:
+        """The random streams last."""
         self._accelerator.step = saved["micro_step"]
         with torch.no_grad():
             for name, buffer in self._buffers().items():
                 if name not in saved["buffers"]:
-                    raise RestoreMismatchError(
-                        f"{rank_file}: buffer {name!r} missing", hint="the model has changed since the save"
-                    )
+                    raise RestoreMismatchError(f"buffer {name!r} was not saved", hint="the model has changed since the save")
                 self._local(buffer).copy_(saved["buffers"][name])
         self._load_rest(saved)
         registered = self._all_registered()
         if saved["registered"].keys() != registered.keys():
             raise RestoreMismatchError(
-                f"{rank_file} holds registered state {sorted(saved['registered'])}, the script registered {sorted(registered)}",
+                f"registered state {sorted(saved['registered'])} was saved, the script registered {sorted(registered)}",
                 hint="register the same objects in every attempt, before the first batch",
             )
         for name, item in registered.items():

@@ -11,7 +11,7 @@ from chaosrun.observe.trace import Beginning, Digests, Observer
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.position import Position
-from chaosrun.records.traces import BucketsRecord, Found
+from chaosrun.records.traces import BucketsRecord, Found, Source
 
 if TYPE_CHECKING:
     from chaosrun.observe.found_state import FoundState
@@ -32,12 +32,19 @@ class Steps:
         self.ended = False
 
     def start(
-        self, position: Position, began: Beginning, *, entered_s: float, restored: Digests | None, found: Found | None = None
+        self,
+        position: Position,
+        began: Beginning,
+        *,
+        entered_s: float,
+        restored: Digests | None,
+        source: Source = "storage",
+        found: Found | None = None,
     ) -> None:
         """Write the `start` line."""
         self.done = position.step
         self.heart.beat("restored", position.step)
-        self.observer.begin(position, began, entered_s=entered_s, restored=restored, found=found)
+        self.observer.begin(position, began, entered_s=entered_s, restored=restored, source=source, found=found)
         if self._files:
             # What the script imports, it has imported by now.
             self._files.wrap_native_readers()

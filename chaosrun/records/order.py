@@ -64,6 +64,12 @@ class WorkerOrder:
     keep: int
     mode: Literal["auto", "sync", "async"] = "sync"
     """Whether the training waits for a checkpoint, or only for a copy of its state; auto: from ASYNC_FROM_BYTES on a copy."""
+    memory_limit: int | None = None
+    """Bytes that such a copy may take; None: as many as are free."""
+    from_memory: bool = False
+    """Whether a restore may come from the copies that nodes keep: see `protocol.memory`."""
+    memory: tuple[int, ...] = ()
+    """File descriptors, in this process, of the node's memory for copies: this rank's; that with what ranks share."""
     classes: tuple[str, ...] = ()
     """Classes of the user's own that checkpoints may hold; see `protocol.plain_values`."""
     data_resume: DataResume = "seedable"

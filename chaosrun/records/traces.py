@@ -27,6 +27,7 @@ WORD_BYTES = 4
 ALIVE = "the script's "
 """With what names in `SaveRecord.held` begin that are of modules in memory, and not of what is saved."""
 
+Source = Literal["storage", "memory"]
 Digests = Mapping[str, Mapping[str, Text]]
 """By component and by name inside it."""
 HexFloat = Annotated[str, Meta(pattern=r"^-?(0x[01](\.[0-9a-f]+)?p[+-][0-9]+|inf|nan)$")]
@@ -63,6 +64,8 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     position: Position
     restored: str | None
     """Name of the checkpoint."""
+    source: Source = "storage"
+    """Where it was read: its files, or the copies that nodes keep."""
     rng: Text
     param: Text
     params: bytes

@@ -299,7 +299,7 @@ def _attempt_row(attempt: "AttemptSummary") -> AttemptRow:
     whole = attempt.ended_by if " " in attempt.ended_by else attempt.ended_by.replace("_", " ")
     return AttemptRow(
         number=attempt.attempt,
-        resumed_from=attempt.resumed_from or "the beginning",
+        resumed_from=(attempt.resumed_from or "the beginning") + (" (in memory)" if attempt.source == "memory" else ""),
         steps="none" if attempt.first_step is None else f"{attempt.first_step}-{attempt.last_step}",
         ended_by=whole,
         ended_by_id=f"{'fault' if len(named) == 1 else 'faults'} {', '.join(named)}" if named else whole,

@@ -21,6 +21,10 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+SIZE = re.compile(r"(?P<amount>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[kMGT]i?B)")
+SIZE_UNITS = {
+    prefix + kind: base**power for power, prefix in enumerate("kMGT", start=1) for kind, base in (("B", 1000), ("iB", 1024))
+}
 DURATION = re.compile(r"(?P<amount>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)")
 DURATION_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -100,6 +104,14 @@ def _share(value: Any) -> float:
     raise wrong("a part of the whole, such as 25%")
 
 
+def _memory(value: Any) -> int | str:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    if isinstance(value, str) and (match := SIZE.fullmatch(value.strip())):
+        return int(float(match["amount"]) * SIZE_UNITS[match["unit"]])
+    raise wrong("'auto', or a size such as 8GiB")
+
+
 def _confirmations(value: Any) -> int:
     if isinstance(value, bool | int) and value >= 0:
         return int(value)
@@ -148,6 +160,20 @@ Kept = Annotated[
     WithJsonSchema({"anyOf": [{"enum": ["auto", "all"]}, {"type": "integer", "minimum": 2}]}),
 ]
 """How many checkpoints."""
+Memory = Annotated[
+    Literal["auto"] | int,
+    BeforeValidator(_memory),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["auto"]},
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*[kMGT]i?B\s*$"},
+            ]
+        }
+    ),
+]
+"""Bytes."""
 Standby = Annotated[
     Literal["all"] | int,
     BeforeValidator(_standby),

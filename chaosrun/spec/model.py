@@ -22,6 +22,7 @@ from chaosrun.spec.fields import (
     Flag,
     JobName,
     Kept,
+    Memory,
     Number,
     Output,
     Positive,
@@ -61,6 +62,12 @@ class CheckpointSpec(Section):
         description="sync: the training waits until a checkpoint is committed; async: only until its state is copied into "
         "shared memory, from which a process beside each rank saves it (takes as much memory as rank 0's state); auto: async "
         "from 32 MiB of state on; below that a save takes milliseconds, and where a restart begins does not depend on timing",
+    )
+    memory: Memory = Field(
+        default="auto",
+        description="what each rank may take of its node's memory for the copy of an asynchronous save, such as 8GiB; restarts "
+        "are restored from these copies, as long as their nodes live. auto: as much as is free; `chaosrun run` restores from "
+        "them, drills from the storage, which is what they are to prove",
     )
     storage: Text | None = Field(
         default=None,

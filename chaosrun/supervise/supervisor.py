@@ -377,7 +377,7 @@ class Supervisor:
             faults=tuple(fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed),
             passed=dict(self._passed),
             distributed_debug=action.distributed_debug,
-            **{**resume_values(self._template, action.attempt), "settle": settle, "audited": self._audited},
+            **{**resume_values(self._template, action.attempt, self._plan), "settle": settle, "audited": self._audited},
         )
         return self._workers.place(order)
 

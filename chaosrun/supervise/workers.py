@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaosrun.faults.fault import Fault
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.events import Outcome
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -76,6 +76,8 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
         every_steps=spec.checkpoint.every_steps,
         keep=spec.checkpoint.keep,
         mode=spec.checkpoint.mode,
+        memory_limit=None if spec.checkpoint.memory == "auto" else int(spec.checkpoint.memory),
+        from_memory=info.kind == "run" if spec.checkpoint.memory == "auto" else spec.checkpoint.memory > 0,
         classes=spec.checkpoint.classes,
         data_resume=spec.data.resume,
         probe=spec.data.probe,
@@ -83,8 +85,10 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
     )
 
 
-def resume_values(template: WorkerOrder, attempt: int) -> dict[str, object]:
-    """What an order of this attempt has of `resume.args` and `resume.env`: only a restart is told to resume."""
+def resume_values(template: WorkerOrder, attempt: int, plan: FaultPlan) -> dict[str, object]:
+    """How an attempt resumes. Only a restart is told of `resume.args` and `resume.env`; what a fault damages has to be read."""
     restart = attempt > 1
     args = (*template.args, *(template.resume_args if restart else ()))
-    return {"args": args, "resume_args": (), "resume_env": template.resume_env if restart else {}}
+    damaged = any(fault.facts.family == "storage" for fault in plan.faults)
+    about: dict[str, object] = {"from_memory": template.from_memory and not damaged}
+    return {**about, "args": args, "resume_args": (), "resume_env": template.resume_env if restart else {}}

@@ -7,6 +7,7 @@ from chaosrun.faults.landed import fault_problem, requests_of
 from chaosrun.faults.observed import Observation
 from chaosrun.records.events import FaultObserved, SupervisorResumed
 from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.traces import Source
 from chaosrun.verify.alignment import passed_over
 from chaosrun.verify.check import Drill
 from chaosrun.verify.recovery_times import recoveries_of
@@ -42,6 +43,7 @@ class AttemptSummary:
     recovery_s: float | None
     ranks: int
     faults: tuple[str, ...] = ()
+    source: Source | None = None
     passed_over: int | None = None
 
 
@@ -95,6 +97,7 @@ def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
                 recovery_s=recovery_s.get(attempt.number),
                 ranks=len(attempt.starts),
                 faults=tuple(faults),
+                source=_source(attempt),
                 passed_over=newer and newer.step,
             )
         )
@@ -105,6 +108,11 @@ def _went_on_from(attempt: Attempt) -> str | None:
     if attempt.by == "script" and attempt.went_on:
         return f"step {attempt.resume_step} (its own checkpoint)"
     return attempt.resume
+
+
+def _source(attempt: Attempt) -> Source | None:
+    """All ranks restore from the same."""
+    return next((start.source for start in attempt.starts.values() if start.restored), None)
 
 
 def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:

@@ -24,6 +24,7 @@ from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.replicas import drift
 from chaosrun.verify.settled import early_end, settled_step, up_to
+from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
@@ -298,6 +299,8 @@ def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> R
     unseen = never_saves(drill) and len(attempts) > 1
     whose = "the script" if drill.by_script else "chaosrun"
     tested = f"saved and resumed by {whose}" if restored else "no checkpoint was restored, every attempt began at the beginning"
+    if recalled := sum(attempt.source == "memory" for attempt in attempts):
+        tested += f", {count(recalled, 'restart')} from copies in memory"
     if drill.began:
         tested += f"; it began at step {drill.began} from the reference's checkpoint"
     if drill.ended_early is not None:

@@ -120,6 +120,7 @@ def _attempt() -> Schema:
         resumed_from=_maybe(
             _text("name of the checkpoint, or the step of a script's own; null when it began at the beginning")
         ),
+        source=_maybe({"enum": ["storage", "memory"], "description": "where that was read: its files, or nodes' copies of it"}),
         resumed_step=_count("optimizer steps done when it began"),
         first_step=_maybe(_count("first optimizer step that any rank recorded in it; null when it recorded none")),
         last_step=_maybe(_count("last of them")),

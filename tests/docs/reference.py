@@ -21,6 +21,7 @@ from chaosrun.spec.fields import (
     Duration,
     JobName,
     Kept,
+    Memory,
     Rank,
     Share,
     StepRange,
@@ -43,6 +44,7 @@ Schema = dict[str, Any]
 WORDS: dict[Any, str] = {
     Confirmations: "`true`, `false`, or a whole number ≥ 0",
     Kept: "`auto`, `all` or a whole number ≥ 2",
+    Memory: "`auto` or a size, such as `8GiB`, `500MB`, or bytes",
     Duration: "time",
     Rank: "a number from 0, `random` or `all`",
     Share: "part, such as `25%`",

@@ -34,10 +34,10 @@ timeout: 300s
 def drill(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Any:
     """All drills of this file share their reference."""
 
-    def run(*faults: str) -> Any:
+    def run(*faults: str, **about: Any) -> Any:
         listed = "\n".join(f"    - {{{fault}}}" for fault in faults)
         job = job_file(JOB.format(script=PROBE, faults=listed, last=LAST, every=EVERY), tmp_path)
-        return warm_drills(job, root=tmp_path_factory.getbasetemp() / "beside")
+        return warm_drills(job, root=tmp_path_factory.getbasetemp() / "beside", **about)
 
     return run
 
@@ -95,3 +95,25 @@ def test_a_storage_that_fails_beside_the_training_is_told(drill: Any) -> None:
         record["fault"]: record for record in read_lines(result.run.leg("chaos").journal) if record["event"] == "fault.observed"
     }
     assert "ENOSPC" in str(seen["F1"]) or "No space left" in str(seen["F1"])
+
+
+def sources(result: Any) -> list[str | None]:
+    return [attempt.source for attempt in result.verdict.attempts]
+
+
+def test_restarted_ranks_are_restored_from_memory(drill: Any) -> None:
+    """Where they were killed before a commit, the copy is of a later step than the newest checkpoint: the files are read."""
+    kills = ("rank: 1, at_step: 10", "rank: 0, at_step: 16, phase: checkpoint.precommit", "rank: 0, at_step: 22")
+    result = drill(*kills, overrides=["checkpoint.memory=64MiB"])
+    assert expect_exact(result) == [0, 8, 12, 20]
+    assert sources(result) == [None, "memory", "storage", "memory"]
+    assert "2 restarts from copies in memory" in result.verdict.cause
+    assert sources(drill(*kills)) == [None, "storage", "storage", "storage"], "what a drill is to prove is in the storage"
+
+
+def test_files_that_a_fault_damages_are_read(drill: Any) -> None:
+    damage = "kind: flip_file_bit, rank: 0, at_step: 12, file: model.safetensors"
+    result = drill(damage, "rank: 1, at_step: 15", overrides=["checkpoint.memory=64MiB"])
+    assert result.verdict.status == "PASS", result.verdict.cause
+    assert sources(result) == [None, "storage"]
+    assert result.verdict.attempts[1].resumed_step == 8, "the damaged one was refused"

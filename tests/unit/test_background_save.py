@@ -26,7 +26,7 @@ from chaosrun.protocol.state import TrainingState
 from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.order import ASYNC_FROM_BYTES
+from chaosrun.records.order import ASYNC_FROM_BYTES, WorkerOrder
 from chaosrun.records.position import Position
 from tests.unit.test_protocol_restore import order, reset
 
@@ -58,12 +58,10 @@ class Average:
 class Job:
     """A training of two models that share a tensor, with all that accelerate saves."""
 
-    def __init__(
-        self, folder: Path, mode: Any, faults: tuple[Any, ...] = (), settle: Any = "", width: int = 8, device: str = "cpu"
-    ) -> None:
+    def __init__(self, folder: Path, mode: Any, width: int = 8, device: str = "cpu", **about: Any) -> None:
+        """`about`: of its order."""
         reset()
-        leg = LegLayout(folder / "leg", None)
-        told = replace(order(leg.path), faults=faults, mode=mode, settle=settle)
+        leg, told = LegLayout(folder / "leg", None), self.told(folder, mode, **about)
         self.writer = Writer(told, leg) if mode != "sync" else None
         set_seed(0)
         self.accelerator = Accelerator(cpu=device == "cpu")
@@ -82,6 +80,10 @@ class Job:
         self.faults = FaultPoints(told, leg)
         self.checkpointer = Checkpointer(self.accelerator, self.state, told, leg, self.faults, Heart(), self.writer)
         self.leg, self.width = leg, width
+
+    @staticmethod
+    def told(folder: Path, mode: Any, **about: Any) -> WorkerOrder:
+        return replace(order(folder / "leg"), mode=mode, from_memory=True, **about)
 
     def learn(self, steps: int = 1) -> "Job":
         for _ in range(steps):
@@ -173,12 +175,11 @@ def live(self: Taken, arena: Arena) -> None:
     """The mutant: what is written is the live memory, not a copy of it (Lightning #20953)."""
     copy(self, arena)
     memory = arena.memory()
-    for storage, offset in zip(self._storages, self.layout.offsets, strict=True):
-        if storage.nbytes():
-            shared = snapshot._bytes_of(memory, offset, storage.nbytes())
-            for tensor in LIVE:
-                if tensor.untyped_storage()._cdata == storage._cdata:
-                    tensor.data = torch.empty(0, dtype=tensor.dtype).set_(shared, 0, tensor.shape)  # pyright: ignore[reportCallIssue]
+    for offset, storage in self._storages:
+        shared = snapshot._bytes_of(memory, offset, storage.nbytes())
+        for tensor in LIVE:
+            if tensor.untyped_storage()._cdata == storage._cdata:
+                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(shared, 0, tensor.shape)  # pyright: ignore[reportCallIssue]
 
 
 copy = Taken.copy
@@ -313,7 +314,7 @@ def test_a_shared_storage_stays_shared() -> None:
     arena.reserve(taken.layout.size)
     taken.copy(arena)
     whole.zero_()
-    copied = read(arena, taken.layout)
+    copied = read(arena, taken.layout).state
     assert copied["part"].tolist() == [[2.0, 4.0], [3.0, 5.0]]
     assert copied["part"].untyped_storage().data_ptr() == copied["whole"].untyped_storage().data_ptr()
 

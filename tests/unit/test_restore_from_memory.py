@@ -1,0 +1,132 @@
+"""Restores from the copies that a node keeps in memory: exactly what was committed, or the files are read."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.protocol import checkpointing
+from chaosrun.protocol.snapshot import HEADER_BYTES, Arena
+from chaosrun.records.position import Position
+from tests.unit.test_background_save import EVERYWHERE, POSITION, Job, fresh_accelerate
+
+__all__ = ["fresh_accelerate"]
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """The node's, of one rank."""
+    descriptor = os.memfd_create("node")
+    yield descriptor
+    os.close(descriptor)
+
+
+def job(folder: Path, memory: int, mode: str = "async", **about: Any) -> Job:
+    """A rank of the next attempt."""
+    return Job(folder, mode, memory=(memory, memory), **about)
+
+
+def saved(folder: Path, memory: int, **about: Any) -> tuple[Job, str]:
+    """A rank that has saved a checkpoint, and gone on."""
+    first = job(folder, memory, **about).learn(3)
+    name = first.checkpointer.save(POSITION, {})
+    first.checkpointer.wait()
+    return first, name
+
+
+@EVERYWHERE
+def test_all_of_it_comes_back_without_a_file_being_read(
+    tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    first, name = saved(tmp_path, memory, device=device, width=256)
+    at = first.state.digests()
+    first.learn(2)
+    again = job(tmp_path, memory, device=device, width=256)
+    monkeypatch.setattr(again.state, "load", lambda *args: pytest.fail("a file is read"))
+    assert again.checkpointer.restore(name, {}) == POSITION
+    assert again.checkpointer.source == "memory"
+    assert again.state.digests() == at
+    assert again.average.mean.device.type == device
+    # And trains in memory of its own: the copy stays what it is for the next attempt.
+    again.learn(3)
+    third = job(tmp_path, memory, device=device, width=256)
+    third.checkpointer.restore(name, {})
+    assert (third.checkpointer.source, third.state.digests()) == ("memory", at)
+    later = third.learn(2).state.digests()
+    by_files = Job(tmp_path, "sync", device=device, width=256)
+    by_files.checkpointer.restore(name, {})
+    assert by_files.learn(2).state.digests() == later != at
+
+
+def test_the_files_are_read_where_it_is_not_allowed(tmp_path: Path, memory: int) -> None:
+    first, name = saved(tmp_path, memory)
+    again = job(tmp_path, memory)
+    again.checkpointer._order = replace(again.checkpointer._order, from_memory=False)
+    again.checkpointer.restore(name, {})
+    assert (again.checkpointer.source, again.state.digests()) == ("storage", first.state.digests())
+
+
+@pytest.mark.parametrize("spoil", ["never saved", "skeleton", "header", "unsealed", "later", "another attempt", "shrunk"])
+def test_a_copy_that_is_not_the_committed_one_is_not_used(tmp_path: Path, memory: int, spoil: str) -> None:
+    first, name = saved(tmp_path, memory)
+    at, arena = first.state.digests(), Arena(memory)
+    sealed = arena.sealed()
+    assert sealed is not None
+    match spoil:
+        case "never saved":
+            memory = os.memfd_create("other")
+        case "skeleton":
+            arena.memory()[sealed.layout.skeleton + 20] ^= 1
+        case "header":
+            arena.memory()[3] ^= 1
+        case "unsealed":
+            arena.unseal()
+        case "later":
+            # Copied, and killed before the commit.
+            first.learn().checkpointer.save(Position(epoch=0, batches=4, step=4), {})
+        case "another attempt":
+            arena.seal(sealed._replace(attempt=2))
+        case "shrunk":
+            os.ftruncate(memory, HEADER_BYTES // 2)
+    again = Job(tmp_path, "sync", memory=(memory, memory))
+    again.checkpointer.restore(name, {})
+    assert (again.checkpointer.source, again.state.digests()) == ("storage", at)
+
+
+def test_a_flipped_bit_of_a_copy_is_seen(tmp_path: Path, memory: int, capfd: pytest.CaptureFixture[str]) -> None:
+    first, name = saved(tmp_path, memory)
+    Arena(memory).memory()[HEADER_BYTES + 2] ^= 4
+    again = job(tmp_path, memory)
+    again.checkpointer.restore(name, {})
+    assert (again.checkpointer.source, again.state.digests()) == ("storage", first.state.digests())
+    assert "a copy of the checkpoint in memory is not what was saved" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("answers", [[[False]], [[True], [False]]])
+def test_where_one_rank_reads_its_files_all_do(tmp_path: Path, memory: int, answers: list[list[bool]]) -> None:
+    """What the other rank says: that it has no copy; that its copy is not what was saved."""
+    _, name = saved(tmp_path, memory)
+    again, left = job(tmp_path, memory), list(answers)
+    gather = again.checkpointer._peers.gather
+    again.checkpointer._peers.gather = lambda value: [*gather(value), *left.pop(0)]  # type: ignore[method-assign]
+    again.checkpointer.restore(name, {})
+    assert again.checkpointer.source == "storage" and not left
+
+
+def test_a_copy_larger_than_allowed_is_not_taken(tmp_path: Path, memory: int) -> None:
+    first = job(tmp_path, memory, memory_limit=4 << 20, width=1024).learn(3)
+    first.checkpointer.save(POSITION, {})
+    assert not first.checkpointer.pending
+    assert "checkpoint.memory allows 4 MiB" in first.checkpointer.because
+    assert Arena(memory).sealed() is None
+
+
+def test_the_rank_of_each_node_that_keeps_what_ranks_share() -> None:
+    first = Job.told(Path("/"), "async")
+    assert [
+        checkpointing.keeps_shared(replace(first, rank=rank, local_rank=local, memory=memory))
+        for rank, local, memory in ((0, 0, ()), (1, 1, (3, 4)), (2, 0, (3, 4)), (2, 0, ()))
+    ] == [True, False, True, False]
