@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.records.filesystem import Moment
 from chaosrun.records.manifest import FileEntry
-from chaosrun.records.places import LIBRARIES, ObjectPlace
+from chaosrun.records.object_urls import LIBRARIES, ObjectPlace
 
 WAITS_S = (0.2, 0.8, 3.2)
 """Before a request is sent again that the store refused as one too many, after the library's own retries."""

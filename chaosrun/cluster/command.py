@@ -22,7 +22,7 @@ from pathlib import Path
 from chaosrun.cluster.messages import Announced, LauncherFailed
 from chaosrun.faults.kinds import KINDS
 from chaosrun.processes import EXIT_STATUS_FIELD, PACKAGE_ROOT, START_FIELD, ProcessIdentity, identify, stat_fields
-from chaosrun.records.claims import VARIABLE, Answer, Claim, LauncherCode, Startup, decode_claim
+from chaosrun.records.announcements import VARIABLE, Announcement, Answer, LauncherCode, Startup, decode_announcement
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -77,7 +77,7 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
         # For the fork server; before the packages of the command's own interpreter it would hide them.
         del path[-1]
     startup = Startup(
-        socket=order.claims,
+        socket=order.announcements,
         seed=order.seed,
         deterministic=order.deterministic,
         threads=order.threads,
@@ -151,7 +151,7 @@ class Command:
     def begin(self, orders: Sequence[WorkerOrder]) -> WorkerOrder:
         """What the command is started by; `orders` are those of the node's ranks."""
         self._orders = {order.rank: order for order in orders}
-        self._order = replace(orders[0], claims=self._name)
+        self._order = replace(orders[0], announcements=self._name)
         return self._order
 
     @property
@@ -194,42 +194,44 @@ class Command:
             if user != os.getuid():
                 return None
             with connection.makefile("rb") as lines:
-                claim = decode_claim(lines.readline())
+                announcement = decode_announcement(lines.readline())
             pidfd = os.pidfd_open(pid)
             # Whoever waits for our answer lives: this is it, and not another of the same pid.
             found = identify(pid)
-            refused = self._refusal(claim)
+            refused = self._refusal(announcement)
             if found is None or refused is not None:
                 os.close(pidfd)
                 if refused is not None:
                     _answer(connection, Answer(refused=refused.code))
                 return refused
-            self._live[pidfd] = _Rank(rank=claim.rank, process=found)
+            self._live[pidfd] = _Rank(rank=announcement.rank, process=found)
             self._news.register(pidfd, select.EPOLLIN)
-            self._announced.add(claim.rank)
-            _answer(connection, Answer(order=self._orders[claim.rank]))
-            return Announced(attempt=self._order.attempt, rank=claim.rank, pid=pid, start_ticks=found.start_ticks)
+            self._announced.add(announcement.rank)
+            _answer(connection, Answer(order=self._orders[announcement.rank]))
+            return Announced(attempt=self._order.attempt, rank=announcement.rank, pid=pid, start_ticks=found.start_ticks)
         return None
 
-    def _refusal(self, claim: Claim) -> LauncherFailed | None:
-        order = self._orders.get(claim.rank)
+    def _refusal(self, announcement: Announcement) -> LauncherFailed | None:
+        order = self._orders.get(announcement.rank)
         notices = any(KINDS[fault["kind"]].notice for fault in order.faults) if order else False
         why: tuple[tuple[LauncherCode, bool], ...] = (
-            ("other_world_size", claim.world_size != self._order.world_size),
+            ("other_world_size", announcement.world_size != self._order.world_size),
             ("other_node", order is None),
-            ("launcher_restarts", claim.rank in self._announced or claim.restarts > 0),
-            ("signals_ignored", notices and claim.ignores_sigterm),
+            ("launcher_restarts", announcement.rank in self._announced or announcement.restarts > 0),
+            ("signals_ignored", notices and announcement.ignores_sigterm),
         )
-        return next((self.failed(code, claim=claim) for code, holds in why if holds), None)
+        return next((self.failed(code, announcement=announcement) for code, holds in why if holds), None)
 
-    def failed(self, code: LauncherCode, *, claim: Claim | None = None, ended: Ended | None = None) -> LauncherFailed:
+    def failed(
+        self, code: LauncherCode, *, announcement: Announcement | None = None, ended: Ended | None = None
+    ) -> LauncherFailed:
         """What the supervisor hears of it, with what the command said last."""
         return LauncherFailed(
             attempt=self._order.attempt,
             node_rank=self._order.node_rank,
             code=code,
-            rank=claim and claim.rank,
-            seen=claim and claim.world_size,
+            rank=announcement and announcement.rank,
+            seen=announcement and announcement.world_size,
             announced=len(self._announced),
             exit_code=ended and ended.exit_code,
             signal=ended and ended.signal,

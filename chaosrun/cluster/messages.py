@@ -5,7 +5,7 @@ Between agent and fork server each is one line of JSON on a socket; from the age
 
 import msgspec
 
-from chaosrun.records.claims import LauncherCode
+from chaosrun.records.announcements import LauncherCode
 from chaosrun.records.events import NotPreloaded, WorkerExited
 from chaosrun.records.order import WorkerOrder
 
@@ -73,7 +73,7 @@ class LauncherFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event
     node_rank: int
     code: LauncherCode
     rank: int | None = None
-    """Of a claim that was refused."""
+    """Of an announcement that was refused."""
     seen: int | None = None
     """Of other_world_size: what the rank saw."""
     announced: int = 0

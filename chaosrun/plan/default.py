@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from chaosrun.faults.fault import BY_DEFAULT, Fault, FaultPlan
 from chaosrun.faults.kind import Phase
-from chaosrun.plan.chance import distinct
+from chaosrun.plan.sampling import distinct
 from chaosrun.spec.model import JobSpec
 
 _WITHIN = ((1, 2), (1, 3), (2, 3))

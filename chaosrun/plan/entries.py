@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import Phase
-from chaosrun.plan.chance import distinct
 from chaosrun.plan.rules import only_rank
+from chaosrun.plan.sampling import distinct
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection

@@ -1,5 +1,5 @@
 """From the faults a spec asks for to the plan: every fault with its rank and moment, or why there can be none. Pure, and the
-same on every machine (`plan.chance`)."""
+same on every machine (`plan.sampling`)."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -9,10 +9,10 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT
 from chaosrun.faults.kinds import KINDS
-from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
 from chaosrun.plan.entries import RefusedError, at_one_moment
 from chaosrun.plan.replay import replayed
 from chaosrun.plan.rules import objections, only_rank
+from chaosrun.plan.sampling import bernoulli, distinct, exponential, nth_free
 from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.faults import PresetFault, PresetSpec, RandomFaults, ScheduledFault
 from chaosrun.spec.model import JobSpec

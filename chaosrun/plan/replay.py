@@ -20,7 +20,7 @@ from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
-from chaosrun.plan.chance import distinct
+from chaosrun.plan.sampling import distinct
 from chaosrun.spec.faults import ReplaySpec
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import LINE_BREAK, Place, Source, refusal

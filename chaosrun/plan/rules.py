@@ -19,7 +19,7 @@ from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT, RESTORE_PHA
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.save_rules import elsewhere, two_in_one_save
 from chaosrun.plan.timeline import END_OF_STEP, Moment, Timeline
-from chaosrun.records.places import is_url
+from chaosrun.records.object_urls import is_url
 from chaosrun.spec.bounds import never_reached, no_such_rank
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection

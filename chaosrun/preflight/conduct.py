@@ -20,7 +20,7 @@ from chaosrun.preflight.peers import Baseline
 from chaosrun.preflight.result import Result, from_json
 from chaosrun.records.destination import expect_writable, is_stream, write_to
 from chaosrun.records.naming import root_arguments
-from chaosrun.records.places import is_url
+from chaosrun.records.object_urls import is_url
 from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import torch
 
 from chaosrun.processes import answer_with_stacks
 from chaosrun.protocol.determinism import pin_algorithms, pin_process
-from chaosrun.records.claims import VARIABLE, Claim, Startup, decode_answer, decode_startup
+from chaosrun.records.announcements import VARIABLE, Announcement, Startup, decode_answer, decode_startup
 from chaosrun.records.codec import encode
 from chaosrun.records.order import WorkerOrder
 
@@ -96,7 +96,7 @@ class _Waiting:
 
 def ask_for_order(startup: Startup, rank: int, world_size: int) -> WorkerOrder:
     """Announce this process as a rank. Ends it where it is not to be one."""
-    claim = Claim(
+    announcement = Announcement(
         rank=rank,
         world_size=world_size,
         restarts=_variable("TORCHELASTIC_RESTART_COUNT", 0),
@@ -106,7 +106,7 @@ def ask_for_order(startup: Startup, rank: int, world_size: int) -> WorkerOrder:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
             channel.settimeout(ANSWER_LIMIT_S)
             channel.connect(f"\0{startup.socket}")
-            channel.sendall(encode(claim) + b"\n")
+            channel.sendall(encode(announcement) + b"\n")
             with channel.makefile("rb") as lines:
                 answer = decode_answer(lines.readline())
     except (OSError, ValueError) as error:

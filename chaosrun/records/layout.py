@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from chaosrun.records.places import ObjectPlace, is_url
+from chaosrun.records.object_urls import ObjectPlace, is_url
 
 CHECKPOINT_NAME = re.compile(r"step-([0-9]{8})")
 ATTEMPT_NAME = re.compile(r"[0-9]{3,}")

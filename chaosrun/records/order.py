@@ -85,12 +85,12 @@ class WorkerOrder:
     """How often attempts before this one came by a phase that an attempt comes by once (rendezvous, restore.*)."""
     distributed_debug: bool = False
     """Run with TORCH_DISTRIBUTED_DEBUG=DETAIL, so that DDP's errors name parameters."""
-    claims: str = ""
-    """Of a command: the socket on which its ranks announce themselves; see `records.claims`."""
+    announcements: str = ""
+    """Of a command: the socket on which its ranks announce themselves; see `records.announcements`."""
     survey: bool = False
     """Write down every point that is reached (`rank-R.points.jsonl`): only to find out what a sweep has to try."""
     settle: Settle = ""
-    """What is done where its complete state is, or is not, the reference's, after the last fault: see `protocol.settling`."""
+    """What is done where its complete state is, or is not, the reference's, after the last fault: see `protocol.early_end`."""
     looks_after: int | None = None
     """The step from which on checkpoints say what an early end rests on, which takes time; None: never."""
     inspect: tuple[int, ...] = ()

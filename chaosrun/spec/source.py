@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from chaosrun.errors import SpecError, UsageError
-from chaosrun.records.places import is_url, why_no_store
+from chaosrun.records.object_urls import is_url, why_no_store
 from chaosrun.spec.bounds import out_of_reach
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.files import JOB, expect_kind, read_source, why_unwritable

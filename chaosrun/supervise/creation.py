@@ -11,7 +11,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LEGS, RUN, RunLayout
-from chaosrun.records.places import ObjectPlace, is_url
+from chaosrun.records.object_urls import ObjectPlace, is_url
 from chaosrun.records.run_file import Early, Kind, Reference, RunInfo, claim, write_run
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from chaosrun.cluster.messages import LauncherFailed
 from chaosrun.faults.observed import signal_name
-from chaosrun.records.claims import LauncherCode
+from chaosrun.records.announcements import LauncherCode
 from chaosrun.records.layout import AttemptLayout
 from chaosrun.supervise.failure import Failure
 from chaosrun.wording import count

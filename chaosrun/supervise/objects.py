@@ -7,7 +7,7 @@ from chaosrun.checkpoint.object_store import ObjectCheckpointStore
 from chaosrun.errors import UsageError
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import LEGS, LegLayout, RunLayout
-from chaosrun.records.places import ObjectPlace
+from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.records.run_file import Owner, new_owner, own_leg, read_run
 
 _OWNER = "owner.json"

@@ -14,7 +14,7 @@ from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.preflight.probes.storage import try_objects
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.places import ObjectPlace
+from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.supervise.objects import claim_objects
 from chaosrun.supervise.runs import remove_run

@@ -17,7 +17,7 @@ from chaosrun.checkpoint.object_store import ObjectCheckpointStore, checkpoint_s
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records.layout import LegLayout, RunLayout
-from chaosrun.records.places import ObjectPlace, why_no_store
+from chaosrun.records.object_urls import ObjectPlace, why_no_store
 from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import CheckpointRecord
 from chaosrun.supervise.objects import claim_objects

@@ -26,8 +26,8 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout
 from chaosrun.records.manifest import Manifest, Position
 from chaosrun.records.markers import read_note
+from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.places import ObjectPlace
 from tests.integration.ranks import make_orders
 from tests.records import read_lines
 from tests.unit.events import event

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
-from chaosrun.plan.chance import exponential
 from chaosrun.plan.planner import MAX_FAULTS, make_plan
+from chaosrun.plan.sampling import exponential
 from tests.unit.test_plan import refusal, spec
 
 FIRST = {"rank": 1, "phase": "checkpoint.postcommit"}

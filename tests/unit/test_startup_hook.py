@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chaosrun.cluster.command import HOOK, environment, filled_in
 from chaosrun.processes import PACKAGE_ROOT
-from chaosrun.records.claims import VARIABLE, Startup
+from chaosrun.records.announcements import VARIABLE, Startup
 from chaosrun.records.codec import encode
 from tests.integration.ranks import make_orders
 
@@ -94,7 +94,7 @@ def test_a_command_is_told_its_place_its_rendezvous_and_no_path_that_could_hide_
     (order,) = make_orders(tmp_path, ["--epochs"])
     command = ("launch", "--port={master_port}", "{node_rank}/{nodes}", "{workers_per_node}", "{output}", "{other}", "{}")
     place = {"node_rank": 1, "nodes": 2, "master_port": 4711, "gpus": (2, 3), "resume_env": {"RESUME": "yes"}}
-    order = replace(order, command=command, claims="here", **place)
+    order = replace(order, command=command, announcements="here", **place)
     told = ["launch", "--port=4711", "1/2", "1", str(tmp_path / "output"), "{other}", "{}", "--epochs"]
     assert filled_in(order) == told
     seen = environment(order, {"HOME": "/home", "PYTHONPATH": f"/own:{PACKAGE_ROOT}"})

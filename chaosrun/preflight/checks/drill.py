@@ -20,7 +20,7 @@ from chaosrun.preflight.model import Check, Finding, Level, Measure, Pool, Rows,
 from chaosrun.preflight.placement import gpus_per_worker, room_on
 from chaosrun.preflight.probes.seen import Seen
 from chaosrun.records.codec import changed
-from chaosrun.records.places import is_url
+from chaosrun.records.object_urls import is_url
 from chaosrun.spec.source import Job
 from chaosrun.wording import listed
 

@@ -10,7 +10,7 @@ from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Ro
 from chaosrun.preflight.probes.storage import ObjectFacts, Speed, StorageFacts
 from chaosrun.preflight.probes.storage_kills import Saves
 from chaosrun.preflight.probes.storage_place import Mount
-from chaosrun.records.places import is_url
+from chaosrun.records.object_urls import is_url
 from chaosrun.spec.model import JobSpec
 from chaosrun.wording import duration, listed, size
 

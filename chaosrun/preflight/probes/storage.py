@@ -20,7 +20,7 @@ from chaosrun.cluster.guard import new_name
 from chaosrun.errors import ChaosrunError, ResourcesError
 from chaosrun.preflight.probes.storage_kills import Saves, kill_writers
 from chaosrun.preflight.probes.storage_place import Failed, Mount, mount_of, nearest_folder, own_folder, remove_stale
-from chaosrun.records.places import ObjectPlace
+from chaosrun.records.object_urls import ObjectPlace
 
 BLOCK = 1 << 20
 GROWTH = 4

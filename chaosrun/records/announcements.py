@@ -28,7 +28,7 @@ class Startup(Record, frozen=True, kw_only=True, omit_defaults=False):
     world_size: int
 
 
-class Claim(Record, frozen=True, kw_only=True, omit_defaults=False):
+class Announcement(Record, frozen=True, kw_only=True, omit_defaults=False):
     """ "I begin to train." Which process says so, the kernel tells."""
 
     rank: int
@@ -45,5 +45,5 @@ class Answer(Record, frozen=True, kw_only=True):
 
 
 decode_startup = msgspec.json.Decoder(Startup).decode
-decode_claim = msgspec.json.Decoder(Claim).decode
+decode_announcement = msgspec.json.Decoder(Announcement).decode
 decode_answer = msgspec.json.Decoder(Answer).decode
