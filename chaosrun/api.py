@@ -219,7 +219,7 @@ def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> "tup
     from chaosrun.report.landings import read_landings
     from chaosrun.supervise import remote
 
-    return remote.settled(run, lambda: read_landings(run, faults), timeout_s=timeout_s)
+    return remote.until_certain(run, lambda: read_landings(run, faults), timeout_s=timeout_s)
 
 
 def wait(run: RunLayout, *, timeout_s: float | None = None) -> "RunResult":

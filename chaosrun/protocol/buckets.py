@@ -41,7 +41,7 @@ class BucketPrimer:
         self._saves_itself = saves_itself
         self._primes = primes
         self._told = -1
-        """How many models were settled when it was last asked for news."""
+        """How many models were primed or left when it was last asked for news."""
         self.left: Obstacle | None = None
         """Why a model is left unprimed."""
         self._models: list[DistributedDataParallel] = []

@@ -8,8 +8,8 @@ from chaosrun.errors import MisuseError
 from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.opened import FileWatch
 from chaosrun.observe.team_files import TeamFiles
+from chaosrun.protocol.early_end import Settling
 from chaosrun.protocol.preemption import Preemption
-from chaosrun.protocol.settling import Settling
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd

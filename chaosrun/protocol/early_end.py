@@ -1,5 +1,5 @@
 """Leaving when the leg is decided: after the last fault, at a checkpoint where every rank's complete state is the reference's,
-or is not for the second time. The verdict looks again (`verify.settled`); this only says when there is nothing to wait for.
+or is not for the second time. The verdict looks again (`verify.early_end`); this only says when there is nothing to wait for.
 """
 
 import functools
@@ -13,9 +13,9 @@ import torch
 from chaosrun.observe.effects import Effects
 from chaosrun.observe.own import OwnState, Surroundings, own_state
 from chaosrun.observe.state import ObservedState
+from chaosrun.records.early_end import DIFFERED, SETTLED, State, state_of
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.settled import DIFFERED, SETTLED, State, state_of
 from chaosrun.records.trace_reader import read_ends, read_trace
 from chaosrun.records.traces import CheckpointRecord, StateRecord
 

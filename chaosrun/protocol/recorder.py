@@ -8,8 +8,8 @@ from accelerate import Accelerator
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.context import WorkerContext
+from chaosrun.protocol.early_end import Decided
 from chaosrun.protocol.loader_workers import LoaderWorkers, newest_workers
-from chaosrun.protocol.settling import Decided
 from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.steps import Steps
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
@@ -27,7 +27,7 @@ class Recorder(Steps):
         about = {"faults": self.faults, "heart": self.heart, "writer": context.writer}
         self._checkpointer = Checkpointer(accelerator, state, context.order, context.leg, **about)
         self._job: dict[str, object] = {}
-        self._unsettled: Position | None = None
+        self._incomplete: Position | None = None
         self._prepared = False
         self._noted_workers: LoaderWorkers | None = None
 
@@ -54,26 +54,26 @@ class Recorder(Steps):
         return position
 
     def record(self, position: Position, primer: BucketPrimer | None, *, items: int | None = None) -> None:
-        """It settles when the script asks for more."""
-        self._unsettled = position
+        """It is complete when the script asks for more."""
+        self._incomplete = position
         super().record(position, primer, items=items)
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """The script is done with the step it last recorded: checkpoint when one is due, let step faults strike, and leave when
         that has been asked for."""
         self._note_loader_workers()
-        position, self._unsettled = self._unsettled, None
+        position, self._incomplete = self._incomplete, None
         if position is None:
             self.heart.beat("fetch", self.done + 1)
             return
-        self.heart.beat("settle", position.step)
+        self.heart.beat("after", position.step)
         self._note_commits()
         if not self._prepared:
             # Only now is there a state of the optimizers.
             self._prepared = True
             self._checkpointer.prepare()
         saved = self._checkpoint(position) if position.step % self.order.every_steps == 0 else None
-        self.heart.beat("settled", position.step)
+        self.heart.beat("over", position.step)
         self.faults.pace.step_done()
         self.faults.reach("step", position.step)
         if self._preemption.due(position.step):
@@ -95,7 +95,7 @@ class Recorder(Steps):
         on notice."""
         if self.ended or self._preemption.left is not None or self._settling.left is not None:
             return
-        self.settle()
+        self.complete()
         self._note_loader_workers(at_last=True)
         if self._checkpointer.newest_step != position.step:
             self._checkpoint(position)

@@ -71,7 +71,7 @@ class ScriptTraining:
         self._looked_beside = -1
         """The step at whose save it was last looked which modules there are."""
         self._recorded = True
-        self._unsettled = False
+        self._incomplete = False
         self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
         """The last call in evaluation mode since the last step: some scripts train in it."""
         self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
@@ -251,13 +251,13 @@ class ScriptTraining:
 
     def _record(self) -> None:
         assert self._steps
-        self._recorded = self._unsettled = True
+        self._recorded = self._incomplete = True
         self._steps.record(self.position, self._primer)
 
     def _go_on(self) -> None:
         """To the next step, unless this is a closure of an optimizer's. Raises EnoughSteps after the job's last."""
         if not self._calls:
-            self._settle()
+            self._complete()
             if self._order.max_steps is not None and self.position.step >= self._order.max_steps:
                 raise EnoughSteps(0)
 
@@ -275,13 +275,13 @@ class ScriptTraining:
                 save = changed(save, held={**save.held, **self._state.beside()})
         self._steps.observer.write(save)
 
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         """The script is done with the step before."""
         if not self._recorded:
             self._together[self._stepped[0]] = len(self._stepped)
             self._record()
-        if self._unsettled:
-            self._unsettled = False
+        if self._incomplete:
+            self._incomplete = False
             self._faults.pace.step_done()
             self._saves.step_done(self.position.step)
             self._faults.reach("step", self.position.step)
@@ -289,7 +289,7 @@ class ScriptTraining:
     def finish(self) -> None:
         """The script has ended in order. Raises UserScriptError when it trained nothing."""
         with self._undisturbed():
-            self._settle()
+            self._complete()
             self._saves.end()
             steps = self._steps
             if steps is None:

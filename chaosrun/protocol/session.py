@@ -208,7 +208,7 @@ class Session:
             self._batch_open, self._seen = True, (self._backwards, self._optimizer_steps)
             self._hand_out(batch)
             yield batch
-            self._settle(f"run.step(loss) after batch {self._position.batches} of epoch {start.epoch}", may_leave_out=True)
+            self._complete(f"run.step(loss) after batch {self._position.batches} of epoch {start.epoch}", may_leave_out=True)
             if self._reached_max_steps():
                 return
 
@@ -218,7 +218,7 @@ class Session:
             self._batch_open, self._window = True, window
             self._seen = (self._backwards, self._optimizer_steps)
             yield window
-            self._settle(f"run.step(window.loss) after the window at batch {self._position.batches} of epoch {start.epoch}")
+            self._complete(f"run.step(window.loss) after the window at batch {self._position.batches} of epoch {start.epoch}")
             if self._reached_max_steps():
                 return
 
@@ -244,14 +244,14 @@ class Session:
             self._recorder.heart.beat("forward", self._recorder.done + 1)
             self._recorder.observer.batch(batch, ids)
 
-    def _settle(self, expected: str, *, may_leave_out: bool = False) -> None:
+    def _complete(self, expected: str, *, may_leave_out: bool = False) -> None:
         """The script asks for more: what it has done is complete, unless the `expected` call is missing.
 
         `may_leave_out`: a batch that the script did nothing with (a bad one, passed over by `continue`) is done, too. Without
         accumulation it is a step that has no loss and changes nothing.
         """
         if self._recorder:
-            self._recorder.settle()
+            self._recorder.complete()
         if not self._batch_open:
             return
         if not may_leave_out or self._seen != (self._backwards, self._optimizer_steps):
@@ -262,7 +262,7 @@ class Session:
         self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step + whole)
         if self._recorder and whole:
             self._recorder.record(self._position, None)
-            self._recorder.settle()
+            self._recorder.complete()
 
     def step(self, loss: torch.Tensor) -> None:
         """Tell chaosrun that a batch is done. On the batch that completed an optimizer step this records it; the checkpoint, if

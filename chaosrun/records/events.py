@@ -23,7 +23,7 @@ Outcome = Literal[
     "timeout",
     "interrupted",
 ]
-"""settled, differed: ended early (`records.settled`). diverged: a run in production was stopped: it had not come back right."""
+"""settled, differed: ended early (`records.early_end`). diverged: stopped in production, as it had not come back right."""
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 EndCode = Literal[
     "failed_inside_chaosrun",

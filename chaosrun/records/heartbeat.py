@@ -47,7 +47,7 @@ STAGES: Mapping[str, Stage] = {
     "optimizer": Stage(words="in the optimizer's step {step}"),
     "record": Stage(words="in the record of step {step}"),
     "own": Stage(words="in the script, after step {step}", own=True),
-    "settle": Stage(words="after step {step}"),
+    "after": Stage(words="after step {step}"),
     "checkpoint.write": Stage(words="in the checkpoint of step {step}, writing"),
     "checkpoint.gather": Stage(words="in the checkpoint of step {step}, waiting for everybody's hashes", waits=True),
     "checkpoint.manifest": Stage(words="in the checkpoint of step {step}, between write and commit"),
@@ -55,7 +55,7 @@ STAGES: Mapping[str, Stage] = {
     "checkpoint.commit": Stage(words="in the commit of the checkpoint of step {step}"),
     "checkpoint.postcommit": Stage(words="in the checkpoint of step {step}, waiting for its commit", waits=True),
     "checkpoint.retention": Stage(words="after the commit of the checkpoint of step {step}"),
-    "settled": Stage(words="after step {step}"),
+    "over": Stage(words="after step {step}"),
     "ended": Stage(words="in the script, after the training", own=True),
     "leaving": Stage(words="as it left the process group", waits=True),
 }

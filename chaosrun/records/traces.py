@@ -163,7 +163,7 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
 
 
 class StateRecord(TraceRecord, frozen=True, kw_only=True, tag="state"):
-    """The complete state at a step; between two checkpoints, for drills that may end there. See `protocol.settling`."""
+    """The complete state at a step; between two checkpoints, for drills that may end there. See `protocol.early_end`."""
 
     step: Count
     time_s: float

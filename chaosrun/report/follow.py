@@ -223,7 +223,7 @@ class _LegFollower:
             if fault.id in observed and fault.id not in self._judged:
                 found, entry = landing(fault, history), seen.get(fault.id, FaultSeen())
                 seen[fault.id] = replace(entry, state="landed" if found.landed else "missed" if found.problem else entry.state)
-                if found.settled:
+                if found.is_certain:
                     self._judged[fault.id] = seen[fault.id]
         return seen | self._judged
 

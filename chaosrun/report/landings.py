@@ -29,7 +29,7 @@ class Landed:
     """Why it cannot be shown to have happened, once that is certain."""
 
     @property
-    def settled(self) -> bool:
+    def is_certain(self) -> bool:
         return self.landed or self.problem is not None
 
     @property

@@ -20,7 +20,7 @@ from chaosrun.records.run_file import Early, RunInfo, read_run, recorded_leg, wr
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import Digests, RankTrace
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.early import LONG
+from chaosrun.supervise.early_end import LONG
 from chaosrun.supervise.objects import give_objects, remove_objects
 from chaosrun.supervise.reference import final_step
 from chaosrun.verify.compare import undecided

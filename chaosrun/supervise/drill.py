@@ -32,7 +32,7 @@ from chaosrun.records.run_file import RunInfo, own_leg, read_object, read_run, r
 from chaosrun.records.supervision import supervision
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise import beginning, early
+from chaosrun.supervise import beginning, early_end
 from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.supervise.objects import remove_objects
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
@@ -160,7 +160,7 @@ class Drill:
 
     def _note_repeated(self) -> None:
         """Two whole runs were equal: later drills with this reference may end early."""
-        early.has_repeated(leg := self._leg("reference"), self.run.run_id)
+        early_end.has_repeated(leg := self._leg("reference"), self.run.run_id)
         ReferenceCache(self.root).note_repeated(read_run(self.run).reference.key or "", leg)
 
     def _reference(self, spec: JobSpec, info: RunInfo) -> bool:
@@ -171,7 +171,7 @@ class Drill:
         self._remove(leg)
         mode = info.reference.mode
         cache = ReferenceCache(self.root)
-        keys = early.reference_keys(reference_key(spec, Path(info.script), self.legs.workers.devices()), info.early)
+        keys = early_end.reference_keys(reference_key(spec, Path(info.script), self.legs.workers.devices()), info.early)
         key = (mode == "auto" and next(filter(cache.find, keys), None)) or keys[0]
         info = _referring(info, key=key, source=None)
         with cache.locked():
@@ -277,7 +277,7 @@ class Drill:
         earlier = (*earlier_legs(self.root, self.run.path, info.script, leg.path), *self._removed)
         reference = self.run.reference.path if name == "chaos" else None
         template = order_template(name, leg, spec, info, reference=reference)
-        template = early.told(template, spec, info.early, plan, self._leg("reference"))
+        template = early_end.told(template, spec, info.early, plan, self._leg("reference"))
         template = beginning.keeping(template, spec, info.early)
         template = replace(template, survey=self.survey, earlier=earlier)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)

@@ -1,6 +1,6 @@
 """When a chaos leg may end before its training does: what its attempts are told, and what their end is called.
 
-What "settled" rests on says docs/exactness.md; whether a leg that says so was right, `verify.settled`.
+What "settled" rests on says docs/exactness.md; whether a leg that says so was right, `verify.early_end`.
 """
 
 import json
@@ -10,12 +10,12 @@ from dataclasses import replace
 from msgspec import structs
 
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.early_end import DIFFERED, SETTLED
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
 from chaosrun.records.order import Settle, WorkerOrder
 from chaosrun.records.run_file import Early
-from chaosrun.records.settled import DIFFERED, SETTLED
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.lifecycle import Finish
 from chaosrun.supervise.reference import final_step

@@ -156,22 +156,22 @@ def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = ()
     return {"faults": [msgspec.to_builtins(fault) for fault in answer.faults], "seed": answer.seed}
 
 
-class Settling(Protocol):
+class Certain(Protocol):
     @property
-    def settled(self) -> bool: ...
+    def is_certain(self) -> bool: ...
 
 
-_Each = TypeVar("_Each", bound=Settling)
+_Each = TypeVar("_Each", bound=Certain)
 
 
-def settled(run: RunLayout, read: Callable[[], tuple[_Each, ...]], *, timeout_s: float) -> tuple[_Each, ...]:
-    """What `read` reads of a run's files, as soon as all of it is settled, nobody supervises the run any more, or
+def until_certain(run: RunLayout, read: Callable[[], tuple[_Each, ...]], *, timeout_s: float) -> tuple[_Each, ...]:
+    """What `read` reads of a run's files, as soon as all of it is certain, nobody supervises the run any more, or
     `timeout_s` have passed."""
     deadline = time.monotonic() + timeout_s
     while True:
         # Asked before the files are read: what was written until then is in them.
         over = time.monotonic() > deadline or not is_supervised(run)
         found = read()
-        if over or all(each.settled for each in found):
+        if over or all(each.is_certain for each in found):
             return found
         time.sleep(LOOK_EVERY_S)

@@ -22,7 +22,7 @@ from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.markers import read_end, read_markers
 from chaosrun.records.order import Settle, WorkerOrder
 from chaosrun.spec.model import RecoverySpec
-from chaosrun.supervise import early, lifecycle
+from chaosrun.supervise import early_end, lifecycle
 from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
 from chaosrun.supervise.hangs import HangDetector, HangWatch
 from chaosrun.supervise.judging import RecoveryJudge
@@ -119,7 +119,7 @@ class Supervisor:
             while True:
                 for action in actions:
                     if isinstance(action, lifecycle.Finish):
-                        return self._finish(early.ending(action, self._leg, self._attempt, self._template.world_size))
+                        return self._finish(early_end.ending(action, self._leg, self._attempt, self._template.world_size))
                     self._act(action)
                 event = self._next_event(state)
                 if isinstance(event, lifecycle.Stopped):
@@ -344,7 +344,7 @@ class Supervisor:
                 distributed_debug=action.distributed_debug,
             )
         )
-        settle = early.settle_in(self._template, action.attempt, self._plan, self._observations.observed)
+        settle = early_end.settle_in(self._template, action.attempt, self._plan, self._observations.observed)
         if self._judge:
             self._judge.began(action.attempt)
         orders = [self._order(action, rank, armed, settle) for rank in range(self._template.world_size)]

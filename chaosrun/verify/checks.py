@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.verify import alignment, corruption, finals, landed, premises, recovery, replicas, restored, settled, steps
+from chaosrun.verify import alignment, corruption, early_end, finals, landed, premises, recovery, replicas, restored, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 from chaosrun.verify.compare import Kind
 
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.records,
     premises.completed,
-    settled.early_end,
+    early_end.early_end,
     premises.reference,
     premises.environment,
     premises.own_files,

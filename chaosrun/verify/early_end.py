@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.codec import changed
+from chaosrun.records.early_end import State, state_of
 from chaosrun.records.events import FaultObserved
 from chaosrun.records.history import LegHistory
 from chaosrun.records.position import Position
-from chaosrun.records.settled import State, state_of
 from chaosrun.records.traces import Block, EndRecord, RankTrace, StateRecord
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
 from chaosrun.verify.compare import undecided

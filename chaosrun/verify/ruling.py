@@ -20,10 +20,10 @@ from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.corruption import explained
 from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.early_end import early_end, settled_step, up_to
 from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.replicas import drift
-from chaosrun.verify.settled import early_end, settled_step, up_to
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -123,7 +123,7 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
 
 
 def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Check]) -> Ruling | None:
-    """A leg that did not complete settles the drill; a restore that chaosrun itself found inexact fails it."""
+    """A leg that did not complete decides the drill; a restore that chaosrun itself found inexact fails it."""
     for leg in (reference, chaos):
         if leg.outcome in (TRAINED if leg is chaos else ("completed",)):
             continue

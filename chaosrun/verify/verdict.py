@@ -24,9 +24,9 @@ from chaosrun.verify.checks import run_checks
 from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.early_end import EARLY, up_to
 from chaosrun.verify.production import judge_run
 from chaosrun.verify.ruling import EXIT_CODES, Ruling, VerdictStatus, rule
-from chaosrun.verify.settled import EARLY, up_to
 
 VERDICT_VERSION = 1
 REPLACED = (
@@ -91,7 +91,7 @@ class Verdict:
 
     @property
     def settled(self) -> str | None:
-        """ "settled at step 63 of 81: complete state equal", of a leg that was ended there; see `verify.settled`."""
+        """ "settled at step 63 of 81: complete state equal", of a leg that was ended there; see `verify.early_end`."""
         about = self.reason.params
         at = f"settled at step {about['step']} of {about['whole']}" if self.code == "settled" else None
         return at and f"{at}: complete state equal"

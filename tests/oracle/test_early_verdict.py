@@ -13,7 +13,7 @@ from chaosrun.campaign.results import surprises
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.suite import Expectation
-from chaosrun.supervise.early import has_repeated
+from chaosrun.supervise.early_end import has_repeated
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
 from tests.oracle.hidden import LATE, WHERE

@@ -20,7 +20,7 @@ from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.run_file import read_run
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import beginning
-from chaosrun.supervise.early import has_repeated
+from chaosrun.supervise.early_end import has_repeated
 from chaosrun.verify.verdict import Verdict, judge
 from tests.benchmarks.sweep_cost import measure
 from tests.conftest import WarmDrills

@@ -134,7 +134,7 @@ class SimulatedRank:
         assert self._trace is not None
         about = {"time_s": time.time(), "duration_s": time.time() - began_s, "digests": self.digests()}
         self._trace.write(CheckpointRecord(step=self.step, name=checkpoint_name(self.step), **about))
-        self.heart.beat("settled", self.step)
+        self.heart.beat("over", self.step)
 
     def finish(self) -> None:
         """The training is complete."""

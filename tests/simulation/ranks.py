@@ -250,7 +250,7 @@ class SimulatedRank:
         self._heart.beat("record", step)
         self.step = step
         yield from self._reach("record", step)
-        self._heart.beat("settle", step)
+        self._heart.beat("after", step)
         if step % self.order.every_steps != 0 and step != self.order.max_steps:
             yield from self._reach("step", step)
 

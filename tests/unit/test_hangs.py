@@ -20,7 +20,7 @@ from chaosrun.supervise.hangs import FACTOR, VALIDATION, HangWatch, Silence, Sta
 from chaosrun.supervise.observations import Observations
 
 START_S = 300.0
-STEADY = {"fetch": 0.01, "forward": 0.1, "backward": 0.1, "optimizer": 0.01, "record": 0.01, "own": 0.01, "settle": 0.01}
+STEADY = {"fetch": 0.01, "forward": 0.1, "backward": 0.1, "optimizer": 0.01, "record": 0.01, "own": 0.01, "after": 0.01}
 GLOO = "/site-packages/torch/distributed/distributed_c10d.py:4914 in barrier"
 ENGINE = "/site-packages/torch/autograd/graph.py:820 in _engine_run_backward"
 SCRIPT = "/jobs/train.py"
@@ -226,7 +226,7 @@ def test_the_rank_furthest_behind_stopped_first_and_the_others_waited_for_it() -
         # Stopped inside the all-reduce that the others are in.
         (("backward", "backward"), {"rank0": ("S", [ENGINE]), "rank1": ("T", [])}, 1, []),
         # Stopped where others ask it for something before they can go on: the store lives in rank 0.
-        (("fetch", "settled"), {"rank0": ("T", []), "rank1": ("S", [GLOO])}, 0, []),
+        (("fetch", "over"), {"rank0": ("T", []), "rank1": ("S", [GLOO])}, 0, []),
         # At the same stage: whose stack is in a collective waits.
         (
             ("backward", "backward"),
@@ -252,7 +252,7 @@ def test_who_stopped_first(
 
 
 def test_a_stopped_process_and_a_rank_without_a_beat_are_said_to_be_that() -> None:
-    found = standstill({0: activity("settled", 3), 1: activity(None)}, rank0=("T", []), rank1=("S", []))
+    found = standstill({0: activity("over", 3), 1: activity(None)}, rank0=("T", []), rank1=("S", []))
     assert "rank 0 stopped first, after step 3 (its process is stopped); rank 1 waited for it before" in found.message(SCRIPT)
     both = standstill({0: activity("backward", 3), 1: activity("backward", 3)}, rank0=("S", [GLOO]), rank1=("S", [GLOO]))
     assert both.message(SCRIPT).endswith("; ranks 0 and 1 stopped together, in the gradient all-reduce of step 3")

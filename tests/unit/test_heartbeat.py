@@ -43,9 +43,9 @@ def test_who_is_further_behind_follows_from_step_and_stage() -> None:
         return Heartbeat(count=1, step=step, stage=stage, silent_s=0.0, first={}, longest={}).place
 
     passed = [place("restored", 2), place("epoch", 3)]
-    passed += [place(stage, 3) for stage in ("fetch", "forward", "backward", "optimizer", "record", "own", "settle")]
+    passed += [place(stage, 3) for stage in ("fetch", "forward", "backward", "optimizer", "record", "own", "after")]
     passed += [place(stage, 3) for stage in STAGES if stage.startswith("checkpoint.")]
-    passed += [place("settled", 3), place("fetch", 4), place("ended", 4), place("leaving", 4)]
+    passed += [place("over", 3), place("fetch", 4), place("ended", 4), place("leaving", 4)]
     assert passed == sorted(passed)
 
 

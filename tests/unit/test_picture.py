@@ -103,7 +103,7 @@ class TestLanes:
             ("restored", "restoring"),
             ("epoch", "training"),
             ("backward", "training"),
-            ("settled", "training"),
+            ("over", "training"),
             ("checkpoint.write", "saving"),
             ("checkpoint.retention", "saving"),
             ("ended", "ending"),
@@ -115,7 +115,7 @@ class TestLanes:
     def test_without_a_checkpoint_nothing_is_restored(self) -> None:
         assert leg_of(beats={0: beat("restored", 0)}).lanes[0].state == "starting"
 
-    @pytest.mark.parametrize(("stage", "number", "done"), [("forward", 8, 7), ("settle", 8, 8), ("checkpoint.write", 8, 8)])
+    @pytest.mark.parametrize(("stage", "number", "done"), [("forward", 8, 7), ("after", 8, 8), ("checkpoint.write", 8, 8)])
     def test_a_beat_tells_the_step(self, stage: str, number: int, done: int) -> None:
         assert leg_of(beats={0: beat(stage, number)}).lanes[0].step == done
 

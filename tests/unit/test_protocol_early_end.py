@@ -10,7 +10,7 @@ from legs import KILLS, edit_trace, only, put, write_run
 from msgspec import structs
 
 from chaosrun.observe.own import OwnState
-from chaosrun.protocol.settling import Decided, Settling, Standing
+from chaosrun.protocol.early_end import Decided, Settling, Standing
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.order import Settle, WorkerOrder
 from chaosrun.records.run_file import read_run

@@ -302,13 +302,13 @@ class TestLandings:
             file.write(b"\xcc\xf4\xc4\x30\x84\xa4kind\xa2st")
         self.write(run, *STARTED, requested("F1"), DIED, observed("F1"), {"event": "attempt.stopped"})
         (seen,) = api.landings(run, ["F1"], timeout_s=30)
-        assert seen.settled and seen.sentence == "landed in attempt 1: rank 1 after step 9, pid 4211: SIGKILL"
+        assert seen.is_certain and seen.sentence == "landed in attempt 1: rank 1 after step 9, pid 4211: SIGKILL"
 
     def test_not_yet(self, run: RunLayout) -> None:
         (seen,) = api.landings(run, ["F1"], timeout_s=0.0)
-        assert not seen.settled and "not been seen" in seen.sentence
+        assert not seen.is_certain and "not been seen" in seen.sentence
         self.write(run, *STARTED, requested("F1"), observed("F2"))
-        assert not api.landings(run, ["F1"], timeout_s=30)[0].settled, "nobody supervises it: it is not waited for"
+        assert not api.landings(run, ["F1"], timeout_s=30)[0].is_certain, "nobody supervises it: it is not waited for"
 
     def test_never(self, run: RunLayout) -> None:
         no = observed("F2", how="note", found={"problem": "it was in state R"})

@@ -18,7 +18,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Check, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
-from chaosrun.verify.settled import EARLY, up_to
+from chaosrun.verify.early_end import EARLY, up_to
 from chaosrun.verify.verdict import judge_drill
 from tests.records import read_lines, write_lines
 

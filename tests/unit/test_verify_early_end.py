@@ -14,7 +14,7 @@ from chaosrun.records.layout import RunLayout, checkpoint_name
 from chaosrun.records.run_file import Early, read_run
 from chaosrun.records.traces import StateRecord
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise import early
+from chaosrun.supervise import early_end
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
@@ -211,13 +211,13 @@ def test_only_drills_that_may_end_early_look(
     info = read_run(run)
     spec = JobSpec.model_validate(info.spec)
     template = order_template(leg, run.leg(leg), spec, info, reference=None)
-    orders = early.told(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
+    orders = early_end.told(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
     assert (orders.looks_after, orders.settle) == (looks_after, settle)
     run.leg("reference").repeats.unlink()
-    again = early.told(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
+    again = early_end.told(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
     assert again.settle == ("watch" if settle else ""), "of a job that was not shown to repeat itself"
 
 
 def test_references_that_say_enough_are_found_by_all() -> None:
-    assert early.reference_keys("k", "always") == early.reference_keys("k", "watch") == ("k-early",)
-    assert early.reference_keys("k", "long") == early.reference_keys("k", "never") == ("k", "k-early")
+    assert early_end.reference_keys("k", "always") == early_end.reference_keys("k", "watch") == ("k-early",)
+    assert early_end.reference_keys("k", "long") == early_end.reference_keys("k", "never") == ("k", "k-early")
