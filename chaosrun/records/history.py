@@ -10,29 +10,16 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from chaosrun.errors import RecoveryError, UsageError
+from chaosrun.records import events as recorded
 from chaosrun.records.began import Began, read_began
 from chaosrun.records.codec import sound_records
-from chaosrun.records.events import (
-    EVENTS,
-    AttemptStarted,
-    AttemptStarting,
-    AttemptStopped,
-    CheckpointQuarantined,
-    DeathUnplanned,
-    JournalEvent,
-    LegFinished,
-    OfAttempt,
-    Outcome,
-    WorkerExited,
-    WorkerStarted,
-)
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.opened import OpenedFile, opened_files
 from chaosrun.records.run_file import read_object
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import EndRecord, RankTrace, StartRecord, StepRecord
 
-_Event = TypeVar("_Event", bound=JournalEvent)
+_Event = TypeVar("_Event", bound=recorded.JournalEvent)
 TraceReader = Callable[[Path, int, int, list[str]], RankTrace]
 """As `records.trace_reader.read_trace`."""
 
@@ -47,8 +34,8 @@ class Attempt:
     resume_step: int
     """Its step; of a script that resumes by itself the one that its ranks say they went on from."""
     pids: Mapping[int, int]
-    exits: tuple[WorkerExited, ...]
-    unplanned: tuple[DeathUnplanned, ...]
+    exits: tuple[recorded.WorkerExited, ...]
+    unplanned: tuple[recorded.DeathUnplanned, ...]
     stopped: str | None
     quarantined: tuple[str, ...]
     """Checkpoints set aside between the attempt before this one and this one."""
@@ -101,7 +88,7 @@ class _ByStep(Mapping[int, Mapping[int, StepRecord]]):
 class LegHistory:
     name: str
     layout: LegLayout
-    journal: tuple[JournalEvent, ...] = ()
+    journal: tuple[recorded.JournalEvent, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     environment: Mapping[str, object] | None = None
     opened: tuple[OpenedFile, ...] = ()
@@ -111,13 +98,13 @@ class LegHistory:
     problems: tuple[str, ...] = ()
 
     @property
-    def finished(self) -> LegFinished | None:
+    def finished(self) -> recorded.LegFinished | None:
         """The `leg.finished` that closes the journal; None while the leg runs, or went on after one (`chaosrun resume`)."""
         last = self.journal[-1] if self.journal else None
-        return last if isinstance(last, LegFinished) else None
+        return last if isinstance(last, recorded.LegFinished) else None
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> recorded.Outcome | None:
         return self.finished.outcome if self.finished else None
 
     @cached_property
@@ -150,14 +137,14 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
 
 
 def history_of(
-    layout: LegLayout, journal: Sequence[JournalEvent], traces: TraceReader | None, problems: list[str]
+    layout: LegLayout, journal: Sequence[recorded.JournalEvent], traces: TraceReader | None, problems: list[str]
 ) -> LegHistory:
     """What these events come to: the one fold of a journal."""
     attempts = _attempts(layout, journal, traces, problems)
     return LegHistory(name=layout.path.name, layout=layout, journal=tuple(journal), attempts=attempts, problems=tuple(problems))
 
 
-def journal_events(path: Path) -> list[JournalEvent]:
+def journal_events(path: Path) -> list[recorded.JournalEvent]:
     """The events of a journal that is to be gone on with. Raises RecoveryError when it is damaged."""
     problems: list[str] = []
     events = _read_journal(path, problems)
@@ -167,9 +154,9 @@ def journal_events(path: Path) -> list[JournalEvent]:
     return events
 
 
-def _read_journal(path: Path, problems: list[str]) -> list[JournalEvent]:
-    found: list[JournalEvent] = []
-    for number, event in sound_records(path, EVENTS, problems):
+def _read_journal(path: Path, problems: list[str]) -> list[recorded.JournalEvent]:
+    found: list[recorded.JournalEvent] = []
+    for number, event in sound_records(path, recorded.EVENTS, problems):
         if event.seq == number:
             found.append(event)
         else:
@@ -188,25 +175,25 @@ def _read_environment(path: Path, problems: list[str]) -> Mapping[str, object] |
 
 
 def _attempts(
-    layout: LegLayout, journal: Sequence[JournalEvent], traces: TraceReader | None, problems: list[str]
+    layout: LegLayout, journal: Sequence[recorded.JournalEvent], traces: TraceReader | None, problems: list[str]
 ) -> tuple[Attempt, ...]:
-    starting = [event for event in journal if isinstance(event, AttemptStarting)]
+    starting = [event for event in journal if isinstance(event, recorded.AttemptStarting)]
     numbers = [event.attempt for event in starting]
     if numbers != sorted(set(numbers)):
         problems.append(f"attempts start in the order {numbers}")
-    by_attempt: dict[int, list[JournalEvent]] = {}
+    by_attempt: dict[int, list[recorded.JournalEvent]] = {}
     for event in journal:
-        if isinstance(event, OfAttempt):
+        if isinstance(event, recorded.OfAttempt):
             by_attempt.setdefault(event.attempt, []).append(event)
     for number in sorted({*layout.attempts(), *by_attempt} - set(numbers)):
         problems.append(f"attempt {number} left records, but the journal never started it")
-    quarantines = [event for event in journal if isinstance(event, CheckpointQuarantined)]
+    quarantines = [event for event in journal if isinstance(event, recorded.CheckpointQuarantined)]
     found: list[Attempt] = []
     since = 0
     for start in starting:
         own = by_attempt[start.attempt]
-        pids = [event.pids for event in own if isinstance(event, AttemptStarted)]
-        announced = {event.rank: event.pid for event in own if isinstance(event, WorkerStarted)}
+        pids = [event.pids for event in own if isinstance(event, recorded.AttemptStarted)]
+        announced = {event.rank: event.pid for event in own if isinstance(event, recorded.WorkerStarted)}
         of_ranks = {} if traces is None else _read_traces(layout, start.attempt, traces, problems)
         began = [trace.start.position.step for trace in of_ranks.values() if trace.start]
         found.append(
@@ -216,9 +203,9 @@ def _attempts(
                 resume_step=min(began, default=0) if start.by == "script" else start.resume_step,
                 by=start.by,
                 pids={**(pids[-1] if pids else {}), **announced},
-                exits=tuple(event for event in own if isinstance(event, WorkerExited)),
-                unplanned=tuple(event for event in own if isinstance(event, DeathUnplanned)),
-                stopped=next((event.reason for event in own if isinstance(event, AttemptStopped)), None),
+                exits=tuple(event for event in own if isinstance(event, recorded.WorkerExited)),
+                unplanned=tuple(event for event in own if isinstance(event, recorded.DeathUnplanned)),
+                stopped=next((event.reason for event in own if isinstance(event, recorded.AttemptStopped)), None),
                 quarantined=tuple(event.name for event in quarantines if since < event.seq < start.seq),
                 traces=of_ranks,
             )

@@ -8,18 +8,8 @@ from pathlib import Path
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records import events as recorded
 from chaosrun.records.codec import DamagedRecordError, decode
-from chaosrun.records.events import (
-    EVENTS,
-    AttemptStarting,
-    FaultObserved,
-    FaultRequested,
-    FaultWithdrawn,
-    JournalEvent,
-    LegFinished,
-    LegStarted,
-    SupervisorResumed,
-)
 from chaosrun.records.heartbeat import Heartbeat, read_heartbeat
 from chaosrun.records.history import LegHistory, history_of
 from chaosrun.records.layout import LEGS, RUN, LegLayout, RunLayout, checkpoint_step
@@ -66,7 +56,7 @@ class RunFollower:
             if leg.exists:
                 told += [Told.of(name, event) for event in leg.poll_markers()]
                 told += leg.poll_starts()
-        resumed = [entry.record.time_s for entry in told if isinstance(entry.record, SupervisorResumed)]
+        resumed = [entry.record.time_s for entry in told if isinstance(entry.record, recorded.SupervisorResumed)]
         self.picture.resumed_s = resumed[-1] if resumed else self.picture.resumed_s
         return _in_order(told)
 
@@ -116,7 +106,7 @@ class _LegFollower:
     def _begin(self) -> None:
         self._journal = Tail(self._layout.journal)
         self._lines = 0
-        self._events: list[JournalEvent] = []
+        self._events: list[recorded.JournalEvent] = []
         self._damage: dict[Path, str] = {}
         self._ends: dict[Path, tuple[int, int, RankTrace]] = {}
         """Of each trace what its ends said, its size and the newest attempt then: one that another came after does not grow."""
@@ -127,40 +117,40 @@ class _LegFollower:
         """Attempts of which nobody knows yet what the script went on from."""
         self._fired: set[str] = set()
         """Faults of which that has been told: by their marker, or by the journal."""
-        self._marked: dict[str, FaultRequested] = {}
+        self._marked: dict[str, recorded.FaultRequested] = {}
 
     @property
     def exists(self) -> bool:
         return bool(self._events)
 
-    def poll_journal(self) -> list[JournalEvent]:
+    def poll_journal(self) -> list[recorded.JournalEvent]:
         """The new events that are to be told."""
         fresh = list(self._read_journal())
         if self._journal.restarts:
             # The leg was begun again: nothing of the former one holds.
             self._begin()
             fresh = list(self._read_journal())
-            self._is_copy = any(isinstance(event, LegFinished) for event in fresh)
+            self._is_copy = any(isinstance(event, recorded.LegFinished) for event in fresh)
         self._events += fresh
         for event in fresh:
-            if isinstance(event, AttemptStarting) and event.by == "script" and event.attempt > 1:
+            if isinstance(event, recorded.AttemptStarting) and event.by == "script" and event.attempt > 1:
                 self._starts.add(event.attempt)
         return [] if self._is_copy else [event for event in fresh if self._is_news(event)]
 
-    def _read_journal(self) -> Iterator[JournalEvent]:
+    def _read_journal(self) -> Iterator[recorded.JournalEvent]:
         while lines := _lines(self._journal, POLL_BYTES):
             for line in lines:
                 self._lines += 1
                 try:
-                    yield decode(line, EVENTS)
+                    yield decode(line, recorded.EVENTS)
                 except DamagedRecordError as error:
                     self._damage.setdefault(self._layout.journal, f"line {self._lines}: {error.message}")
 
-    def _is_news(self, event: JournalEvent) -> bool:
+    def _is_news(self, event: recorded.JournalEvent) -> bool:
         """A request is told once, by its marker or by the journal; after it was withdrawn, again."""
-        if isinstance(event, FaultWithdrawn):
+        if isinstance(event, recorded.FaultWithdrawn):
             self._fired.discard(event.fault)
-        if not isinstance(event, FaultRequested):
+        if not isinstance(event, recorded.FaultRequested):
             return True
         is_new = event.fault not in self._fired
         self._fired.add(event.fault)
@@ -168,16 +158,16 @@ class _LegFollower:
 
     @property
     def _is_over(self) -> bool:
-        return isinstance(self._events[-1], LegFinished)
+        return isinstance(self._events[-1], recorded.LegFinished)
 
     def picture(self, planned: Sequence[Fault], kept: tuple[int, ...]) -> LegPicture:
-        newest = max((event.attempt for event in self._events if isinstance(event, AttemptStarting)), default=0)
-        workers = max((event.workers for event in self._events if isinstance(event, LegStarted)), default=0)
+        newest = max((event.attempt for event in self._events if isinstance(event, recorded.AttemptStarting)), default=0)
+        workers = max((event.workers for event in self._events if isinstance(event, recorded.LegStarted)), default=0)
         beats = {} if self._is_over else self._beats(newest, workers)
         # Of many ranks, some at each look: how far they are meanwhile their heartbeats tell; of what is over, any rank.
         turns = max(1, workers // AT_A_LOOK)
-        struck = {(event.attempt, event.rank) for event in self._events if isinstance(event, FaultObserved)}
-        is_completed = isinstance(end := self._events[-1], LegFinished) and end.outcome == "completed"
+        struck = {(event.attempt, event.rank) for event in self._events if isinstance(event, recorded.FaultObserved)}
+        is_completed = isinstance(end := self._events[-1], recorded.LegFinished) and end.outcome == "completed"
         self._looks += 1
 
         def read(path: Path, attempt: int, rank: int, _: list[str]) -> RankTrace:
@@ -217,7 +207,7 @@ class _LegFollower:
         """What the verdict would say of those that were seen, asked until it is certain."""
         seen, observed = (
             fired([*self._events, *self._marked.values()]),
-            {event.fault for event in history.events(FaultObserved)},
+            {event.fault for event in history.events(recorded.FaultObserved)},
         )
         for fault in planned:
             if fault.id in observed and fault.id not in self._judged:
@@ -227,7 +217,7 @@ class _LegFollower:
                     self._judged[fault.id] = seen[fault.id]
         return seen | self._judged
 
-    def poll_markers(self) -> list[JournalEvent]:
+    def poll_markers(self) -> list[recorded.JournalEvent]:
         """What has fired, as the journal will say it: there a fault is told of when it has been seen to land."""
         if self._is_over:
             return []
@@ -236,11 +226,11 @@ class _LegFollower:
         except (FileNotFoundError, NotADirectoryError):
             found = set()
         self._marked = {fault: request for fault, request in self._marked.items() if fault in found}
-        new: list[JournalEvent] = []
+        new: list[recorded.JournalEvent] = []
         for fault in sorted(found - self._marked.keys()):
             if marker := read_marker(self._layout, fault):
                 about = {"attempt": marker.attempt, "rank": marker.rank, "step": marker.step, "phase": marker.phase}
-                request = FaultRequested(fault=fault, requested_s=marker.time_s, time_s=marker.time_s, **about)
+                request = recorded.FaultRequested(fault=fault, requested_s=marker.time_s, time_s=marker.time_s, **about)
                 self._marked[fault] = request
                 new.append(request)
         return [request for request in new if self._is_news(request)]
@@ -270,7 +260,7 @@ def has_come(run: RunLayout, *, attempt: int, step: int) -> Callable[[], bool]:
         if seen is None or leg is None or leg.attempt < attempt or leg.reached < step:
             return False
         # Not those of a supervisor before this one: it has yet to open the leg, and would refuse a fault.
-        return any(begun.time_s >= seen.began_s for begun in leg.history.events(AttemptStarting))
+        return any(begun.time_s >= seen.began_s for begun in leg.history.events(recorded.AttemptStarting))
 
     return has_come
 

@@ -12,19 +12,7 @@ from typing import Literal
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.observed import signal_name
-from chaosrun.records.events import (
-    AttemptStopped,
-    CheckpointQuarantined,
-    DeathUnplanned,
-    FaultObserved,
-    FaultRequested,
-    FaultWithdrawn,
-    HangDeclared,
-    JournalEvent,
-    LegStarted,
-    Outcome,
-    WorkerExited,
-)
+from chaosrun.records import events as recorded
 from chaosrun.records.heartbeat import Heartbeat
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import RUN
@@ -95,7 +83,7 @@ class LegPicture:
         return self.history.finished is not None
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> recorded.Outcome | None:
         return self.history.outcome
 
     @property
@@ -103,13 +91,13 @@ class LegPicture:
         return self.history.finished.final_step if self.history.finished else None
 
     @property
-    def unplanned(self) -> tuple[DeathUnplanned, ...]:
-        return self.history.events(DeathUnplanned)
+    def unplanned(self) -> tuple[recorded.DeathUnplanned, ...]:
+        return self.history.events(recorded.DeathUnplanned)
 
     @property
     def quarantined(self) -> tuple[int, ...]:
         """Steps of the checkpoints that were set aside; 0 of one whose name says none."""
-        return tuple(event.step or 0 for event in self.history.events(CheckpointQuarantined))
+        return tuple(event.step or 0 for event in self.history.events(recorded.CheckpointQuarantined))
 
     @property
     def last(self) -> str:
@@ -165,7 +153,7 @@ def _pace(trace: RankTrace) -> float | None:
 
 def lanes_of(history: LegHistory, beats: Mapping[int, Heartbeat]) -> dict[int, Lane]:
     """The ranks of the newest attempt. `beats`: their newest ones."""
-    workers = next((event.workers for event in history.events(LegStarted)), 0)
+    workers = next((event.workers for event in history.events(recorded.LegStarted)), 0)
     if not history.attempts:
         return {}
     attempt, lanes = history.attempts[-1], {}
@@ -197,33 +185,33 @@ def _take_beat(lane: Lane, beat: Heartbeat, *, is_first: bool) -> None:
         lane.step = max(lane.step, done)
 
 
-def _take_end(lanes: Mapping[int, Lane], event: JournalEvent) -> None:
+def _take_end(lanes: Mapping[int, Lane], event: recorded.JournalEvent) -> None:
     """What ends ranks of the newest attempt."""
     match event:
-        case AttemptStopped():
+        case recorded.AttemptStopped():
             for lane in (lanes[rank] for rank in event.killed if rank in lanes):
                 if lane.state != "hung" and lane.note in ("", "SIGKILL"):
                     lane.note = ""
                     lane.end("stopped")
-        case HangDeclared():
+        case recorded.HangDeclared():
             if lane := lanes.get(event.first):
                 lane.end("hung")
-        case DeathUnplanned():
+        case recorded.DeathUnplanned():
             if event.rank is not None and (lane := lanes.get(event.rank)) and lane.state != "hung":
                 lane.end(lane.state if lane.ended else "failed", "unplanned")
-        case FaultObserved():
+        case recorded.FaultObserved():
             if (lane := lanes.get(event.rank)) and not (event.found or {}).get("problem"):
                 lane.note = event.fault
                 if event.how != "note" and lane.state != "left":
                     lane.end("hung" if event.how == "hang" else "killed")
-        case WorkerExited():
+        case recorded.WorkerExited():
             if lane := lanes.get(event.rank):
                 _take_exit(lane, event)
         case _:
             pass
 
 
-def _take_exit(lane: Lane, event: WorkerExited) -> None:
+def _take_exit(lane: Lane, event: recorded.WorkerExited) -> None:
     if event.stopped:
         lane.end("hung" if lane.state == "hung" else "stopped")
     elif event.signal:
@@ -246,14 +234,14 @@ def _doing(stage: str) -> State:
     return "saving" if stage.startswith("checkpoint.") else "training"
 
 
-def fired(events: Sequence[JournalEvent]) -> dict[str, FaultSeen]:
+def fired(events: Sequence[recorded.JournalEvent]) -> dict[str, FaultSeen]:
     """The faults that were about to strike, by their requests, or the markers that come before these."""
     seen: dict[str, FaultSeen] = {}
     for event in events:
-        if isinstance(event, FaultRequested):
+        if isinstance(event, recorded.FaultRequested):
             where = FaultSeen(state="fired", attempt=event.attempt, rank=event.rank, step=event.step)
             seen.setdefault(event.fault, where)
-        elif isinstance(event, FaultWithdrawn):
+        elif isinstance(event, recorded.FaultWithdrawn):
             seen.pop(event.fault, None)
     return seen
 

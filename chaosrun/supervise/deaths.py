@@ -8,20 +8,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from chaosrun import errors
 from chaosrun.checkpoint.storage import is_full
 from chaosrun.cluster.messages import Exited
-from chaosrun.errors import (
-    HookedStateError,
-    InvalidCheckpointError,
-    LeftApartError,
-    MisuseError,
-    ParameterOrderError,
-    RegisteredStateError,
-    ResourcesError,
-    RestoreMismatchError,
-    UnsafeCheckpointError,
-    UserScriptError,
-)
 from chaosrun.faults.observed import signal_name
 from chaosrun.records.events import EndCode, Outcome, RaisedError
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
@@ -30,7 +19,7 @@ from chaosrun.records.markers import WorkerEnd, read_end
 from chaosrun.records.trace_reader import read_ends
 from chaosrun.supervise.failure import Failure, Reach
 
-OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
+OWN_TYPES = (errors.UserScriptError.__name__, errors.MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
 EACH_TIME = (
     *(SyntaxError, ImportError, NameError, AttributeError, TypeError, ValueError, LookupError, AssertionError),
@@ -105,7 +94,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
         return failed(code="node_lost", message=message, hint=f"see {log}", of_node=True)
-    if exit_code == ResourcesError.exit_code and is_full(leg.path):
+    if exit_code == errors.ResourcesError.exit_code and is_full(leg.path):
         message = f"rank {rank} stopped at step {step}: no space is left for its records in {leg.path}"
         hint = "free some space there, or put the run elsewhere with --root"
         return failed(message=message, hint=hint, outcome="resources")
@@ -118,7 +107,7 @@ def _comes_each_time(failure: Failure) -> bool:
     """Of the first attempt: an error of the script's, before its first step, that no other attempt would be spared."""
     name = failure.error[0] if failure.error else ""
     kind = getattr(builtins, name, None)
-    sure = name == UserScriptError.__name__ or (isinstance(kind, type) and issubclass(kind, EACH_TIME))
+    sure = name == errors.UserScriptError.__name__ or (isinstance(kind, type) and issubclass(kind, EACH_TIME))
     return sure and not failure.step and failure.outcome == "user_error" and failure.code is None
 
 
@@ -150,12 +139,12 @@ def _code_of(error: RaisedError, outcome: Outcome) -> EndCode | None:
 
 
 _OF_TYPES: Mapping[str, EndCode] = {
-    UnsafeCheckpointError.__name__: "unsafe_checkpoint",
-    InvalidCheckpointError.__name__: "checkpoint_damaged",
-    LeftApartError.__name__: "left_apart",
-    RegisteredStateError.__name__: "registered_state_changed_on_load",
-    ParameterOrderError.__name__: "parameter_order",
-    HookedStateError.__name__: "hook_changes_state",
+    errors.UnsafeCheckpointError.__name__: "unsafe_checkpoint",
+    errors.InvalidCheckpointError.__name__: "checkpoint_damaged",
+    errors.LeftApartError.__name__: "left_apart",
+    errors.RegisteredStateError.__name__: "registered_state_changed_on_load",
+    errors.ParameterOrderError.__name__: "parameter_order",
+    errors.HookedStateError.__name__: "hook_changes_state",
 }
 _SHORT_OF = re.compile(r"out of memory|\[Errno 5\]")
 
@@ -164,12 +153,12 @@ def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failu
     step = end.step
     of_reducer = reducer_error(error.message)
     outcome: Outcome
-    if error.exit_code == RestoreMismatchError.exit_code:
+    if error.exit_code == errors.RestoreMismatchError.exit_code:
         outcome, message = "inexact_restore", error.message
-    elif error.exit_code == ResourcesError.exit_code:
+    elif error.exit_code == errors.ResourcesError.exit_code:
         outcome, message = "resources", error.message
     else:
-        outcome = "user_error" if error.exit_code == UserScriptError.exit_code else "recovery_failed"
+        outcome = "user_error" if error.exit_code == errors.UserScriptError.exit_code else "recovery_failed"
         inside = " inside chaosrun" if error.ours else ""
         raised = f" raised {error.type}{inside} at step {step}" if error.type not in OWN_TYPES else ""
         message = f"rank {rank}{raised}: {of_reducer[0] if of_reducer else error.message}"
@@ -182,7 +171,7 @@ def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failu
         step=step,
         error=(error.type, error.message),
         reducer=of_reducer is not None,
-        refused=error.type == MisuseError.__name__,
+        refused=error.type == errors.MisuseError.__name__,
         raised_s=end.time_s,
     )
 

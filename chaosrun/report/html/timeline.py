@@ -3,18 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from chaosrun.records.events import (
-    AttemptStarted,
-    AttemptStarting,
-    AttemptStopped,
-    CheckpointQuarantined,
-    DeathUnplanned,
-    FaultObserved,
-    FaultRequested,
-    HangDeclared,
-    JournalEvent,
-    SupervisorResumed,
-)
+from chaosrun.records import events as recorded
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord
 from chaosrun.report.html.drawing import Scale, ticks
@@ -42,7 +31,7 @@ Times = Mapping[tuple[str, int], float]
 class Clock:
     """Seconds since the leg's first attempt began; time in which it was interrupted does not pass."""
 
-    def __init__(self, journal: Sequence[JournalEvent]) -> None:
+    def __init__(self, journal: Sequence[recorded.JournalEvent]) -> None:
         journal = from_first_attempt(journal)
         times = [record.time_s for record in journal]
         self.began_s = times[0] if times else 0.0
@@ -158,14 +147,14 @@ def _of_the_others(bars: Sequence[_Bar]) -> list[_Bar]:
     return found
 
 
-def _times(journal: Sequence[JournalEvent]) -> Times:
+def _times(journal: Sequence[recorded.JournalEvent]) -> Times:
     times: dict[tuple[str, int], float] = {}
     newest = 0
     for record in journal:
-        if isinstance(record, AttemptStarting | AttemptStarted | AttemptStopped):
+        if isinstance(record, recorded.AttemptStarting | recorded.AttemptStarted | recorded.AttemptStopped):
             newest = record.attempt
             times.setdefault((record.event, newest), record.time_s)
-        elif isinstance(record, SupervisorResumed):  # what was under way had ended with the supervisor before it
+        elif isinstance(record, recorded.SupervisorResumed):  # what was under way had ended with the supervisor before it
             times.setdefault(("attempt.stopped", newest), record.time_s)
     return times
 
@@ -258,7 +247,7 @@ def _marks(source: Source, clock: Clock) -> Iterator[_Mark]:
     leg = source.told.history
     rows = {row.id: row for row in source.view.faults}
     seen: set[str] = set()
-    for record in leg.events(FaultObserved):
+    for record in leg.events(recorded.FaultObserved):
         time_s = record.time_s if record.died_s is None else record.died_s
         fault = record.fault
         seen.add(fault)
@@ -267,7 +256,7 @@ def _marks(source: Source, clock: Clock) -> Iterator[_Mark]:
         shape = "unseen" if row is None or not row.landed else row.kind if row.kind in ("kill", "preempt") else "fault"
         label = f"Fault {fault}: {what}\n{when}\n{evidence}"
         yield _Mark(rank=record.rank, at=clock.at(time_s), shape=shape, label=label)
-    for record in leg.events(FaultRequested):
+    for record in leg.events(recorded.FaultRequested):
         if record.fault not in seen:
             seen.add(record.fault)
             at = clock.at(record.time_s)
@@ -279,12 +268,12 @@ def _marks(source: Source, clock: Clock) -> Iterator[_Mark]:
 
 def _mishaps(source: Source, clock: Clock) -> Iterator[_Mark]:
     leg = source.told.history
-    planned = {record.attempt for record in leg.events(FaultObserved) if record.how == "hang"}
-    found: list[tuple[JournalEvent, int | None, str]] = [
-        *((record, record.rank or 0, "unplanned") for record in leg.events(DeathUnplanned)),
+    planned = {record.attempt for record in leg.events(recorded.FaultObserved) if record.how == "hang"}
+    found: list[tuple[recorded.JournalEvent, int | None, str]] = [
+        *((record, record.rank or 0, "unplanned") for record in leg.events(recorded.DeathUnplanned)),
         # One that a fault was the cause of is told by the fault's own mark.
-        *((record, record.first, "hang") for record in leg.events(HangDeclared) if record.attempt not in planned),
-        *((record, None, "aside") for record in leg.events(CheckpointQuarantined)),
+        *((record, record.first, "hang") for record in leg.events(recorded.HangDeclared) if record.attempt not in planned),
+        *((record, None, "aside") for record in leg.events(recorded.CheckpointQuarantined)),
     ]
     for record, rank, shape in found:
         at, said = clock.at(record.time_s), sentence(record)
@@ -315,7 +304,7 @@ def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
     return {step: [each for each in written if each.step == step] for step in {record.step for record in written}}
 
 
-def _told(journal: Sequence[JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
+def _told(journal: Sequence[recorded.JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
     for told in folded(Told.of("", record) for record in journal):
         at_s = told.time_s or 0.0
         yield "before" if at_s < clock.began_s else since(clock.at(at_s)), told.sentence
