@@ -95,3 +95,8 @@ class RunTimeoutError(ChaosrunError):
 
 class InterruptedRunError(ChaosrunError):
     exit_code = 130
+
+
+def error_of(outcome: str) -> type[ChaosrunError]:
+    """What a leg is raised as that was to complete and came to this outcome."""
+    return {"user_error": UserScriptError, "resources": ResourcesError, "timeout": RunTimeoutError}.get(outcome, RecoveryError)

@@ -21,15 +21,7 @@ from chaosrun.campaign.scheduler import Listener as Listens
 from chaosrun.campaign.scheduler import RunningSupervisors, Scheduler, Shape, Task, one_ray
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.cluster.workers import ClusterWorkers
-from chaosrun.errors import (
-    ChaosrunError,
-    InterruptedRunError,
-    RecoveryError,
-    ResourcesError,
-    RunTimeoutError,
-    UsageError,
-    UserScriptError,
-)
+from chaosrun.errors import InterruptedRunError, UsageError, error_of
 from chaosrun.faults.points import SurveyedPoint
 from chaosrun.faults.strace import expect_strace
 from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points, first_kill, matching, save_points, saved_steps
@@ -50,12 +42,6 @@ from chaosrun.supervise.run import Listener, expect_startable
 from chaosrun.supervise.runs import remove_run
 
 TYPED = "job.yaml"
-UNDISTURBED_ERRORS: dict[str, type[ChaosrunError]] = {
-    "user_error": UserScriptError,
-    "resources": ResourcesError,
-    "timeout": RunTimeoutError,
-}
-"""Outcome of the undisturbed job → what a sweep ends with."""
 
 
 def sweep(
@@ -236,8 +222,7 @@ class _SweepRun:
         end = leg_end(leg_of(run, "reference"))
         assert end is not None, "a drill ends with its legs"
         if end.outcome != "completed":
-            error = UNDISTURBED_ERRORS.get(end.outcome, RecoveryError)
-            raise error(f"the undisturbed job did not end well: {end.message}", hint=end.hint)
+            raise error_of(end.outcome)(f"the undisturbed job did not end well: {end.message}", hint=end.hint)
         return run
 
     def carry(

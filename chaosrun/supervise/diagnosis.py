@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaosrun.checkpoint.store import CheckpointStore
-from chaosrun.errors import (
-    InterruptedRunError,
-    InvalidCheckpointError,
-    RecoveryError,
-    ResourcesError,
-    RunTimeoutError,
-    UsageError,
-    UserScriptError,
-)
+from chaosrun.errors import InterruptedRunError, InvalidCheckpointError, UsageError, error_of
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
 from chaosrun.records.history import read_leg
@@ -41,8 +33,6 @@ from chaosrun.verify.hazards import hazard_of
 from chaosrun.verify.inspection import Comparison, compare_inspections
 from chaosrun.verify.verdict import judge
 
-ENDS = {"user_error": UserScriptError, "resources": ResourcesError, "timeout": RunTimeoutError}
-"""What a replay that did not complete is raised as; RecoveryError otherwise."""
 NOT_SHOWN_HINT = (
     "a difference that comes and goes follows no state of the job: timing, a kernel that is not deterministic (deterministic: "
     "strict), files or a machine that have changed"
@@ -299,5 +289,4 @@ def _unplanned(leg: LegLayout) -> list[str]:
 
 
 def _failure(which: str, result: LegResult) -> Exception:
-    kind = ENDS.get(result.outcome, RecoveryError)
-    return kind(f"the {which} replay did not get to the difference: {result.message}", hint=result.hint)
+    return error_of(result.outcome)(f"the {which} replay did not get to the difference: {result.message}", hint=result.hint)
