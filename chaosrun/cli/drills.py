@@ -163,12 +163,9 @@ def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, verbose: bool
 
 def _show_detached(run: RunLayout, pid: int, *, quiet: bool, output: str) -> None:
     """That a drill goes on by itself, and how to follow it."""
-    if output == "json":
-        write_json(about(run, detached=True, pid=pid))
-        return
-    write_out(f"run {run.run_id} goes on by itself (supervisor: process {pid})\n")
-    if not quiet:
-        write_out(_line("follow", "status -w", run) + _line("wait", "wait", run) + _line("cancel", "cancel", run))
+    then = _line("follow", "status -w", run) + _line("wait", "wait", run) + _line("cancel", "cancel", run)
+    said = f"run {run.run_id} goes on by itself (supervisor: process {pid})\n"
+    show(output, lambda: about(run, detached=True, pid=pid), lambda: said + ("" if quiet else then))
 
 
 def _line(label: str, command: str, run: RunLayout) -> str:
@@ -210,6 +207,7 @@ def validate(
     """Check a job and its fault plan; start nothing."""
     from chaosrun import api
     from chaosrun.records.naming import default_root
+    from chaosrun.report.text import job_sentence
     from chaosrun.spec.files import why_unwritable
     from chaosrun.supervise.creation import try_storage
 
@@ -223,13 +221,9 @@ def validate(
         from chaosrun.verify.advice import masked_loads
 
         warn([masked_loads(loaded.masked)])
-    if output == "json":
-        spec = loaded.spec.model_dump(mode="json")
-        write_json({"v": 1, "job": _called(drilled), "valid": True, "spec": spec, "faults": len(faults.faults)})
-    else:
-        from chaosrun.report.text import job_sentence
-
-        write_out(f"{_called(drilled)}: valid. {job_sentence(loaded.spec, faults)}\n")
+    told = {"v": 1, "job": _called(drilled), "valid": True, "spec": loaded.spec.model_dump(mode="json")}
+    sentence = f"{_called(drilled)}: valid. {job_sentence(loaded.spec, faults)}\n"
+    show(output, lambda: {**told, "faults": len(faults.faults)}, lambda: sentence)
     return 0
 
 
@@ -314,10 +308,8 @@ def cancel(
     else:
         said = f"{name} is cancelled: none of its processes trains any more"
         then = _line("go on", "resume", layout) if layout.run_json.is_file() else ""
-    if output == "json":
-        write_json(about(layout, cancelled=not ended and error is None))
-    else:
-        write_out(f"{said}\n" + ("" if quiet else then))
+    was_cancelled = not ended and error is None
+    show(output, lambda: about(layout, cancelled=was_cancelled), lambda: f"{said}\n" + ("" if quiet else then))
     return 0
 
 
@@ -373,12 +365,10 @@ def inject(
         write_out("".join(f"{fault['id']}  {fault['what']}{drawn}\n" for fault in asked["faults"]))
     names = [fault["id"] for fault in asked["faults"]]
     seen = () if no_wait else api.landings(layout, names, timeout_s=timeout_s)
-    if output == "json":
-        found = {each.fault: each.to_json() for each in seen}
-        faults = [{**found.get(fault["id"], {}), **fault} for fault in asked["faults"]]
-        write_json(about(layout, seed=asked["seed"], faults=faults))
-    else:
-        write_out("".join(f"{each.fault}  {harmless(each.sentence)}\n" for each in seen))
+    found = {each.fault: each.to_json() for each in seen}
+    faults = [{**found.get(fault["id"], {}), **fault} for fault in asked["faults"]]
+    said = "".join(f"{each.fault}  {harmless(each.sentence)}\n" for each in seen)
+    show(output, lambda: about(layout, seed=asked["seed"], faults=faults), lambda: said)
     if any(each.problem for each in seen):
         return EXIT_CODES["INCONCLUSIVE"]
     return 0 if all(each.landed for each in seen) else RunTimeoutError.exit_code

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from chaosrun.cli.options import Format, Quiet, Root, as_text, duration_s
+from chaosrun.cli.options import Format, Quiet, Root, as_text, duration_s, show
 from chaosrun.errors import UsageError
-from chaosrun.report.output import write_json, write_out
 from chaosrun.wording import count, size, span
 
 if TYPE_CHECKING:
@@ -28,10 +27,7 @@ def env(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> 
     from chaosrun import api
 
     facts = api.environment(root)
-    if output == "json":
-        write_json(facts)
-    else:
-        write_out("".join(f"{line}\n" for line in environment_lines(facts)))
+    show(output, lambda: facts, lambda: "".join(f"{line}\n" for line in environment_lines(facts)))
     return 0
 
 
@@ -86,12 +82,8 @@ def clean(
     cleaning = api.clean(
         root, older_than_s=0.0 if age is None else duration_s("--older-than", age), keep=keep, failed=failed, agreed=agreed
     )
-    if output == "json":
-        write_json(cleaning.to_json())
-    elif asked and not cleaning.done:
-        write_out("nothing was removed\n")
-    else:
-        write_out(as_text(_cleaning_page(cleaning, short=quiet or asked)))
+    refused = "nothing was removed\n" if asked and not cleaning.done else None
+    show(output, cleaning.to_json, lambda: refused or _cleaning_page(cleaning, short=quiet or asked))
     return 0
 
 
@@ -145,16 +137,11 @@ def completion_of(app: App) -> Callable[..., int]:
         chosen = shell or _this_shell()
         if install:
             path = app.install_completion(shell=chosen)
-            if output == "json":
-                write_json({"v": 1, "shell": chosen, "path": str(path)})
-            else:
-                write_out(f"wrote     {path}\n" + ("" if quiet else f"next      begin a new {chosen}\n"))
+            said = f"wrote     {path}\n" + ("" if quiet else f"next      begin a new {chosen}\n")
+            show(output, lambda: {"v": 1, "shell": chosen, "path": str(path)}, lambda: said)
             return 0
         script = app.generate_completion(shell=chosen)
-        if output == "json":
-            write_json({"v": 1, "shell": chosen, "script": script})
-        else:
-            write_out(script)
+        show(output, lambda: {"v": 1, "shell": chosen, "script": script}, lambda: script)
         return 0
 
     return completion

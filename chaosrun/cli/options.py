@@ -156,11 +156,11 @@ def about(run: "RunLayout", **more: object) -> dict[str, object]:
 
 
 def show(output: str, value: Callable[[], Mapping[str, object]], page: "Callable[[], RenderableType]") -> None:
-    """As JSON for programs, or for people."""
+    """As JSON for programs, or for people: text as it is."""
     if output == "json":
         write_json(value())
     else:
-        write_out(as_text(page()))
+        write_out(told if isinstance(told := page(), str) else as_text(told))
 
 
 def show_verdict(run: "RunLayout", verdict: "Verdict", output: str, *, quiet: bool, verbose: bool) -> None:

@@ -63,10 +63,7 @@ def status(
         if output == "json":
             return 0
     seen = read_status(layout, supervised=is_supervised(layout))
-    if output == "json":
-        write_json(seen.to_json())
-    else:
-        write_out("".join(f"{line}\n" for line in status_lines(seen, now_s=time.time())))
+    show(output, seen.to_json, lambda: "".join(f"{line}\n" for line in status_lines(seen, now_s=time.time())))
     return 0
 
 
@@ -172,11 +169,8 @@ def report(
     made = api.report(api.find_run(run, root), format=format, to=to)
     if made.text is not None:
         return write_product(made.text)
-    if output == "json":
-        path = str(made.path and made.path.absolute())
-        write_json({"v": 1, "run": made.run_id, "format": format, "path": path, "verdict": made.verdict.status})
-    else:
-        write_out(f"{made.path}\n")
+    told = {"format": format, "path": str(made.path and made.path.absolute()), "verdict": made.verdict.status}
+    show(output, lambda: {"v": 1, "run": made.run_id, **told}, lambda: f"{made.path}\n")
     return 0
 
 
