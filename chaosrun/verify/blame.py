@@ -80,3 +80,8 @@ class Row:
     """What it suggests to do, or the particulars."""
     hazard: str | None = None
     """Row of docs/hazards.md."""
+
+
+def detail(*, hint: str, hazard: str | None = None) -> Row:
+    """A row that says more of a code: its hint stands before that of the code's own row."""
+    return Row("", hint=hint, hazard=hazard)

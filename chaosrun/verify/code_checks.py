@@ -5,7 +5,7 @@ A row that blames nobody is of a failure that the first divergence explains, or 
 
 from collections.abc import Mapping
 
-from chaosrun.verify.blame import Row, machine, ours, plan, script, unknown
+from chaosrun.verify.blame import Row, detail, machine, ours, plan, script, unknown
 
 UNREPEATABLE_HINT = "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
 
@@ -16,7 +16,7 @@ def wandering(kind: str) -> str:
 
 
 WANDERS: Mapping[str, Row] = {
-    wandering(kind): Row("", hint=hint)
+    wandering(kind): detail(hint=hint)
     for kind, hint in {
         "rng": "chaosrun seeds python, numpy and torch before the script begins: the script seeds one anew from the clock or "
         "the system (torch.seed(), random.seed() without a number), or draws from it more or less often; give each seed a "
@@ -143,7 +143,7 @@ _FAULTS: Mapping[str, Row] = {
         "none of the {planned} planned faults came before the training ended: nothing about recovery was tested",
         plan("its faults come after the training's end"),
     ),
-    "faults_too_late.by_steps": Row("", hint=_LATE_HINT),
+    "faults_too_late.by_steps": detail(hint=_LATE_HINT),
     "fault_not_shown": Row(
         "{failing} of {planned} {which} cannot be shown to have happened: {fault}: {problem}",
         ours("{fault} cannot be shown to have happened", likely=True),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from chaosrun.verify.blame import Blame, Row, ours, script
+from chaosrun.verify.blame import Blame, Row, detail, ours, script
 
 BESIDE = (
     "something that no checkpoint holds takes part: a loss scale, a counter, a buffer of earlier batches, a generator or an "
@@ -92,19 +92,17 @@ _DATA: Mapping[str, Row] = {
         "dataset lists its samples in another order (sort what comes from a set or a directory)",
         "R5",
     ),
-    "batch_contents.unrepeatable": Row("", hint="the same samples came with other contents: {probe}"),
-    "batch_contents.held": Row(
-        "",
+    "batch_contents.unrepeatable": detail(hint="the same samples came with other contents: {probe}"),
+    "batch_contents.held": detail(
         hint="the same samples came with other contents: {name} of the script's dataset is {seen} when epoch {epoch} is opened "
         "after the restart, expected is {expected}, and no checkpoint holds it (draw from chaosrun.sample_rng(index), or "
-        "pass an object that holds it to run.register)",
+        "pass an object that holds it to run.register)"
     ),
-    "batch_contents.independent": Row(
-        "",
+    "batch_contents.independent": detail(
         hint="the same samples came with other contents: they do not depend on the global random streams (the probe looked), "
         "so the dataset follows something that a restart loses: a cache of what was augmented in an earlier epoch, a generator "
         "or a counter of its own, the order of a set or a directory (sort it); or only some samples draw (draw from "
-        "chaosrun.sample_rng(index))",
+        "chaosrun.sample_rng(index))"
     ),
     "accumulation_window": Row(
         "accumulation window",
@@ -136,8 +134,8 @@ _PLACE: Mapping[str, Row] = {
         "the samples are right, their count is not: epoch or batches done went wrong",
         "D13",
     ),
-    "position_not_restored.start": Row(
-        "", hint="rank {rank} {problem}: epoch, batches and steps belong together, their count was not restored as it was saved"
+    "position_not_restored.start": detail(
+        hint="rank {rank} {problem}: epoch, batches and steps belong together, their count was not restored as it was saved"
     ),
 }
 _STEP: Mapping[str, Row] = {
@@ -153,21 +151,18 @@ _STEP: Mapping[str, Row] = {
         "same data, weights and RNG, another loss: a kernel is not deterministic, or the thread count differs",
         "K4",
     ),
-    "forward_pass.drew_before": Row(
-        "",
+    "forward_pass.drew_before": detail(
         hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
         "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
         f"another mode (model.train() was not called), or {BESIDE}",
         hazard="O8",
     ),
-    "forward_pass.restored_right": Row(
-        "",
+    "forward_pass.restored_right": detail(
         hint=f"everything was restored as it was saved, same data and RNG, another loss: {BESIDE}; or the model is in another "
         "mode (model.train() was not called), or its weights or buffers were changed after the restore",
         hazard="O8",
     ),
-    "forward_pass.restored": Row(
-        "",
+    "forward_pass.restored": detail(
         hint=f"same data, weights and RNG, another loss: {BESIDE} (BatchNorm statistics among it); or a kernel is not "
         "deterministic",
         hazard="O8",
@@ -185,14 +180,13 @@ _STEP: Mapping[str, Row] = {
         "same data, weights and loss, another gradient: a backward kernel is not deterministic",
         "K4",
     ),
-    "gradient.first_after_restore": Row(
-        "",
+    "gradient.first_after_restore": detail(
         hint=f"same data, weights and loss, another gradient right after a restore: {BESIDE}; or gradients accumulated before "
         "the checkpoint were lost (save only at the end of an accumulation window), or others were left over (zero_grad)",
         hazard="O8",
     ),
-    "gradient.restored": Row(
-        "", hint=f"same data, weights and loss, another gradient steps after a restore: {BESIDE}", hazard="O8"
+    "gradient.restored": detail(
+        hint=f"same data, weights and loss, another gradient steps after a restore: {BESIDE}", hazard="O8"
     ),
     "learning_rate": Row(
         "learning rate",
@@ -201,9 +195,9 @@ _STEP: Mapping[str, Row] = {
         "prepare a scheduler, or pass what it counts to run.register)",
         "O9",
     ),
-    "lr_scheduler_not_restored.used": Row("", hint="{where}: prepare the scheduler, or pass it to run.register"),
-    "optimizer_state_not_restored.update": Row(
-        "", hint="same weights, gradients and learning rate, another update: the optimizer's moments were not restored"
+    "lr_scheduler_not_restored.used": detail(hint="{where}: prepare the scheduler, or pass it to run.register"),
+    "optimizer_state_not_restored.update": detail(
+        hint="same weights, gradients and learning rate, another update: the optimizer's moments were not restored"
     ),
     "optimizer_update": Row(
         "optimizer update",
@@ -211,13 +205,12 @@ _STEP: Mapping[str, Row] = {
         "same weights, gradients and learning rate, another update: the optimizer is not deterministic",
         "O6",
     ),
-    "optimizer_update.first_after_restore": Row(
-        "",
+    "optimizer_update.first_after_restore": detail(
         hint="the optimizer was restored as it was saved, same gradients and learning rate, another update: its state, or a "
-        f"weight, was changed after the restore, or {KEPT_BESIDE}",
+        f"weight, was changed after the restore, or {KEPT_BESIDE}"
     ),
-    "optimizer_update.restored": Row(
-        "", hint=f"same weights, gradients and learning rate, another update steps after a restore: {KEPT_BESIDE}"
+    "optimizer_update.restored": detail(
+        hint=f"same weights, gradients and learning rate, another update steps after a restore: {KEPT_BESIDE}"
     ),
 }
 
@@ -295,19 +288,16 @@ def _state(code: str, sentence: str, hint: str, hazard: str) -> tuple[str, Row]:
 
 
 _STATE_DETAILS: Mapping[str, Row] = {
-    "weights_not_restored.initial": Row("", hint="the weights are the initial ones: the checkpoint was not loaded"),
-    "weights_not_restored.partly": Row(
-        "", hint="the weights are not those saved: the checkpoint was loaded in part, or changed"
+    "weights_not_restored.initial": detail(hint="the weights are the initial ones: the checkpoint was not loaded"),
+    "weights_not_restored.partly": detail(
+        hint="the weights are not those saved: the checkpoint was loaded in part, or changed"
     ),
-    "weights_of_another_step.start": Row("", hint="the weights are those after step {step}: another checkpoint was loaded"),
-    "rng_not_restored.elsewhere": Row(
-        "", hint="the random streams do not stand where they stood when the checkpoint was saved"
-    ),
-    "rng_not_restored.freshly_seeded": Row("", hint=f"{FRESHLY_SEEDED}{{scope}}"),
-    "rng_drifted.drawn": Row(
-        "",
+    "weights_of_another_step.start": detail(hint="the weights are those after step {step}: another checkpoint was loaded"),
+    "rng_not_restored.elsewhere": detail(hint="the random streams do not stand where they stood when the checkpoint was saved"),
+    "rng_not_restored.freshly_seeded": detail(hint=f"{FRESHLY_SEEDED}{{scope}}"),
+    "rng_drifted.drawn": detail(
         hint="something drew random numbers on one side only{which}: evaluation, logging, an iterator seeded from the global "
-        "stream",
+        "stream"
     ),
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from chaosrun.verify.blame import Blame, Row, machine, nobody, ours, plan, script, unknown
+from chaosrun.verify.blame import Blame, Row, detail, machine, nobody, ours, plan, script, unknown
 from chaosrun.verify.code_checks import UNREPEATABLE_HINT
 
 _CHANGED = "that came back is not what was saved, unless a hook of the script changes it on loading"
@@ -97,7 +97,7 @@ _VERDICTS: Mapping[str, Row] = {
         Blame(whose="planned", reason="the injected corruption was found, as a fault of this kind is meant to be"),
         "the corruption was injected and found, as this fault means it to be; to judge recovery, run the job without it",
     ),
-    "corruption_injected.where": Row("", hint="{what}: what the training's own steps make of it"),
+    "corruption_injected.where": detail(hint="{what}: what the training's own steps make of it"),
     "undisturbed_runs_differ": Row(
         "two undisturbed runs of this job already differ: {difference}",
         script("it does not give the same numbers twice, without any fault"),

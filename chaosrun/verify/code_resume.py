@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from chaosrun.verify.blame import Blame, Row, nobody, script
+from chaosrun.verify.blame import Blame, Row, detail, nobody, script
 from chaosrun.verify.code_differences import DIFFERENCE_ROWS
 
 _OWN = script("its own resume, or the library that it leaves that to, did not bring it back", likely=True)
@@ -78,19 +78,18 @@ _STATES: Mapping[str, Row] = {
         "the data are those of step {step}, expected were those of step {base}{scope}: the loader, or its sampler, has not "
         "come back to its place (set_epoch before the epoch's first batch, the batches done skipped, a loader's state loaded)",
     ),
-    "data_order_not_restored.of_none": Row(
-        "",
+    "data_order_not_restored.of_none": detail(
         hint="no recorded step began with this batch: the shuffle follows a seed or a state that was not restored, or "
-        "was drawn anew{scope}",
+        "was drawn anew{scope}"
     ),
-    "data_order_not_restored.of_the_beginning": Row(
-        "", hint="the data begin at their beginning: nothing has skipped the batches that were done{scope}"
+    "data_order_not_restored.of_the_beginning": detail(
+        hint="the data begin at their beginning: nothing has skipped the batches that were done{scope}"
     ),
-    "weights_not_restored.of_none": Row(
-        "", hint="the weights are those of no step: loaded in part, rounded, or changed after loading{scope}"
+    "weights_not_restored.of_none": detail(
+        hint="the weights are those of no step: loaded in part, rounded, or changed after loading{scope}"
     ),
-    "weights_not_restored.of_the_beginning": Row(
-        "", hint="the weights are the initial ones: nothing was loaded into them{scope}"
+    "weights_not_restored.of_the_beginning": detail(
+        hint="the weights are the initial ones: nothing was loaded into them{scope}"
     ),
     "weights_of_another_step.own": Row(
         "",
@@ -99,13 +98,12 @@ _STATES: Mapping[str, Row] = {
         "what it saves (copy the tensors before), or files of two checkpoints were mixed",
         "S11",
     ),
-    "optimizer_state_not_restored.of_the_beginning": Row(
-        "", hint="the optimizer began as new, with the weights of step {base}: its state was not saved, or not loaded{scope}"
+    "optimizer_state_not_restored.of_the_beginning": detail(
+        hint="the optimizer began as new, with the weights of step {base}: its state was not saved, or not loaded{scope}"
     ),
-    "optimizer_state_not_restored.of_none": Row(
-        "",
+    "optimizer_state_not_restored.of_none": detail(
         hint="the optimizer's state is that of no step, with the weights of step {base}: loaded in part, in another order, or "
-        "cast on loading{scope}",
+        "cast on loading{scope}"
     ),
     "optimizer_state_of_another_step.own": Row(
         "", _OWN, "the optimizer's state of step {step}, the weights of step {base}: files of two checkpoints were mixed{scope}"
@@ -116,19 +114,18 @@ _STATES: Mapping[str, Row] = {
         "{name} is not as it was: BatchNorm statistics and other buffers belong into the checkpoint, of each rank; the "
         "loss of training never shows them (hazard C7)",
     ),
-    "lr_scheduler_not_restored.of_the_beginning": Row(
-        "", hint="the learning rate is that of the beginning: the scheduler was not restored{scope}"
+    "lr_scheduler_not_restored.of_the_beginning": detail(
+        hint="the learning rate is that of the beginning: the scheduler was not restored{scope}"
     ),
-    "lr_scheduler_not_restored.of_none": Row(
-        "", hint="no step had this learning rate: the scheduler was not restored, or counts otherwise after a restart{scope}"
+    "lr_scheduler_not_restored.of_none": detail(
+        hint="no step had this learning rate: the scheduler was not restored, or counts otherwise after a restart{scope}"
     ),
     "lr_scheduler_of_another_step.own": Row("", _OWN, "the learning rate is that of step {step}, not of step {base}{scope}"),
     "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: save and load the scheduler's state with the optimizer's"),
-    "rng_not_restored.of_the_beginning": Row(
-        "", hint="the {streams} stand where they stood before step 1: seeded anew, and not restored{scope}"
+    "rng_not_restored.of_the_beginning": detail(
+        hint="the {streams} stand where they stood before step 1: seeded anew, and not restored{scope}"
     ),
-    "rng_not_restored.of_none": Row(
-        "",
+    "rng_not_restored.of_none": detail(
         hint="the {streams} stand where they stood at no step{scope}: they were not saved on every rank, or something "
         "drew after they were restored; a loader that is started draws its seed from the global stream (restore after the "
         "loader's first batch, or give the loader a generator of its own)",
