@@ -29,10 +29,11 @@ def keeps_shared(order: WorkerOrder) -> bool:
 def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> Copies | None:
     """Those that this node has of a checkpoint; None: not both. What lay on a GPU is on this device, the rest in the copies."""
     found: list[Any] = []
-    for descriptor in order.memory:
+    # The rank that keeps what ranks share has one copy of all.
+    for descriptor in order.memory[:1] if keeps_shared(order) else order.memory:
         arena = Arena(descriptor)
         sealed = arena.sealed()
         if sealed is None or (sealed.step, sealed.attempt) != (manifest.step, manifest.attempt):
             return None
         found.append(read(arena, sealed.layout, device).state)
-    return Copies(*found) if found else None
+    return Copies(found[0], found[-1]) if found else None

@@ -68,12 +68,12 @@ class Arena:
         """It was had before."""
         return self._mapped is not None and len(self._mapped) >= size
 
-    def memory(self) -> mmap.mmap:
-        """All that was reserved, its pages present."""
+    def memory(self, *, present: bool = True) -> mmap.mmap:
+        """All that was reserved; its pages at hand, or fetched as they are read."""
         size = os.fstat(self._descriptor).st_size
         if self._mapped is None or len(self._mapped) != size:
             self._unpin()
-            self._mapped = mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._mapped = mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if present else 0))
         return self._mapped
 
     def pin(self) -> None:
@@ -102,7 +102,7 @@ class Arena:
         of its tensors' bytes."""
         if os.fstat(self._descriptor).st_size < HEADER_BYTES:
             return None
-        memory = self.memory()
+        memory = self.memory(present=False)
         told, (digest,) = memory[: _SEAL.size], _DIGEST.unpack_from(memory, _SEAL.size)
         step, attempt, *places, skeleton = _SEAL.unpack(told)
         layout = Layout(*places)
