@@ -6,13 +6,13 @@ Python tells of what it opens (`sys.addaudithook`), also in the processes that i
 are wrapped; files that are open for writing, or mapped so, are looked up. Not seen: native code that opens, writes and closes.
 """
 
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from chaosrun.observe.opened import caches, mapped_files, open_files
+from chaosrun.observe.writers import wrap_imported
 from chaosrun.records.layout import LegLayout
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -40,9 +40,8 @@ class Effects:
     def begin(self) -> None:
         """Listen from now on, to the end of the process."""
         sys.addaudithook(self._hear)
-        for module, name in WRITERS:
-            if (writer := getattr(sys.modules.get(module), name, None)) is not None:
-                setattr(sys.modules[module], name, self._watched(writer))
+        # Bytes are what is written.
+        wrap_imported(WRITERS, lambda path: None if isinstance(path, bytes) else self._written(path))
 
     def seen(self) -> Iterator[str]:
         """The first effect of each attempt so far, and files that are open for writing now."""
@@ -57,23 +56,17 @@ class Effects:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
-            if flags & WRITING and self._counts(path):
-                self._note(f"it wrote {os.fsdecode(path)}")
+            if flags & WRITING:
+                self._written(path)
         elif event in FILES:
             if self._counts(arguments[0]):
                 self._note(f"it changed {os.fsdecode(arguments[0])} ({event})")
         elif event in PROGRAMS or (event in TALKING and self.has_begun):
             self._note(f"it talked to another process ({event})")
 
-    def _watched(self, writer: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(writer, updated=())
-        def watched(*arguments: Any, **options: Any) -> Any:
-            for path in [*arguments, *options.values()]:
-                if isinstance(path, str | os.PathLike) and self._counts(path):
-                    self._note(f"it wrote {os.fsdecode(path)}")
-            return writer(*arguments, **options)
-
-        return watched
+    def _written(self, path: Any) -> None:
+        if self._counts(path):
+            self._note(f"it wrote {os.fsdecode(path)}")
 
     def _counts(self, path: Any) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):

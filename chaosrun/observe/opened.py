@@ -5,7 +5,6 @@ and what stays mapped into memory is looked at when a training begins and ends. 
 does not name the file to, other native readers, and a script that asks only whether a file is there.
 """
 
-import functools
 import os
 import shlex
 import stat
@@ -14,9 +13,10 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from chaosrun.observe.writers import wrap_imported
 from chaosrun.records.codec import encode
 from chaosrun.records.opened import OpenedFile, TrainingTime
 
@@ -76,26 +76,12 @@ class FileWatch:
 
     def wrap_native_readers(self) -> None:
         """Those that have been imported."""
-        for module, name in NATIVE_READERS:
-            reader = getattr(sys.modules.get(module), name, None)
-            if reader is not None and not hasattr(reader, "chaosrun_watches"):
-                setattr(sys.modules[module], name, self._watched(reader))
+        wrap_imported(NATIVE_READERS, self._read)
 
     def look_at_mappings(self) -> None:
         """Files that are mapped into memory, or open for reading alone, by whoever opened them."""
         for path in {*mapped_files(), *(path for path, writes, _ in open_files() if not writes)}:
             self._read(path)
-
-    def _watched(self, reader: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(reader, updated=())
-        def watched(*arguments: Any, **options: Any) -> Any:
-            for path in [*arguments[:1], *options.values()]:
-                if isinstance(path, str | bytes | os.PathLike):
-                    self._read(path)
-            return reader(*arguments, **options)
-
-        cast(Any, watched).chaosrun_watches = True
-        return watched
 
     def _open(self, path: Any, mode: str | None, flags: int) -> None:
         if isinstance(path, int) or flags & (os.O_TRUNC | os.O_EXCL):

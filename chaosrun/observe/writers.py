@@ -1,10 +1,12 @@
-"""Functions that write files in native code, past Python's audit hooks: wrapped, so that who watches hears of each call."""
+"""Functions that open files in native code, past Python's audit hooks: wrapped, so that who watches hears of each call."""
 
 import functools
 import importlib
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 WRITERS = (
     ("torch", "save", 1, "torch.save"),
@@ -35,3 +37,23 @@ def _wrap(module: Any, name: str, place: int, how: str, around: Around) -> None:
         return around(target, how, given, lambda: writer(*arguments, **options))
 
     setattr(module, name, watched)
+
+
+def wrap_imported(functions: Iterable[tuple[str, str]], tell: Callable[[Any], None]) -> None:
+    """Those, by module and name, whose modules have been imported: `tell` hears of each path among their arguments."""
+    for module, name in functions:
+        function = getattr(sys.modules.get(module), name, None)
+        if function is not None and not hasattr(function, "chaosrun_watches"):
+            setattr(sys.modules[module], name, _telling(function, tell))
+
+
+def _telling(function: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(function, updated=())
+    def watched(*arguments: Any, **options: Any) -> Any:
+        for path in [*arguments, *options.values()]:
+            if isinstance(path, str | bytes | os.PathLike):
+                tell(path)
+        return function(*arguments, **options)
+
+    cast(Any, watched).chaosrun_watches = True
+    return watched

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -82,8 +83,16 @@ def test_the_first_of_each_attempt_is_told(leg: LegLayout, effects: Effects) -> 
     assert seen[:2] == ["it talked to another process (os.system)", "it changed /tmp/first (os.remove)"]
 
 
-def test_a_writer_that_is_not_pythons_is_heard(leg: LegLayout, effects: Effects, tmp_path: Path) -> None:
-    write = effects._watched(lambda data, path: len(data))
+def test_a_writer_that_is_not_pythons_is_heard(
+    leg: LegLayout, effects: Effects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native: Any = ModuleType("native")
+    native.write = lambda data, path: len(data)
+    monkeypatch.setitem(sys.modules, "native", native)
+    monkeypatch.setattr("chaosrun.observe.effects.WRITERS", [("native", "write"), ("native", "no"), ("not_imported", "write")])
+    monkeypatch.setattr(sys, "addaudithook", lambda hook: None)
+    effects.begin()
+    write = native.write
     assert write(b"abc", str(leg.path / "staging" / "x")) == 3 and told(leg) == ""
     assert write(b"abc", path=tmp_path / "own") == 3
     assert told(leg) == f"it wrote {tmp_path / 'own'}"
@@ -107,6 +116,7 @@ def test_what_a_forked_process_does_is_heard(leg: LegLayout, tmp_path: Path) -> 
     program = f"""
 import os
 from pathlib import Path
+from types import ModuleType
 from chaosrun.observe.effects import Effects
 from chaosrun.records.layout import LegLayout
 effects = Effects(LegLayout(Path({str(leg.path)!r})), None, attempt=2, rank=0)
