@@ -11,22 +11,22 @@ from chaosrun.wording import count
 
 _MISUSES: Mapping[LauncherCode, tuple[str, str]] = {
     "launcher_restarts": (
-        "a second process of attempt {attempt} began to train as rank {rank}",
+        "a second process of attempt {failed.attempt} began to train as rank {failed.rank}",
         "one command is one training, and chaosrun restarts it as a whole: let the launcher restart nothing "
         "(torchrun --max-restarts 0), and drill trainings that follow one another each by itself",
     ),
     "other_world_size": (
-        "rank {rank} trains in a world of {seen}, the job has {world}",
+        "rank {failed.rank} trains in a world of {failed.seen}, the job has {workers}",
         "let `workers` be the number of processes that the command starts on all nodes together "
         "(torchrun --nproc-per-node {{workers_per_node}}, accelerate launch --multi_gpu --num_processes {world_size})",
     ),
     "other_node": (
-        "a process on node {node} began to train as rank {rank}, which is placed on another node",
+        "a process on node {failed.node_rank} began to train as rank {failed.rank}, which is placed on another node",
         "give the launcher its place: torchrun --nnodes {{nodes}} --node-rank {{node_rank}} --master-addr {{master_addr}} "
         "--master-port {{master_port}}",
     ),
     "signals_ignored": (
-        "rank {rank} was started with SIGTERM ignored: no preemption notice can reach it",
+        "rank {failed.rank} was started with SIGTERM ignored: no preemption notice can reach it",
         "the command, or a shell in it, ignores SIGTERM (trap '' TERM), and what it starts inherits that",
     ),
 }
@@ -36,16 +36,8 @@ def failure_of_launcher(failed: LauncherFailed, layout: AttemptLayout, world_siz
     """What the lifecycle is to decide by. Where no rank has ever come another attempt would do the same."""
     log = layout.launcher_log(failed.node_rank)
     if failed.code != "launcher_ended":
-        sentence, hint = _MISUSES[failed.code]
-        about = {
-            "attempt": failed.attempt,
-            "rank": failed.rank,
-            "seen": failed.seen,
-            "node": failed.node_rank,
-            "world": count(world_size, "worker"),
-            "world_size": world_size,
-        }
-        message, hint = sentence.format(**about), hint.format(**about)
+        about = {"failed": failed, "workers": count(world_size, "worker"), "world_size": world_size}
+        message, hint = (text.format(**about) for text in _MISUSES[failed.code])
         return Failure(code="launcher_misused", message=message, hint=hint, outcome="user_error", refused=True)
     if failed.signal is not None:
         message = f"the command was killed by {signal_name(failed.signal)}, and no fault was planned for it"
