@@ -19,6 +19,7 @@ from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import FIELDS, KINDS, Kind, differing_keys, unlike_orders
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.restored import saved_difference
+from chaosrun.wording import rank_list
 
 
 def records(drill: Drill) -> Check:
@@ -68,7 +69,7 @@ def not_ended(leg: LegHistory, drill: Drill, outcomes: Sequence[str]) -> Check |
     if leg.outcome not in outcomes:
         return inconclusive("leg_not_completed", leg=leg.name, outcome=leg.outcome, message=leg.finished.message)
     missing = [rank for rank in drill.ranks if rank not in leg.ends]
-    return inconclusive("end_not_recorded", leg=leg.name, who=_ranks(missing), ranks=missing) if missing else None
+    return inconclusive("end_not_recorded", leg=leg.name, who=rank_list(missing), ranks=missing) if missing else None
 
 
 def reference(drill: Drill) -> Check:
@@ -263,7 +264,3 @@ def _pairs_apart(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, S
         for rank, record in steps[step].items():
             if step in drill.apart[rank] and (expected := drill.reference_lineage.at(rank, step)):
                 yield expected, record
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
