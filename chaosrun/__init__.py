@@ -6,10 +6,10 @@ What a training script needs: `dataloader_configuration` and `attach`; in a data
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaosrun.protocol.loaders import dataloader_configuration
     from chaosrun.protocol.randomness import sample_rng, sample_streams
     from chaosrun.protocol.reproducible import reproducible
     from chaosrun.protocol.session import Session, attach
+    from chaosrun.protocol.strategies import dataloader_configuration
 
 __all__ = ["Session", "__version__", "attach", "dataloader_configuration", "reproducible", "sample_rng", "sample_streams"]
 
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Session": "chaosrun.protocol.session",
     "attach": "chaosrun.protocol.session",
-    "dataloader_configuration": "chaosrun.protocol.loaders",
+    "dataloader_configuration": "chaosrun.protocol.strategies",
     "reproducible": "chaosrun.protocol.reproducible",
     "sample_rng": "chaosrun.protocol.randomness",
     "sample_streams": "chaosrun.protocol.randomness",

@@ -1,4 +1,4 @@
-"""The resume protocols of `data.resume`: how a restarted attempt finds its place in the data.
+"""The resume protocols of `data.resume`: how a restarted attempt finds its place in the data, and the loaders that each needs.
 
 Only `seedable` is exact; `resume` does it. The others do what training scripts commonly do with accelerate's own means,
 and repair nothing, so that a drill shows what comes of it:
@@ -13,10 +13,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, is_torchdata_stateful_dataloader_available
 
 from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.protocol import resume
+from chaosrun.protocol.context import current
 from chaosrun.protocol.randomness import enter_epoch
 from chaosrun.protocol.sources import check_sources, unseedable_sampler
 from chaosrun.records.order import DataResume
@@ -28,6 +30,35 @@ SKIPPING = frozenset({"skip", "stateful_skip"})
 CONFIGURE = (
     "Accelerator(dataloader_config=chaosrun.dataloader_configuration(data_seed=...)) makes the loader that data.resume needs"
 )
+
+
+def dataloader_configuration(data_seed: int | None = None, **settings: Any) -> DataLoaderConfiguration:
+    """What to give to `Accelerator(dataloader_config=...)` so that the loaders fit `data.resume` of the job file.
+
+    Outside chaosrun, as by default, that is a seedable sampler. `data_seed` seeds its order (None: torch's initial seed when
+    the loader is prepared) and `chaosrun.sample_rng`; `settings` are the other fields of DataLoaderConfiguration. Raises
+    MisuseError for a field that the protocol decides, and when it needs torchdata and there is none.
+    """
+    context = current()
+    protocol = context.order.data_resume if context else "seedable"
+    decided = sorted(settings.keys() & {"use_seedable_sampler", "use_stateful_dataloader"})
+    if decided:
+        raise MisuseError(
+            f"dataloader_configuration() got {decided[0]}, which data.resume decides (here: {protocol})",
+            hint="leave it out and set data.resume, or build accelerate's DataLoaderConfiguration yourself",
+        )
+    if protocol in STATEFUL and not is_torchdata_stateful_dataloader_available():
+        raise MisuseError(
+            f"data.resume: {protocol} needs torchdata 0.8 or later, which is not installed",
+            hint="pip install 'chaosrun[stateful]'",
+        )
+    if protocol in STATEFUL and data_seed is not None:
+        # The workers of a stateful loader fetch their first samples as soon as it is prepared.
+        enter_epoch(data_seed, 0)
+    settings["data_seed"] = data_seed
+    return DataLoaderConfiguration(
+        use_seedable_sampler=protocol == "seedable", use_stateful_dataloader=protocol in STATEFUL, **settings
+    )
 
 
 def check_loader(protocol: DataResume, accelerator: Accelerator, loader: Any) -> None:
@@ -83,7 +114,7 @@ def open_epoch(
     """The rest of `epoch` after its first `batches_done` batches as this protocol has it, ready to be iterated once."""
     if protocol == "seedable":
         return resume.open_epoch(accelerator, loader, epoch=epoch, batches_done=batches_done, seed=seed, ledger=ledger)
-    current = accelerator.skip_first_batches(loader, batches_done) if batches_done and protocol in SKIPPING else loader
+    rest = accelerator.skip_first_batches(loader, batches_done) if batches_done and protocol in SKIPPING else loader
     enter_epoch(seed, epoch)
-    ledger.watch(current)
-    return current
+    ledger.watch(rest)
+    return rest

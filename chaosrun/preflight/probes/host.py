@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from chaosrun.observe.limits import cpu_limit, memory_limit, memory_room, process_room
 from chaosrun.preflight.probes.busy import Busy, Process, busy, left_over, temporary_files
-from chaosrun.preflight.probes.raylet_options import raylet_options
+from chaosrun.preflight.probes.software import raylet_options
 from chaosrun.preflight.probes.storage_place import nearest_folder
 from chaosrun.processes import pids, stat_fields
 

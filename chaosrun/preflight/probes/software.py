@@ -7,11 +7,11 @@ import platform
 import re
 from pathlib import Path
 
+import psutil
 from msgspec import Struct
 
 import chaosrun
 from chaosrun.housekeeping.environment import installed_version, listed_variables
-from chaosrun.preflight.probes.raylet_options import raylet_options
 from chaosrun.preflight.probes.script import ScriptFacts, script_facts
 
 PACKAGES = ("ray", "accelerate", "numpy")
@@ -90,3 +90,13 @@ def _dotted(number: int) -> str:
     """NCCL counts 2.8.4 as 2804, and from 2.9 on 2.9.6 as 20906."""
     major, rest = divmod(number, 10000 if number >= 10000 else 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def raylet_options() -> dict[str, str]:
+    """Of the raylet above this process, by name, without dashes; empty where there is none, or it is another user's."""
+    try:
+        raylet = next((parent for parent in psutil.Process().parents() if parent.name() == "raylet"), None)
+        words = [] if raylet is None else raylet.cmdline()
+    except psutil.Error:
+        return {}
+    return dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
