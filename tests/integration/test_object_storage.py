@@ -26,10 +26,10 @@ PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "train.py"
 JOB = """\
 name: objects
 script: {script}
-args: [--steps, "22"]
+args: [--steps, "20"]
 workers: 2
 seed: 1
-max_steps: 22
+max_steps: 20
 env: {env}
 checkpoint: {{every_steps: 2, keep: 2, storage: "{storage}"}}
 faults:
@@ -52,6 +52,12 @@ def server() -> Iterator[ObjectServer]:
     with object_server() as server:
         server.files().call_s3("create_bucket", Bucket="bucket")
         yield server
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all drills here: where checkpoints are is nothing that a reference depends on."""
+    return tmp_path_factory.mktemp("root")
 
 
 def job_text(storage: str, env: dict[str, str], faults: tuple[str, ...]) -> str:
@@ -78,29 +84,28 @@ def expect_exact(result: Any, resumed: list[int]) -> None:
     ],
 )
 def test_a_drill_comes_back_from_the_store(
-    warm_drills: WarmDrills, server: ObjectServer, tmp_path: Path, scheme: str, copies: str
+    warm_drills: WarmDrills, server: ObjectServer, root: Path, tmp_path: Path, scheme: str, copies: str
 ) -> None:
     storage = "s3://bucket/drills" if scheme == "s3" else f"file://{tmp_path}/bucket"
-    env = server.env if scheme == "s3" else {}
-    job = job_file(job_text(storage, env, KILLS), tmp_path)
-    root, lost = tmp_path / "root", []
+    before, lost = set(root.glob("runs/*")), []
 
     def lose(record: dict[str, Any]) -> None:
         if copies == "lost" and record["event"] == "attempt.stopped" and record["reason"] != "all ranks ended":
-            for folder in (root / "runs").glob("*/chaos/checkpoints"):
+            (run,) = set(root.glob("runs/*")) - before
+            if (folder := RunLayout(run).leg("chaos").checkpoints).exists():
                 lost.append(folder)
                 shutil.rmtree(folder)
 
     # Damage of a local copy shows only where the copy is still there at the next start.
     faults = KILLS if copies == "kept" else KILLS[:4]
-    job = job_file(job_text(storage, env, faults), tmp_path)
+    job = job_file(job_text(storage, server.env, faults), tmp_path)
     result = warm_drills(job, root=root, on_event=lose)
     expect_exact(result, [0, 4, 6, 12, 12, 16][: len(faults) + 1] if copies == "kept" else [0, 4, 6, 12, 12])
     assert copies == "kept" or len(lost) >= 4
-    place = ObjectPlace(f"{storage}/{result.run.run_id}", tuple(env.items()))
+    place = ObjectPlace(f"{storage}/{result.run.run_id}", tuple(server.env.items()))
     # Retention keeps two of each leg, and nothing of what was not committed.
     listed = ObjectStorage(place).listed("chaos")
-    assert {key.split("/")[2].split(".")[0] for key in listed} == {"step-00000020", "step-00000022"}
+    assert {key.split("/")[2].split(".")[0] for key in listed} == {"step-00000018", "step-00000020"}
     remove_run(result.run)
     assert ObjectStorage(ObjectPlace(storage, place.env)).listed(result.run.run_id) == []
 
@@ -118,15 +123,17 @@ FAULTS = (
 
 
 @pytest.mark.ray
-def test_a_store_that_fails_refuses_and_does_not_answer(warm_drills: WarmDrills, server: ObjectServer, tmp_path: Path) -> None:
+def test_a_store_that_fails_refuses_and_does_not_answer(
+    warm_drills: WarmDrills, server: ObjectServer, root: Path, tmp_path: Path
+) -> None:
     job = job_file(job_text("s3://bucket/faults", server.env, FAULTS), tmp_path)
-    result = warm_drills(job, root=tmp_path / "root")
+    result = warm_drills(job, root=root)
     expect_exact(result, [0, 2, 8, 10, 14])
 
 
 @pytest.mark.ray
 def test_so_it_does_while_it_is_saved_to_beside_the_training(
-    warm_drills: WarmDrills, server: ObjectServer, tmp_path: Path
+    warm_drills: WarmDrills, server: ObjectServer, root: Path, tmp_path: Path
 ) -> None:
     faults = (
         "kind: failed_put, rank: 1, at_step: 4",
@@ -137,7 +144,7 @@ def test_so_it_does_while_it_is_saved_to_beside_the_training(
         "kind: failed_put, rank: 0, at_step: 12",
     )
     job = job_file(job_text("s3://bucket/beside", server.env, faults), tmp_path)
-    result = warm_drills(job, root=tmp_path / "root", overrides=["checkpoint.mode=async", "max_steps=14"])
+    result = warm_drills(job, root=root, overrides=["checkpoint.mode=async"])
     expect_exact(result, [0, 2, 8, 10])
     leg = result.run.leg("chaos")
     traces = [read_trace(leg.attempt(number).trace(rank), number, rank, []) for number in (1, 2, 3, 4) for rank in (0, 1)]
