@@ -104,7 +104,6 @@ class Sweep:
     """By the point's id."""
 
     def overrides_of(self, point: Point) -> list[str]:
-        """All overrides of the drill of a point."""
         return [*self.overrides, *self.cleared, scheduled(point.schedule)]
 
     @property

@@ -166,7 +166,6 @@ class SuiteResult:
 
 
 def drill_result(drill: PlannedDrill, run: RunLayout, verdict: Verdict, *, took_s: float) -> DrillResult:
-    """A drill that came to a verdict."""
     times = [attempt.recovery_s for attempt in verdict.attempts if attempt.recovery_s is not None]
     return DrillResult(
         name=drill.name,

@@ -145,8 +145,6 @@ class RankStack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who an agent is."""
-
     node_id: str
     hostname: str
     pid: int

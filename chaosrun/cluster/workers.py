@@ -161,7 +161,7 @@ class ClusterWorkers:
     def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
         """(pid, start time) of a rank that runs in this attempt; None when it does not, or is not `listening` for notices."""
         try:
-            return self._agent_of(rank).call("identify_rank", attempt, rank, listening)
+            return self._cluster.agents[self.node_of(rank)].call("identify_rank", attempt, rank, listening)
         except RecoveryError:
             return None  # its agent is gone, an event tells that
 
@@ -208,9 +208,6 @@ class ClusterWorkers:
     def head(self) -> ProcessIdentity | None:
         """Ray's head process, where it is this process's own."""
         return self._cluster.head()
-
-    def _agent_of(self, rank: int) -> AgentClient:
-        return self._cluster.agents[self.node_of(rank)]
 
     # What hangs
 

@@ -57,7 +57,6 @@ class Settling:
             self._effects.begin()
 
     def begin(self) -> None:
-        """The training begins."""
         if self._effects:
             self._effects.has_begun = True
 

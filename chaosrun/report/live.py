@@ -82,18 +82,14 @@ class Display:
         self._stream = LeavingStream(stream)
         self._began_s, self._clock = began_s, clock
         self._size = lambda: size(stream)
-        self._follower: RunFollower | None = None
+        self.follower: RunFollower | None = None
         self._live: Live | None = None
         if terminal:
             self._live = live_on(stream, self._stream)
 
-    @property
-    def follower(self) -> RunFollower | None:
-        return self._follower
-
     def follow(self, follower: RunFollower, *, past: bool) -> None:
         """Show this run from now on; with `past=False` nothing is said of what its files told so far."""
-        self._follower = follower
+        self.follower = follower
         if not past:
             follower.poll_events()
 
@@ -137,22 +133,22 @@ class Display:
 
     def _show(self) -> None:
         self._take_in(whole=self._live is not None)
-        if self._live is not None and self._follower is not None:
+        if self._live is not None and self.follower is not None:
             columns, rows = self._live.console.size = self._size()
             # The last column and the last row stay free: with them the terminal would scroll.
-            lines = draw(self._follower.picture, now_s=self._clock(), width=columns - 1, height=max(1, rows - 1), live=True)
+            lines = draw(self.follower.picture, now_s=self._clock(), width=columns - 1, height=max(1, rows - 1), live=True)
             self._live.start()
             self._live.update(Group(*lines), refresh=True)
 
     def _take_in(self, *, whole: bool) -> None:
-        if self._follower is not None:
-            for told in folded(self._follower.poll() if whole else self._follower.poll_events()):
+        if self.follower is not None:
+            for told in folded(self.follower.poll() if whole else self.follower.poll_events()):
                 self.say(told)
 
     def _line(self, told: Told) -> str:
         began_s = self._began_s
-        if began_s is None and self._follower is not None:
-            began_s = self._follower.picture.facts.created_s
+        if began_s is None and self.follower is not None:
+            began_s = self.follower.picture.facts.created_s
         at_s = self._clock() if told.time_s is None else told.time_s
         return told.line(at_s - (at_s if began_s is None else began_s))
 

@@ -80,7 +80,6 @@ def read_tree(source: Source, *, padding: int = 0) -> tuple[Node | None, list[Pr
 
 
 def place_at(source: Source, index: int) -> Place:
-    """The place of the character at `index`."""
     lines = LINE_BREAK.split(source.text[:index])
     return Place(source=source, line=len(lines) - 1, column=len(lines[-1]), end=len(lines[-1]) + 1)
 

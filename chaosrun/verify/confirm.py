@@ -5,7 +5,7 @@ from chaosrun.records.events import CONCLUSIVE, TRAINED
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.check import Check, Drill
+from chaosrun.verify.check import Drill
 from chaosrun.verify.checks import PREMISES, run_checks
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.divergence import first_divergence
@@ -21,7 +21,8 @@ DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
 
 def worth_confirming(verdict: Verdict) -> bool:
     """The legs came to an end and differ: either recovery is not exact, or the job is not, or a cached reference is stale."""
-    if verdict.outcome not in CONCLUSIVE or any(_injected(check) for check in verdict.checks):
+    injected = (check for check in verdict.checks if check.name == "silent_corruption" and check.status == "fail")
+    if verdict.outcome not in CONCLUSIVE or any(check.evidence["prompt"] for check in injected):
         return False
     doubted = any(check.name in DOUBTFUL_REFERENCE and check.status == "inconclusive" for check in verdict.checks)
     return (verdict.status == "FAIL" and verdict.outcome in TRAINED) or doubted
@@ -31,10 +32,6 @@ def agreed_at_first(verdict: Verdict) -> bool:
     """Up to its first fault the chaos leg, which began at the beginning, equalled the reference: that is this job's."""
     own = (check for check in verdict.checks if check.name == "reproducible" and "began" not in check.evidence)
     return any(check.status == "pass" for check in own)
-
-
-def _injected(check: Check) -> bool:
-    return check.name == "silent_corruption" and check.status == "fail" and check.evidence["prompt"]
 
 
 def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> tuple[str, Kind | None] | None:
