@@ -17,6 +17,8 @@ from typing import Literal
 from chaosrun.errors import UsageError
 from chaosrun.integrations.export import repository_of, workflow
 from chaosrun.integrations.schemas import schema
+from chaosrun.spec.fields import job_name
+from chaosrun.spec.fragment import flow
 
 Template = Literal["accelerate", "trainer", "lightning", "torch"]
 CI = Literal["github", "none"]
@@ -67,7 +69,7 @@ def _scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
     more = f"recovery: {{preload: [{preload}]}}   # imported once, not again at each restart\n" if preload else ""
     job = (TEMPLATES / "job.yaml").read_text()
     files = {
-        directory / "job.yaml": job.replace("{name}", job_name(directory)).replace("{more}", more),
+        directory / "job.yaml": job.replace("{name}", flow(job_name(directory.resolve().name))).replace("{more}", more),
         directory / "train.py": (TEMPLATES / template / "train.py").read_text(),
         directory / SCHEMA_NAME: json.dumps(schema("job"), indent=1) + "\n",
     }
@@ -111,12 +113,6 @@ def _write(made: Scaffold, *, force: bool) -> None:
     finally:
         for name, _ in staged:
             os.unlink(name)
-
-
-def job_name(directory: Path) -> str:
-    """The directory's name, as far as a job can be called so."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.resolve().name).lstrip("._-")[:64]
-    return name or "job"
 
 
 def _github(directory: Path, template: Template) -> dict[Path, str]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from chaosrun.errors import UsageError
-from chaosrun.spec.fields import JOB_NAME
+from chaosrun.spec.fields import job_name
 from chaosrun.spec.fragment import Entry, flow
 from chaosrun.spec.launch import attaches, program_file
 
@@ -129,7 +129,7 @@ def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory
     else:
         workers, why = (asked.workers, None) if asked.workers is not None else _workers_of_script(directory / started)
     guesses += [f"workers: {workers}, {why}"] if why else []
-    sections = {"name": f"name: {_name([started] if started else after)}\n"}
+    sections = {"name": f"name: {flow(_name([started] if started else after))}\n"}
     sections[key] = f"{key}: {flow(started) if started else _texts(arguments)}\n"
     if started and arguments:
         sections["args"] = f"args: {_texts(arguments)}\n"
@@ -191,9 +191,7 @@ def _name(words: Sequence[str]) -> str:
     """Of the Python file, or of the module, that is started; else of the program."""
     modules = [after for word, after in pairwise(words) if word in ("-m", "--module")]
     files = [word for word in words if word.endswith(".py")]
-    named = Path((files or modules or list(words))[0]).name.removesuffix(".py")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", named).lstrip("._-")[:64]
-    return name if JOB_NAME.fullmatch(name) and not name.isdecimal() else "job"
+    return job_name(Path((files or modules or list(words))[0]).name.removesuffix(".py"))
 
 
 def _texts(words: Sequence[str]) -> str:

@@ -62,6 +62,11 @@ some = must(lambda value: value or not isinstance(value, list | tuple), "a list 
 """Said before its entries are looked at: that one of them is wrong does not make it empty."""
 
 
+def job_name(text: str) -> str:
+    """This, as far as a job can be called so."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:64] or "job"
+
+
 def _seconds(value: Any) -> float:
     expected = "a time greater than 0: seconds, or text such as 90s, 10m, 2h"
     if isinstance(value, str) and (match := DURATION.fullmatch(value.strip())):

@@ -55,6 +55,12 @@ def test_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert told == f"guessed   resume by: the script, as {why}\n"
 
 
+@pytest.mark.parametrize("name", ["2024", "1.5", "1e3", "null", "off"])
+def test_a_script_whose_name_yaml_reads_as_something_else(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / f"{name}.py").write_text("import torch.distributed\n")
+    assert spec_of(f"{name}.py", capsys)[0]["name"] == name
+
+
 @pytest.mark.parametrize(
     ("line", "workers", "told"),
     [

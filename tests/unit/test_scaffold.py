@@ -14,8 +14,9 @@ from jsonschema import Draft202012Validator
 from chaosrun import api, cli
 from chaosrun.errors import UsageError
 from chaosrun.integrations import scaffold as files
-from chaosrun.integrations.scaffold import init, job_name
+from chaosrun.integrations.scaffold import init
 from chaosrun.spec.problems import Source
+from chaosrun.spec.source import load_job
 from chaosrun.spec.tree import plain, read_tree
 
 TEMPLATES: list[Any] = ["accelerate", "trainer", "lightning", "torch"]
@@ -174,10 +175,16 @@ def test_one_marked_line_says_what_the_workflow_installs(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "called"), [("x", "x"), ("..a b/", "a-b"), ("über", "ber"), ("---", "job"), ("n" * 99, "n" * 64)]
+    ("name", "called"),
+    [
+        *(("x", "x"), ("..a b/", "a-b"), ("über", "ber"), ("---", "job"), ("n" * 99, "n" * 64)),
+        # What YAML reads as something else than text.
+        *((name, name) for name in ("2024", "1.5", "1e3", "0x10", "null", "on", "2024-01-01")),
+    ],
 )
 def test_the_job_is_called_after_its_directory(name: str, called: str, tmp_path: Path) -> None:
-    assert job_name(tmp_path / name) == called
+    made = init(tmp_path / name, ci="none")
+    assert load_job(made.job).spec.name == called
 
 
 def test_writing_a_job_imports_no_training_library(tmp_path: Path) -> None:
