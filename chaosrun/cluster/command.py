@@ -31,7 +31,7 @@ TARGET = "chaosrun.cluster.command:main"
 HOOK = PACKAGE_ROOT / "chaosrun" / "protocol" / "startup"
 """First on the path of all interpreters below a command: Python imports the sitecustomize that lies there."""
 NOT_FOUND_EXIT_CODE = 127
-CLAIM_LIMIT_S = 5.0
+ANNOUNCEMENT_LIMIT_S = 5.0
 SAID_BYTES, SAID_LINES = 8192, 12
 
 _PEER = struct.Struct("3i")
@@ -54,14 +54,8 @@ def main(order: WorkerOrder, _listener: int | None) -> int:
 
 def filled_in(order: WorkerOrder) -> list[str]:
     """The command and its arguments, placeholders replaced."""
-    known = {
-        "node_rank": order.node_rank,
-        "nodes": order.nodes,
-        "master_addr": order.master_addr,
-        "master_port": order.master_port,
-        "workers_per_node": order.local_world_size,
-        "output": LegLayout(Path(order.leg_path)).output,
-    }
+    known = {name: getattr(order, name) for name in ("node_rank", "nodes", "master_addr", "master_port")}
+    known |= {"workers_per_node": order.local_world_size, "output": LegLayout(Path(order.leg_path)).output}
     found: list[str] = []
     for argument in (*order.command, *order.args):
         for name, value in known.items():
@@ -76,13 +70,8 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
     if path[-1:] == [str(PACKAGE_ROOT)]:
         # For the fork server; before the packages of the command's own interpreter it would hide them.
         del path[-1]
-    startup = Startup(
-        socket=order.announcements,
-        seed=order.seed,
-        deterministic=order.deterministic,
-        threads=order.threads,
-        world_size=order.world_size,
-    )
+    same = ("seed", "deterministic", "threads", "world_size")
+    startup = Startup(socket=order.announcements, **{name: getattr(order, name) for name in same})
     told: dict[str, object] = {
         "CHAOSRUN_LEG": order.leg,
         "CHAOSRUN_ATTEMPT": order.attempt,
@@ -176,7 +165,7 @@ class Command:
                 os.close(pidfd)
                 how = {} if code is None else {"exit_code": code} if code >= 0 else {"signal": -code}
                 yield Ended(rank=rank.rank, pid=rank.process.pid, **how)
-        if self._socket.fileno() in ready and (answered := self._take_claim()) is not None:
+        if self._socket.fileno() in ready and (answered := self._take_announcement()) is not None:
             yield answered
 
     def kill_ranks(self) -> None:
@@ -185,11 +174,11 @@ class Command:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
-    def _take_claim(self) -> Announced | LauncherFailed | None:
+    def _take_announcement(self) -> Announced | LauncherFailed | None:
         """Answer a process that says that it begins to train. None: it is gone, or none of ours."""
         connection, _ = self._socket.accept()
         with connection, suppress(OSError, ValueError):
-            connection.settimeout(CLAIM_LIMIT_S)
+            connection.settimeout(ANNOUNCEMENT_LIMIT_S)
             pid, user, _group = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if user != os.getuid():
                 return None
