@@ -297,13 +297,9 @@ class SuiteRun:
         left = tuple(drill.name for drill in plan.drills if drill.name not in results)
         assert len(drills) == len(results) == len(plan.drills) - len(left), "a drill's result was lost"
         whole = SuiteResult(
-            name=plan.name,
+            **{name: getattr(plan, name) for name in ("name", "suite_id", "night", "seed", "shard")},
             drills=drills,
             path=self.folder.path,
-            suite_id=plan.suite_id,
-            night=plan.night,
-            seed=plan.seed,
-            shard=plan.shard,
             left=left,
             took_s=self._took_s + time.monotonic() - self._began_s,
         )

@@ -82,19 +82,13 @@ def read_facts(run: RunLayout) -> RunFacts:
         raise UsageError(f"{run.run_json} is damaged: spec: {error}", hint=DAMAGED) from error
     return replace(
         facts,
-        name=spec.name,
+        **{name: getattr(spec, name) for name in ("name", "workers", "max_steps", "seed")},
+        **{name: getattr(info, name) for name in ("job", "directory", "overrides", "created_s")},
         in_production=info.kind == "run",
-        job=info.job,
         typed=info.typed or (),
-        directory=info.directory,
-        overrides=info.overrides,
         injected=_with_injected(info.spec, plan) if plan and injected else (),
-        workers=spec.workers,
-        max_steps=spec.max_steps,
         every_steps=spec.checkpoint.every_steps,
         reference_source=info.reference.source,
-        seed=spec.seed,
-        created_s=info.created_s,
         chaosrun=info.chaosrun or None,
     )
 
