@@ -3,7 +3,6 @@
 Owns what may be left out there and what is guessed then: each guess is told. Must not know how the text is read.
 """
 
-import json
 import os
 import re
 import shlex
@@ -17,6 +16,7 @@ from chaosrun.errors import UsageError
 from chaosrun.spec.fields import job_name
 from chaosrun.spec.fragment import Entry, flow
 from chaosrun.spec.launch import attaches, program_file
+from chaosrun.spec.tree import quoted
 
 JOB_FILES = (".yaml", ".yml")
 STRIKE = re.compile(r"(?P<rank>[0-9]{1,6}|all|random)@(?P<step>[0-9]{1,9})(:(?P<phase>[a-z][a-z.]*))?")
@@ -94,7 +94,7 @@ class TypedJob:
 
     def text(self, *, anywhere: bool) -> str:
         """As a job file; `anywhere`: one that need not lie where it was typed."""
-        parts = [f"# what was typed: {self.command}\n", *self.sections.values()]
+        parts = [f"{_comment(f'what was typed: {self.command}').lstrip()}\n", *self.sections.values()]
         if anywhere:
             parts.insert(2, f"directory: {flow(str(self.directory))}\n")
         return "".join(parts)
@@ -130,9 +130,9 @@ def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory
         workers, why = (asked.workers, None) if asked.workers is not None else _workers_of_script(directory / started)
     guesses += [f"workers: {workers}, {why}"] if why else []
     sections = {"name": f"name: {flow(_name([started] if started else after))}\n"}
-    sections[key] = f"{key}: {flow(started) if started else _texts(arguments)}\n"
+    sections[key] = f"{key}: {flow(started) if started else quoted(arguments)}\n"
     if started and arguments:
-        sections["args"] = f"args: {_texts(arguments)}\n"
+        sections["args"] = f"args: {quoted(arguments)}\n"
     sections["workers"] = f"workers: {workers}{_comment(why)}\n"
     if key == "script" and not attaches(directory / started):
         why = f"{started} does not import chaosrun: its own checkpoints and resume code are tested"
@@ -194,12 +194,9 @@ def _name(words: Sequence[str]) -> str:
     return job_name(Path((files or modules or list(words))[0]).name.removesuffix(".py"))
 
 
-def _texts(words: Sequence[str]) -> str:
-    return json.dumps(list(words), ensure_ascii=False)
-
-
 def _comment(why: str | None) -> str:
-    return f"    # {why}" if why else ""
+    """Of one line, whatever words it tells."""
+    return f"    # {''.join(each if each.isprintable() else ' ' for each in why)}" if why else ""
 
 
 def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:

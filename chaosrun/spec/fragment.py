@@ -1,12 +1,12 @@
 """Faults as a job file says them: an entry, YAML on one line, overrides that put a schedule in place of others. Pure."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import RESTORE_PHASES
 from chaosrun.spec.model import JobSpec
+from chaosrun.spec.tree import quoted
 
 Entry = Mapping[str, int | float | str | None]
 """One entry of `faults.schedule`, as a job file writes it."""
@@ -61,7 +61,7 @@ def flow(value: object) -> str:
         return f"[{', '.join(map(flow, value))}]"
     if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in NO_TEXT:
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return quoted(value)
 
 
 def _entry(fault: Fault) -> Entry:

@@ -5,6 +5,7 @@ Must not know which keys exist.
 """
 
 import json
+import re
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
 MAX_DEPTH = 24
 MAX_VALUES = 20_000  # an alias can make a few lines expand to billions of values
 TAG = "tag:yaml.org,2002:"
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 SCALAR_TAGS = frozenset(TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp"))
 
 
@@ -96,15 +98,20 @@ def plain(node: Node, *, verbatim: frozenset[str] = frozenset()) -> Any:
     return _plain(node, as_text=False, inside=False)
 
 
+def quoted(value: object) -> str:
+    """As JSON, which YAML reads, with what YAML does not take as it is escaped: control characters, its further line breaks."""
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
 def flow(node: Node) -> str:
     """The node as YAML on one line: what an override of the command line would say."""
     match node:
         case Scalar():
-            return json.dumps(node.text, ensure_ascii=False) if isinstance(node.value, str) else node.text or "null"
+            return quoted(node.text) if isinstance(node.value, str) else node.text or "null"
         case Sequence():
             return f"[{', '.join(map(flow, node.items))}]"
         case Mapping():
-            pairs = (f"{json.dumps(key, ensure_ascii=False)}: {flow(entry.value)}" for key, entry in node.entries.items())
+            pairs = (f"{quoted(key)}: {flow(entry.value)}" for key, entry in node.entries.items())
             return f"{{{', '.join(pairs)}}}"
 
 

@@ -55,6 +55,13 @@ def test_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert told == f"guessed   resume by: the script, as {why}\n"
 
 
+@pytest.mark.parametrize("word", ["two\nlines: [", "a\r\nworkers: 7", "\x85", "\u2028", "\x7f", "\x01", "\ufeff", "😀 #"])
+def test_an_argument_that_no_line_of_yaml_holds_as_it_is(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", "train.py", "-o", "json", "--write", "kept.yaml", "--", "--prompt", word]) == 0
+    assert json.loads(capsys.readouterr().out)["spec"]["args"] == ["--prompt", word]
+    assert spec_of("kept.yaml", capsys)[0]["args"] == ["--prompt", word]
+
+
 @pytest.mark.parametrize("name", ["2024", "1.5", "1e3", "null", "off"])
 def test_a_script_whose_name_yaml_reads_as_something_else(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / f"{name}.py").write_text("import torch.distributed\n")
