@@ -11,6 +11,7 @@ import mmap
 import os
 import pickle
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,13 +82,18 @@ class Arena:
         memory = self.memory()
         at = address(memory), len(memory)
         if self._pinned != at:
+            self._unpin()
             _cuda("cudaHostRegister", *at, 0)
             self._pinned = at
 
     def _unpin(self) -> None:
-        if self._pinned is not None:
-            _cuda("cudaHostUnregister", self._pinned[0])
-            self._pinned = None
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            _cuda("cudaHostUnregister", pinned[0])
+
+    def __del__(self) -> None:
+        # CUDA knows addresses: it would take what is mapped there next for locked.
+        self._unpin()
 
     def seal(self, sealed: Sealed) -> None:
         """What lies here is, from now on, what that checkpoint holds."""
@@ -178,7 +184,14 @@ def free_memory() -> int:
 
 
 def _cuda(function: str, *arguments: int) -> None:
-    torch.cuda.check_error(int(getattr(torch.cuda.cudart(), function)(*arguments)))
+    """Raises RuntimeError."""
+    try:
+        torch.cuda.check_error(int(getattr(torch.cuda.cudart(), function)(*arguments)))
+    except RuntimeError:
+        # CUDA keeps the error, and the next kernel would be taken to have failed: let that be this one.
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+        raise
 
 
 def _bytes_of(memory: mmap.mmap, offset: int, size: int) -> torch.UntypedStorage:

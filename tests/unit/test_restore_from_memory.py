@@ -124,6 +124,23 @@ def test_a_copy_larger_than_allowed_is_not_taken(tmp_path: Path, memory: int) ->
     assert Arena(memory).sealed() is None
 
 
+@pytest.mark.gpu
+def test_where_memory_cannot_be_locked_the_training_waits_and_goes_on(tmp_path: Path, memory: int) -> None:
+    first = job(tmp_path, memory, device="cuda").learn(3)
+    assert first.writer is not None
+    arena = first.writer._arena
+    arena.reserve(1 << 20)
+    arena.pin()
+    arena._pinned = None  # as if another library had locked it
+    name = first.checkpointer.save(POSITION, {})
+    assert "already mapped" in first.checkpointer.because
+    at = first.state.digests()
+    assert first.learn().state.digests() != at, "its GPU works on"
+    again = Job(tmp_path, "sync", device="cuda")
+    again.checkpointer.restore(name, {})
+    assert again.state.digests() == at
+
+
 def test_the_rank_of_each_node_that_keeps_what_ranks_share() -> None:
     first = Job.told(Path("/"), "async")
     assert [
