@@ -104,23 +104,30 @@ class WarmDrills:
 
     def production(
         self,
-        job: Path,
+        job: "Path | RunLayout",
         *,
         root: Path,
         overrides: Sequence[str] = (),
         on_event: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> "RunResult":
-        """What `api.run` does, from connecting to the cluster on."""
+        """What `api.run` does, or of a run `api.resume`, from connecting to the cluster on."""
         from chaosrun import api
         from chaosrun.cluster.workers import ClusterWorkers
+        from chaosrun.records.run_file import read_run
+        from chaosrun.spec.model import JobSpec
         from chaosrun.supervise.creation import create_run
         from chaosrun.supervise.drill import LegRunner
         from chaosrun.supervise.production import Production
         from chaosrun.verify.confirm import UNDISTURBED
 
-        loaded, _ = api.plan(job, overrides)
-        run = create_run(root, loaded, plan=UNDISTURBED, overrides=list(overrides), reference="auto", kind="run")
-        workers = ClusterWorkers(self._cluster(loaded.spec.workers), loaded.spec)
+        if isinstance(job, Path):
+            loaded, _ = api.plan(job, overrides)
+            run = create_run(root, loaded, plan=UNDISTURBED, overrides=list(overrides), reference="auto", kind="run")
+        else:
+            run = job
+        on_event({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
+        spec = JobSpec.model_validate(read_run(run).spec)
+        workers = ClusterWorkers(self._cluster(spec.workers), spec)
         verdict = Production(run=run, legs=LegRunner(workers=workers, on_record=on_event)).execute()
         assert api.verify(run) == verdict
         return api.RunResult(run, verdict)

@@ -11,12 +11,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from textwrap import indent
 from typing import Any
+from unittest.mock import patch
 
+from chaosrun.cli import main
 from chaosrun.processes import marked, unused_shared_memory
 from chaosrun.records.layout import LegLayout, RunLayout
 from tests.records import read_lines
@@ -115,6 +118,14 @@ class Shell:
 
     def run(self, *arguments: str | Path, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         return finish(self.start(*arguments), timeout_s=timeout_s)
+
+    def call(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """In this process: a command that starts none takes as long for its imports as for all else."""
+        tokens = [*map(str, arguments)]
+        environment = {"TMPDIR": str(self.temporary), "CHAOSRUN_ROOT": str(self.root)}
+        with patch.dict(os.environ, environment), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            code = main(tokens)
+        return subprocess.CompletedProcess(tokens, code, out.getvalue(), err.getvalue())
 
     def only_run(self) -> RunLayout:
         (path,) = (self.root / "runs").iterdir()

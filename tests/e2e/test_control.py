@@ -79,13 +79,13 @@ def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell
         assert f"chaosrun cancel {run.run_id}" in terminal.output
 
     # An undisturbed leg is not struck.
-    refused = shell.run("inject", "latest", "--rank", "1")
+    refused = shell.call("inject", "latest", "--rank", "1")
     assert refused.returncode == 2 and "has to stay undisturbed" in refused.stderr
-    late = shell.run("wait", "latest", "--timeout", "1")
+    late = shell.call("wait", "latest", "--timeout", "1")
     assert late.returncode == 124 and "it goes on" in late.stderr
 
     waiting = shell.start("wait", run.run_id)
-    early = shell.run("wait", "latest", "--until", "chaos", "--timeout", "1")
+    early = shell.call("wait", "latest", "--until", "chaos", "--timeout", "1")
     assert early.returncode == 124 and "has not come to attempt 1 of its chaos leg" in early.stderr
     striking = shell.start("inject", "latest", "--kind", "kill", "--rank", "1", "--when", "step=4")
     (shell.folder / "go-reference").touch()
@@ -95,31 +95,31 @@ def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell
     planned = json.loads(run.plan_json.read_text())["faults"]
     assert [(fault["id"], fault["source"], fault["phase"]) for fault in planned] == [("F1", "inject", None)]
 
-    cancelled = shell.run("cancel", "latest", "--root", shell.root)
+    cancelled = shell.call("cancel", "latest", "--root", shell.root)
     assert cancelled.returncode == 0, cancelled.stderr
     assert f"chaosrun resume {run.run_id}\n" in cancelled.stdout
     done = finish(waiting)
     assert done.returncode == 130 and "interrupted in the chaos leg" in done.stderr
-    again = shell.run("cancel", "latest")
+    again = shell.call("cancel", "latest")
     assert again.returncode == 2 and f"chaosrun resume {run.run_id}" in again.stderr
 
     # And again, by a command that waits for nobody.
     detached = shell.run("resume", "--detach", "latest", "-o", "json")
     told = json.loads(detached.stdout)
     assert detached.returncode == 0 and told["run"] == run.run_id
-    busy = shell.run("resume", "latest")
+    busy = shell.call("resume", "latest")
     assert busy.returncode == 2 and "is being supervised by process" in busy.stderr
     (shell.folder / "go-chaos").touch()
-    verdict = shell.run("wait", "latest")
+    verdict = shell.call("wait", "latest")
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr + run.supervisor_log.read_text()
     assert "faults    1 of 1 landed" in verdict.stdout and "PASS" in verdict.stdout
     assert "faults.schedule=[{rank: 1, after:" in verdict.stdout
     order = [record["event"] for record in events_of_fault(run, "F1")]
     assert order == ["fault.injected", "fault.requested", "fault.observed"]
-    assert shell.run("wait", "latest", "--until", "attempt=2").returncode == 0
-    never = shell.run("wait", "latest", "--until", "attempt=9")
+    assert shell.call("wait", "latest", "--until", "attempt=2").returncode == 0
+    never = shell.call("wait", "latest", "--until", "attempt=9")
     assert never.returncode == 2 and "has ended (PASS), and never came to attempt 9" in never.stderr
-    over = shell.run("inject", "latest", "--rank", "1")
+    over = shell.call("inject", "latest", "--rank", "1")
     assert over.returncode == 2 and "it has ended" in over.stderr
 
     # One that was granted and of which nothing was ever seen takes the PASS away.

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.cli import main
 from chaosrun.records.trace_reader import read_trace
+from chaosrun.report.live import progress
 from tests.conftest import WarmDrills
 from tests.e2e.drills import STEPS, events, write_job
 
@@ -22,6 +24,10 @@ if order.attempt == 2 and step == 4 and rank == 1:
     torch.manual_seed(99)
 """
 """Rank 1 goes on, after the first step of the second attempt, with other random numbers than it had before."""
+UNTIL_STOPPED = """\
+while order.attempt == 2 and step == 6:
+    time.sleep(0.01)
+"""
 
 
 @pytest.mark.parametrize("wrong", ["", FORGETS], ids=["right", "forgets"])
@@ -43,3 +49,33 @@ def test_a_run_that_is_saved_beside_the_training_loses_a_rank_and_is_judged(
         (judged,) = events(leg, "recovery.agreed")
         assert (judged["attempt"], judged["steps"], judged["last"], judged["states"]) == (2, 2, 5, 2)
         assert (verdict.status, verdict.code, verdict.steps) == ("PASS", "recoveries_agree", STEPS)
+
+
+def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(
+    warm_drills: WarmDrills, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends the run; where its cause is mended, the run goes on."""
+    monkeypatch.setenv("CHAOSRUN_ROOT", str(tmp_path / "root"))
+    job = write_job(tmp_path, DIES + FORGETS + UNTIL_STOPPED, "recovery: {hang_timeout: 300s, on_divergence: stop}")
+    with progress(quiet=False) as on_event:
+        assert on_event is not None
+        result = warm_drills.production(job, root=tmp_path / "root", on_event=on_event)
+    run, verdict, leg = result.run, result.verdict, result.run.leg("run")
+    (alarm,) = events(leg, "recovery.diverged")
+    assert (alarm["attempt"], alarm["step"], alarm["rank"], alarm["quantity"]) == (2, 5, 1, "rng")
+    assert "ALARM: attempt 2" in capsys.readouterr().err
+    found = verdict.divergence
+    assert found is not None and (verdict.status, verdict.exit_code, verdict.code) == ("FAIL", 3, found.code)
+    assert (found.step, found.ranks, found.attempt, found.kind) == (5, (1,), 2, "rng")
+    assert events(leg, "leg.finished")[0]["outcome"] == verdict.outcome == "diverged"
+    assert (leg.checkpoints / "step-00000003").is_dir(), "everything is kept"
+    assert (main(["verify", run.run_id]), main(["status", run.run_id]), main(["diagnose", run.run_id])) == (3, 0, 2)
+    said = capsys.readouterr()
+    assert "step 5, rank 1" in said.out and "diverged" in said.out
+    assert "has no undisturbed leg" in said.err
+
+    # Attempt 3 is as attempt 1 was, and not as attempt 2. That one differed stays the verdict.
+    again = warm_drills.production(run, root=tmp_path / "root").verdict
+    assert (again.exit_code, again.outcome, again.steps) == (3, "completed", STEPS), again.cause
+    assert [each["attempt"] for each in events(leg, "recovery.agreed")] == [3]
+    assert again.divergence is not None and (again.divergence.attempt, again.divergence.step) == (2, 5)
