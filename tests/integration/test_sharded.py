@@ -23,7 +23,7 @@ PART = re.compile(r"(?P<name>.*)\[(?P<part>.*)\]")
 WAYS = [
     ("fsdp", 2, 3),
     ("tp", 2, 2),
-    ("fsdp", 4, 6),
+    pytest.param("fsdp", 4, 6, marks=pytest.mark.nightly),
     pytest.param("hsdp", 4, 6, marks=pytest.mark.nightly),
     pytest.param("fsdp+tp", 4, 3, marks=pytest.mark.nightly),
 ]
