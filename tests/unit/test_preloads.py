@@ -39,7 +39,7 @@ ELSEWHERE = {
     "abroad": ("import os, torch; torch.salt = os.urandom(8)", "a value that was put into torch"),
     "variable": ("import os; os.environ['SALT'] = os.urandom(8).hex()", "environment variable SALT"),
     "once": (
-        "import os, sys\nassert not hasattr(sys, 'been_here'), 'once'\nsys.been_here = True\nheld = os.urandom(8)",
+        "import os, sys\nassert not hasattr(sys, 'been_here'), 'once'\nsys.been_here = True\nheld, same = os.urandom(8), [3]",
         "once.held",
     ),
 }
@@ -90,14 +90,14 @@ def test_what_is_drawn_while_a_module_is_imported_is_named(tmp_path: Path) -> No
     found = compare(tmp_path, modules)
     expected = {name: f"{name}.held" for name in DRAWN} | {name: told for name, (_, told) in ELSEWHERE.items()}
     assert {name: expected[name] in found[name] for name in modules} == dict.fromkeys(modules, True), found
+    assert found["once"] == ["once.held"], "between processes nothing else differs"
 
 
 def test_ordinary_modules_are_the_same_every_time(tmp_path: Path) -> None:
     operator = (
         "import torch\n@torch.library.custom_op('own::one', mutates_args=())\ndef one(x: torch.Tensor) -> torch.Tensor: ..."
     )
-    once = "import sys\nassert not hasattr(sys, 'been_here'), 'once'\nsys.been_here = True"
-    modules = {"fine": FINE, "operator_of_ours": operator, "once": once}
+    modules = {"fine": FINE, "operator_of_ours": operator}
     found = compare(tmp_path, modules)
     assert found == {name: [] for name in modules}
 
