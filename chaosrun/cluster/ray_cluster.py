@@ -131,14 +131,16 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             raise self._no_placement(bundle, avoid, waited_s=0)
         if self._only_on and self._only_on <= set(avoid):
             raise self._no_placement(bundle, avoid, waited_s=0)
-        preferred, self._preferred = self._preferred.difference(avoid) or self._warm(avoid), frozenset()
-        reserved = bool(preferred) and self._reserve(_in(preferred), min(PREFERRED_S, timeout_s / 2))
-        if not reserved and not self._reserve(self._selector(avoid), max(0.0, deadline - time.monotonic())):
-            raise self._no_placement(bundle, avoid, waited_s=timeout_s)
-        group = self._group
-        assert group is not None, "reserved"
+        preferred, self._preferred = self._preferred.difference(avoid), frozenset()
+        node_of_bundle = {} if preferred else self._reserve_at_once(avoid)
+        if not node_of_bundle:
+            preferred = preferred or self._warm(avoid)
+            reserved = bool(preferred) and self._reserve(_in(preferred), min(PREFERRED_S, timeout_s / 2))
+            if not reserved and not self._reserve(self._selector(avoid), max(0.0, deadline - time.monotonic())):
+                raise self._no_placement(bundle, avoid, waited_s=timeout_s)
+            assert self._group is not None, "reserved"
+            node_of_bundle = placement_group_table(self._group)["bundles_to_node_id"]
         gpus = self._gpus_of_bundles(deadline) if self.gpu else {}
-        node_of_bundle: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         bundles_of_node: dict[str, list[int]] = {}
         for index in range(self._workers):
@@ -168,6 +170,21 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         if not (reserved := self._group.wait(wait_s)):
             self.release()
         return reserved
+
+    def _reserve_at_once(self, avoid: Collection[str]) -> dict[int, str]:
+        """Where nodes stand by: reserve places on nodes that have agents, and do not wait for it, as Ray takes a second to give
+        out again what a lost placement held. By bundle its node; empty where there is not room for all as far as is known,
+        and for GPUs, of which Ray has to say whose is which."""
+        if self.gpu or not self.standbys:
+            return {}
+        free = rooms_for(self._workers, self.bundle, self.free(), spread=self._spread)
+        rooms = {node: self.places.get(node, 0) for node in self.agents} | {node: free.get(node, 0) for node in self.standbys}
+        places = [node for node, room in rooms.items() if node not in avoid for _ in range(room)][: self._workers]
+        if len(places) < self._workers:
+            return {}
+        where: dict[str, Any] = {"bundle_label_selector": [{"ray.io/node-id": _in([node])} for node in places]}
+        self._group = placement_group([self.bundle] * self._workers, strategy="PACK", **where)
+        return dict(enumerate(places))
 
     def _selector(self, avoid: Collection[str]) -> str | None:
         """Which nodes may be used, as Ray's label selectors say it; None: any."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster import agent_client
+from chaosrun.cluster import agent_client, ray_cluster
 from chaosrun.cluster.agent_client import AgentClient, look_after
 from chaosrun.cluster.messages import AgentLost, ServerLost
 from chaosrun.cluster.placement import Placement
@@ -78,6 +78,27 @@ def test_the_next_placement_prefers_warm_nodes_where_they_have_room_for_all() ->
     assert cluster._warm([]) == {"a", "c"}
     assert cluster._warm(["c"]) == frozenset(), "one rank would have no place"
     assert Cluster(c=1)._warm([]) == frozenset(), "nobody stands by: wherever there is room"
+
+
+def test_places_that_are_warm_are_taken_before_ray_has_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(ray_cluster, "placement_group", lambda *bundles, **where: asked.append((bundles, where)) or "group")
+    cluster = Cluster(c=1, d=2)
+    assert cluster._reserve_at_once([]) == {}, "nobody stands by"
+    cluster.stand_by("all", {})
+    del cluster.agents["b"]
+    taken = cluster._reserve_at_once([])
+    assert taken[0] == "a" and set(taken.values()) <= {"a", "c", "d"} and len(taken) == cluster._workers
+    (((bundles,), where),) = asked
+    assert len(bundles) == cluster._workers
+    assert where["bundle_label_selector"] == [{"ray.io/node-id": f"in({node})"} for node in taken.values()]
+    cluster._free = {"c": {"CPU": 0.0}, "d": {"CPU": 0.0}}
+    assert cluster._reserve_at_once([]) == {}, "somebody else has taken them"
+    cluster._free = {"c": {"CPU": 9.0}, "d": {"CPU": 9.0}}
+    assert "c" not in cluster._reserve_at_once(["c"]).values()
+    cluster.gpu = 1
+    assert cluster._reserve_at_once([]) == {}
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, "some"])
