@@ -41,7 +41,6 @@ class Settling:
         self._leg = leg
         self._effects = Effects(leg, order.storage_path, attempt=order.attempt, rank=order.rank) if watched else None
         self._looks = watched and (order.leg != "chaos" or bool(order.settle))
-        self._reference: dict[int, StateRecord] | None = None
         self._before = Surroundings({}, frozenset())
         self._differing = 0
         self._was_equal = False
@@ -86,8 +85,8 @@ class Settling:
             if saved is None:
                 record()
             return
-        lost = step <= self._came_to
-        states = self._gather("lost" if lost else state_of(self._expected(step), saved or record())[0])
+        (expected, last), lost = self._reference, step <= self._came_to
+        states = self._gather("lost" if lost else state_of(expected.get(step), saved or record())[0])
         if "lost" in states:
             return
         if "differs" in states:
@@ -96,7 +95,7 @@ class Settling:
         self._was_equal = self._was_equal or equal
         if self._order.settle == "watch":
             return
-        if equal:
+        if equal and step < last:  # after the last step there is nothing to be left out
             if saved is None:
                 save()
             self._leave(SETTLED)
@@ -111,14 +110,14 @@ class Settling:
         traces = (read_ends(path, number, self._order.rank, []) for number, path in paths.items())
         return max((trace.steps.last for trace in traces), default=0)
 
-    def _expected(self, step: int) -> StateRecord | None:
-        if self._reference is None:
-            assert self._order.reference_path is not None
-            reference = LegLayout(Path(self._order.reference_path))
-            last, rank = max(reference.attempts(), default=1), self._order.rank
-            trace = read_trace(reference.attempt(last).trace(rank), last, rank, [])
-            self._reference = {saved.step: saved for saved in trace.states}
-        return self._reference.get(step)
+    @functools.cached_property
+    def _reference(self) -> tuple[dict[int, StateRecord], int]:
+        """What it recorded of this rank's state, by step; and its last step."""
+        assert self._order.reference_path is not None
+        reference = LegLayout(Path(self._order.reference_path))
+        last, rank = max(reference.attempts(), default=1), self._order.rank
+        trace = read_trace(reference.attempt(last).trace(rank), last, rank, [])
+        return {saved.step: saved for saved in trace.states}, trace.steps.last
 
     def _gather(self, state: Standing) -> list[Standing]:
         if self._order.world_size == 1:

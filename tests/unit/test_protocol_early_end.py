@@ -176,6 +176,11 @@ def test_a_step_that_an_attempt_before_had_come_to_decides_nothing(run: RunLayou
     assert left_at(run, "stop") == (8, "settled")
 
 
+def test_nothing_is_left_out_after_the_last_step(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 1, RANK, only("step", put(step=13), step=6))
+    assert left_at(run, "stop") == (None, None)
+
+
 def test_what_this_attempt_did_is_not_lost(run: RunLayout) -> None:
     settling = Team(order_of(run, "stop"), run.leg("chaos"))
     assert settling._came_to == 6
