@@ -11,6 +11,7 @@ import mmap
 import os
 import pickle
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ ALIGNMENT = 64
 SPARE_BYTES = 256 << 20
 """What a machine keeps free beside a snapshot."""
 HEADER_BYTES = mmap.PAGESIZE
+PIECE_BYTES = 4 << 20
+COPYING_THREADS = 4
 _SEAL = struct.Struct("<QQQQQ")
 _DIGEST = struct.Struct("<Q")
 
@@ -145,13 +148,22 @@ class Taken:
         arena.unseal()
         memory = arena.memory()
         base = address(memory)
+        pieces: list[tuple[int, int, int]] = []
         for offset, storage in self._storages:
+            size = storage.nbytes()
             if storage.device.type == "cuda":
                 # After all that the GPU was told to do before.
-                _bytes_of(memory, offset, storage.nbytes()).copy_(storage, non_blocking=True)
+                _bytes_of(memory, offset, size).copy_(storage, non_blocking=True)
             else:
-                # Faster than copy_(): what is written is not read into the caches first.
-                ctypes.memmove(base + offset, storage.data_ptr(), storage.nbytes())
+                source, target = storage.data_ptr(), base + offset
+                pieces += [(target + at, source + at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES)]
+        if sum(size for _, _, size in pieces) > PIECE_BYTES:
+            # The other ranks wait meanwhile: their processors are free. memmove, as what is written is not read first.
+            with ThreadPoolExecutor(min(COPYING_THREADS, len(os.sched_getaffinity(0)))) as threads:
+                list(threads.map(lambda piece: ctypes.memmove(*piece), pieces))
+        else:
+            for piece in pieces:
+                ctypes.memmove(*piece)
         memory[self.layout.skeleton : self.layout.size] = self._skeleton
         for gpu in self._gpus:
             torch.cuda.current_stream(gpu).synchronize()
