@@ -53,7 +53,7 @@ class ObservedState:
             "model": dict(self._named("named_parameters")),
             "buffers": self._buffers(),
             "optimizer": self._optimizer_states(),
-            "scheduler": {str(number): each.state_dict() for number, each in enumerate(self._accelerator._schedulers)},
+            "scheduler": self._scheduler_states(),
             "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
         }
 
@@ -137,3 +137,6 @@ class ObservedState:
         if scaler is not None:
             states["scaler"] = scaler.state_dict()
         return states
+
+    def _scheduler_states(self) -> dict[str, object]:
+        return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self._accelerator._schedulers)}
