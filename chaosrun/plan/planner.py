@@ -218,7 +218,7 @@ def _of_preset(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list
             for _ in range(TRIES):
                 more = [*faults, *_of_entry(spec, _aimed(entry, one), source, chance)]
                 more.sort(key=lambda fault: fault.at_step or 0)
-                against = objections(spec, more)
+                against = objections(spec, more) or _successive_notices(more)
                 if not against:
                     faults = more
                     break
@@ -226,6 +226,13 @@ def _of_preset(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list
         if faults:
             return faults
     raise RefusedError("faults.preset", f"preset {preset.name} does not fit {spec.max_steps} steps: {reason}")
+
+
+def _successive_notices(faults: Sequence[Fault]) -> list[Objection]:
+    """Ranks leave after the step that follows a notice: whether another one's notice of that step is still seen is chance."""
+    steps = {fault.at_step: fault for fault in faults if fault.facts.notice and fault.at_step is not None}
+    late = (fault for step, fault in steps.items() if step - 1 in steps)
+    return [Objection(fault.source, f"{fault.describe()}: ranks leave after this step, on another notice") for fault in late]
 
 
 def _aimed(entry: PresetFault, one: int | None) -> PresetFault:

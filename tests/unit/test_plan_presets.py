@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,11 @@ def test_what_does_not_fit_is_shown_where_it_is_asked_for(job: Path) -> None:
 def test_it_survives_the_run_file(job: Path) -> None:
     spec = load_job(job, ["faults.preset=torture"]).spec
     assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_no_rank_is_told_to_leave_when_another_s_notice_has_it_leave(job: Path) -> None:
+    """A notice takes effect after the next step: another one of that step may come too late to be seen."""
+    for seed in range(60):
+        plan = make_plan(load_job(job, ["max_steps=60", "faults.preset=spot", f"faults.seed={seed}"]).spec)
+        noticed = sorted(fault.at_step or 0 for fault in plan.faults if fault.facts.notice)
+        assert all(later - earlier != 1 for earlier, later in pairwise(noticed)), (seed, noticed)
