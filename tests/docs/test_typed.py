@@ -21,6 +21,7 @@ from chaosrun.cli import app
 from tests.docs.pages import PAGES, ROOT, Line, blocks, commands, spans, typed
 
 RAY = "needs a Ray cluster; tests/integration/test_preflight.py looks at one of three raylets"
+SEVERAL = "needs several machines; tests/unit/test_joining.py joins a Ray that asks for a token"
 ELSEWHERE = {
     "git clone <this repository> chaosrun && cd chaosrun": "the copy that everything runs in stands for it",
     "sbatch drill.sh": "needs Slurm; tests/e2e/test_export.py runs such a script where a shell stands in for srun",
@@ -29,6 +30,9 @@ ELSEWHERE = {
     "chaosrun preflight job.yaml --address 10.0.0.1:6379 --write-good-nodes good.txt": RAY,
     "chaosrun preflight --address 10.0.0.1:6379 -o json --to good.json": RAY,
     "chaosrun preflight --address 10.0.0.1:6379 --level deep --duration 2h --baseline good.json -o junit --to night.xml": RAY,
+    "ray start --head --port 6379 --num-cpus 2": SEVERAL,
+    "chaosrun submit jobs/probe/job.yaml --address HEAD:6379 --root /shared/runs": SEVERAL,
+    "RAY_AUTH_MODE=token ray start --address HEAD:6379": SEVERAL,
     "docker build -t chaosrun .": "needs Docker",
     "docker run --rm --shm-size 1g chaosrun submit jobs/bytelm/job.yaml": "needs Docker",
 }
