@@ -89,6 +89,19 @@ class Beginning:
     rng: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """How it came there."""
+
+    entered_s: float
+    """When the rank had built its training and turned to its checkpoint."""
+    digests: Digests | None = None
+    """Of the state after a restore."""
+    source: Source = "storage"
+    found: Found | None = None
+    """Where a script went on by itself."""
+
+
 class Observer:
     """Of any training that goes by steps."""
 
@@ -125,17 +138,8 @@ class Observer:
             rng=self._rng(),
         )
 
-    def begin(
-        self,
-        position: Position,
-        at_start: Beginning,
-        *,
-        entered_s: float,
-        restored: Digests | None,
-        source: Source = "storage",
-        found: Found | None = None,
-    ) -> None:
-        """Write the `start` line. `restored`: what was found after a restore; `found`: where a script went on by itself."""
+    def begin(self, position: Position, at_start: Beginning, arrival: Arrival) -> None:
+        """Write the `start` line."""
         if self._order.rank == 0:
             # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
             record_environment(self._leg.environment)
@@ -152,11 +156,11 @@ class Observer:
                 rank=self._order.rank,
                 world_size=self._order.world_size,
                 pid=os.getpid(),
-                entered_s=entered_s,
+                entered_s=arrival.entered_s,
                 time_s=time.time(),
                 position=position,
                 restored=self._order.resume,
-                source=source,
+                source=arrival.source,
                 rng=at_start.rng,
                 canary=canary(self._device),
                 param=at_start.weights.value,
@@ -164,9 +168,9 @@ class Observer:
                 tensors=tuple(name + part_of(parameter) for name, parameter in self._named),
                 sharded=any(is_shard(parameter) for _, parameter in self._named),
                 parts=True,
-                digests=restored,
+                digests=arrival.digests,
                 state=at_start.optimizer,
-                found=found,
+                found=arrival.found,
             )
         )
         self._weights = at_start.weights.value

@@ -5,6 +5,7 @@ from functools import partial
 
 from accelerate import Accelerator
 
+from chaosrun.observe.trace import Arrival
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.context import WorkerContext
@@ -45,8 +46,8 @@ class Recorder(Steps):
             self.heart.beat("restoring", step)
             self.faults.reach("restore.begin", step)
             position = self._checkpointer.restore(self.order.resume, job)
-        restored = {"restored": self._checkpointer.digests, "source": self._checkpointer.source}
-        self.start(position, self.observer.beginning(), entered_s=entered_s, **restored)
+        arrival = Arrival(entered_s=entered_s, digests=self._checkpointer.digests, source=self._checkpointer.source)
+        self.start(position, self.observer.beginning(), arrival)
         self._preemption.meet()
         self._settling.begin()
         if self.order.resume:

@@ -27,7 +27,7 @@ from chaosrun.observe.contents import content_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.saves import SaveWatch
-from chaosrun.observe.trace import Beginning
+from chaosrun.observe.trace import Arrival, Beginning
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.steps import Steps
@@ -209,7 +209,7 @@ class ScriptTraining:
             # At its beginning, or a job that does not repeat itself: then no step tells anything.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
-        steps.start(self.position, began, entered_s=self._started_s, restored=None, found=found)
+        steps.start(self.position, began, Arrival(entered_s=self._started_s, found=found))
         self._steps, self.thread = steps, threading.current_thread()
         return steps
 

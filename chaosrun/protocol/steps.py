@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chaosrun.observe.trace import Beginning, Digests, Observer
+from chaosrun.observe.trace import Arrival, Beginning, Observer
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.position import Position
-from chaosrun.records.traces import BucketsRecord, Found, Source
+from chaosrun.records.traces import BucketsRecord
 
 if TYPE_CHECKING:
     from chaosrun.observe.found_state import FoundState
@@ -31,20 +31,11 @@ class Steps:
         self.done = 0
         self.ended = False
 
-    def start(
-        self,
-        position: Position,
-        began: Beginning,
-        *,
-        entered_s: float,
-        restored: Digests | None,
-        source: Source = "storage",
-        found: Found | None = None,
-    ) -> None:
+    def start(self, position: Position, began: Beginning, arrival: Arrival) -> None:
         """Write the `start` line."""
         self.done = position.step
         self.heart.beat("restored", position.step)
-        self.observer.begin(position, began, entered_s=entered_s, restored=restored, source=source, found=found)
+        self.observer.begin(position, began, arrival)
         if self._files:
             # What the script imports, it has imported by now.
             self._files.wrap_native_readers()
