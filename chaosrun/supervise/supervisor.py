@@ -20,7 +20,7 @@ from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.markers import read_end, read_markers
-from chaosrun.records.order import Settle, WorkerOrder
+from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import early_end, lifecycle
 from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
@@ -347,7 +347,15 @@ class Supervisor:
         settle = early_end.settle_in(self._template, action.attempt, self._plan, self._observations.observed)
         if self._judge:
             self._judge.began(action.attempt)
-        orders = [self._order(action, rank, armed, settle) for rank in range(self._template.world_size)]
+        template = replace(
+            self._template,
+            attempt=action.attempt,
+            resume=action.resume,
+            passed=dict(self._passed),
+            distributed_debug=action.distributed_debug,
+            **{**resume_values(self._template, action.attempt, self._plan), "settle": settle, "audited": self._audited},
+        )
+        orders = [self._order(template, rank, armed) for rank in range(template.world_size)]
         self._pass_by(action.resume)
         self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
         try:
@@ -368,18 +376,9 @@ class Supervisor:
         """Count what an attempt comes by once, for the attempts after it."""
         self._passed.update(("rendezvous", "restore.begin", "restore.end") if resume else ("rendezvous",))
 
-    def _order(self, action: lifecycle.Start, rank: int, armed: Sequence[Fault], settle: Settle) -> WorkerOrder:
-        order = replace(
-            self._template,
-            attempt=action.attempt,
-            rank=rank,
-            resume=action.resume,
-            faults=tuple(fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed),
-            passed=dict(self._passed),
-            distributed_debug=action.distributed_debug,
-            **{**resume_values(self._template, action.attempt, self._plan), "settle": settle, "audited": self._audited},
-        )
-        return self._workers.place(order)
+    def _order(self, template: WorkerOrder, rank: int, armed: Sequence[Fault]) -> WorkerOrder:
+        faults = tuple(fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed)
+        return self._workers.place(replace(template, rank=rank, faults=faults))
 
     def _finish(self, action: lifecycle.Finish) -> LegResult:
         self._observations.conclude()
