@@ -178,9 +178,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         if self.gpu or not self.standbys:
             return {}
         free = rooms_for(self._workers, self.bundle, self.free(), spread=self._spread)
-        rooms = {node: self.places.get(node, 0) for node in self.agents} | {node: free.get(node, 0) for node in self.standbys}
-        places = [node for node, room in rooms.items() if node not in avoid for _ in range(room)][: self._workers]
-        if len(places) < self._workers:
+        if not (places := self._warm_places(free, avoid)[: self._workers]):
             return {}
         where: dict[str, Any] = {"bundle_label_selector": [{"ray.io/node-id": _in([node])} for node in places]}
         self._group = placement_group([self.bundle] * self._workers, strategy="PACK", **where)
@@ -287,9 +285,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
     def _warm(self, avoid: Collection[str]) -> frozenset[str]:
         """Nodes with agents, if all workers fit there as far as is known."""
-        nodes = {*self.agents, *self.standbys}.difference(avoid)
-        room = sum(self.places.get(node, 0) if node in self.agents else self._rooms.get(node, 0) for node in nodes)
-        return frozenset(nodes if self.standbys and room >= self._workers else ())
+        return frozenset(self._warm_places(self._rooms, avoid))
+
+    def _warm_places(self, rooms: Mapping[str, int], avoid: Collection[str]) -> list[str]:
+        """Where nodes stand by: those with agents, each as often as workers fit there, if all of them do. `rooms`: of those
+        that stand by."""
+        known = {node: self.places.get(node, 0) for node in self.agents} | {node: rooms.get(node, 0) for node in self.standbys}
+        places = [node for node, room in known.items() if node not in avoid for _ in range(room)]
+        return places if self.standbys and len(places) >= self._workers else []
 
     # Attempts
 

@@ -27,6 +27,7 @@ Target = Callable[[WorkerOrder, int | None], int]
 
 HEADER_BYTES = 8
 MOST_DESCRIPTORS = 4
+"""The output, two of memory, a listener."""
 
 
 @dataclass(frozen=True, slots=True)
