@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from chaosrun.records.codec import RECORDS_VERSION, Count, Record
+from chaosrun.records.traces import Source
 
 Outcome = Literal[
     "completed",
@@ -261,6 +262,8 @@ class RecoveryAgreed(OfAttempt, frozen=True, kw_only=True, tag="recovery.agreed"
     """The last of them; 0 without one."""
     states: Count
     """Ranks whose restored state was held against the saved one."""
+    source: Source | None = None
+    """Of what was restored: the storage, or copies in the memory of the nodes."""
 
 
 class RecoveryDiverged(OfAttempt, frozen=True, kw_only=True, tag="recovery.diverged"):
@@ -274,6 +277,7 @@ class RecoveryDiverged(OfAttempt, frozen=True, kw_only=True, tag="recovery.diver
     code: str
     """Of the cause, see `verify.codes`."""
     what: str
+    source: Source | None = None
 
 
 class RecoveryUnjudged(OfAttempt, frozen=True, kw_only=True, tag="recovery.unjudged"):

@@ -17,7 +17,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.opened import OpenedFile, opened_files
 from chaosrun.records.run_file import read_object
 from chaosrun.records.trace_reader import read_trace
-from chaosrun.records.traces import EndRecord, RankTrace, StartRecord, StepRecord
+from chaosrun.records.traces import EndRecord, RankTrace, Source, StartRecord, StepRecord
 
 _Event = TypeVar("_Event", bound=recorded.JournalEvent)
 TraceReader = Callable[[Path, int, int, list[str]], RankTrace]
@@ -56,6 +56,11 @@ class Attempt:
     def went_on(self) -> bool:
         """From a checkpoint, and not from the beginning."""
         return self.resume is not None if self.by == "chaosrun" else self.resume_step > 0
+
+    @property
+    def source(self) -> Source | None:
+        """Of what its ranks restored: all restore from the same. None where none did."""
+        return next((start.source for start in self.starts.values() if start.restored), None)
 
     def start_of(self, rank: int) -> int:
         """Step this rank went on from: what it says itself, else what the journal ordered."""

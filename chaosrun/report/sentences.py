@@ -185,7 +185,7 @@ def _replaced(event: events.OutputsReplaced) -> str:
 def _agreed(event: events.RecoveryAgreed) -> str:
     how = f"{count(event.steps, 'step')} done twice, up to step {event.last}, equal"
     how = how if event.steps else "judged by restored state alone, no step was done twice"
-    return f"recovery of attempt {event.attempt}: {how}"
+    return f"recovery of attempt {event.attempt}{' from copies in memory' if event.source == 'memory' else ''}: {how}"
 
 
 def _finished(event: events.LegFinished) -> str:

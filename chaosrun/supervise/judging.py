@@ -128,10 +128,12 @@ class RecoveryJudge:
 
 
 def _event_of(found: Recovery) -> Judgement:
-    differs = found.divergence
+    differs, attempt, source = found.divergence, found.attempt, found.source
     if differs is None and found.judged == "nothing":
-        return RecoveryUnjudged(attempt=found.attempt, why=found.words)
+        return RecoveryUnjudged(attempt=attempt, why=found.words)
     if differs is None:
-        return RecoveryAgreed(attempt=found.attempt, steps=found.steps, last=found.last, states=found.states)
+        return RecoveryAgreed(attempt=attempt, source=source, steps=found.steps, last=found.last, states=found.states)
     where = {"step": differs.step, "rank": differs.rank, "tensor": differs.tensor}
-    return RecoveryDiverged(attempt=found.attempt, quantity=differs.kind, code=differs.code, what=differs.cause, **where)
+    return RecoveryDiverged(
+        attempt=attempt, source=source, quantity=differs.kind, code=differs.code, what=differs.cause, **where
+    )

@@ -97,7 +97,7 @@ def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
                 recovery_s=recovery_s.get(attempt.number),
                 ranks=len(attempt.starts),
                 faults=tuple(faults),
-                source=_source(attempt),
+                source=attempt.source,
                 passed_over=newer and newer.step,
             )
         )
@@ -108,11 +108,6 @@ def _went_on_from(attempt: Attempt) -> str | None:
     if attempt.by == "script" and attempt.went_on:
         return f"step {attempt.resume_step} (its own checkpoint)"
     return attempt.resume
-
-
-def _source(attempt: Attempt) -> Source | None:
-    """All ranks restore from the same."""
-    return next((start.source for start in attempt.starts.values() if start.restored), None)
 
 
 def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.traces import RankTrace
+from chaosrun.records.traces import RankTrace, Source
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify import alignment, landed, recovery, replicas
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
@@ -36,6 +36,7 @@ class Recovery:
     last: int = 0
     states: int = 0
     """Ranks whose restored state was held against what was saved, or recorded after that step."""
+    source: Source | None = None
     trained: bool = False
     divergence: Divergence | None = None
     problem: str | None = None
@@ -91,6 +92,7 @@ def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, si
         steps=len(again),
         last=max(again, default=0),
         states=sum(_is_comparable(drill, attempt, rank) for rank in attempt.starts),
+        source=attempt.source,
         trained=bool(attempt.steps),
         divergence=divergence,
     )
