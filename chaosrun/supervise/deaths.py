@@ -147,11 +147,20 @@ _OF_TYPES: Mapping[str, EndCode] = {
     errors.HookedStateError.__name__: "hook_changes_state",
 }
 _SHORT_OF = re.compile(r"out of memory|\[Errno 5\]")
+_WITHOUT_RANK = re.compile(
+    r"'(LOCAL_)?(RANK|WORLD_SIZE)'|environment variable (RANK|WORLD_SIZE|MASTER_\w+) expected, but not set"
+)
+"""What Python and torch say of a variable that a launcher sets for several workers."""
+_ALONE = (
+    "a single worker's script runs as by `python train.py`, without RANK and its like: to have them, launch it by torchrun "
+    "(`chaosrun submit -- torchrun --nproc_per_node 1 train.py`)"
+)
 
 
 def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failure:
     step = end.step
     of_reducer = reducer_error(error.message)
+    alone = _ALONE if not error.ours and _WITHOUT_RANK.fullmatch(error.message.rpartition(": ")[2]) else None
     outcome: Outcome
     if error.exit_code == errors.RestoreMismatchError.exit_code:
         outcome, message = "inexact_restore", error.message
@@ -165,7 +174,7 @@ def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failu
     return Failure(
         code=_code_of(error, outcome),
         message=message,
-        hint=of_reducer[1] if of_reducer else error.hint or f"the traceback is in {log}",
+        hint=of_reducer[1] if of_reducer else error.hint or alone or f"the traceback is in {log}",
         outcome=outcome,
         rank=rank,
         step=step,

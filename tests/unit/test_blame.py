@@ -255,6 +255,33 @@ def test_an_error_that_comes_whenever_the_script_begins_is_not_tried_again(
     assert isinstance(actions[0], Audit if again else Finish)
 
 
+NOT_SET = "Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set"
+
+
+@pytest.mark.parametrize(
+    ("type_", "message", "ours", "told"),
+    [
+        ("KeyError", "'RANK'", False, True),
+        ("KeyError", "'LOCAL_RANK'", False, True),
+        ("ValueError", NOT_SET, False, True),
+        ("KeyError", "'RANKING'", False, False),
+        ("ValueError", "bad RANK", False, False),
+        ("KeyError", "'RANK'", True, False),
+    ],
+)
+def test_a_single_worker_without_a_rank_is_told_how_to_get_one(
+    tmp_path: Path, type_: str, message: str, ours: bool, told: bool
+) -> None:
+    leg = LegLayout(tmp_path)
+    error = {"type": type_, "message": message, "hint": None, "exit_code": 4, "ours": ours}
+    end = {"completed": False, "status": "failed", "exit_code": 4, "step": 0, "time_s": 1.0, "error": error}
+    leg.attempt(1).path.mkdir(parents=True)
+    leg.attempt(1).end(0).write_text(json.dumps(end))
+    failure = failure_of(leg, Exited(attempt=1, rank=0, pid=1, exit_code=4, died_s=0.0))
+    assert failure is not None
+    assert ("torchrun --nproc_per_node 1" in (failure.hint or "")) is told
+
+
 def test_a_pass_within_tolerances_is_not_called_exact(tmp_path: Path) -> None:
     verdict = judge(write_run(tmp_path, verify={"weights": {"atol": 1e-6}}))
     assert verdict.status == "PASS" and not verdict.exact and PASSED.exact
