@@ -18,6 +18,8 @@ class ObservedState:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self.registered: dict[str, Any] = {}
+        self._bare: list[tuple[torch.nn.Module, torch.nn.Module]] = []
+        """The prepared models, with and without what was put around them."""
 
     @property
     def accelerator(self) -> Accelerator:
@@ -75,8 +77,9 @@ class ObservedState:
 
     def modes(self) -> dict[str, str]:
         """Whether each module of the prepared models trains, by name."""
-        models = [self._accelerator.unwrap_model(model) for model in self._accelerator._models]
-        modules = [(f"{n}.{name}", module) for n, model in enumerate(models) for name, module in model.named_modules()]
+        modules = [
+            (f"{n}.{name}", module) for n, model in enumerate(self.bare_models()) for name, module in model.named_modules()
+        ]
         return {name: "training" if module.training else "evaluation" for name, module in modules}
 
     def hooks(self) -> list[str]:
@@ -98,12 +101,19 @@ class ObservedState:
         """The script's, and the prepared objects, by name."""
         return script_roots(self._accelerator)
 
+    def bare_models(self) -> list[torch.nn.Module]:
+        """As the script made them."""
+        own = self._accelerator
+        if [id(model) for model, _ in self._bare] != [id(model) for model in own._models]:
+            # Not several times a step: accelerate looks for packages on the disk each time.
+            self._bare = [(model, own.unwrap_model(model)) for model in own._models]
+        return [bare for _, bare in self._bare]
+
     def prepared(self) -> list[Any]:
         """Whatever is saved as a whole, and what accelerate made of it."""
         own = self._accelerator
-        inner = [own.unwrap_model(model) for model in own._models]
         registered = self._all_registered().values()
-        return [own, *own._models, *inner, *own._optimizers, *own._schedulers, *own._dataloaders, *registered]
+        return [own, *own._models, *self.bare_models(), *own._optimizers, *own._schedulers, *own._dataloaders, *registered]
 
     def _all_registered(self) -> dict[str, Any]:
         """What the script registered here, and with accelerate, which saves it for rank 0 alone."""
@@ -111,10 +121,10 @@ class ObservedState:
         return {**self.registered, **others}
 
     def _named(self, method: str) -> Iterator[tuple[str, torch.Tensor]]:
-        models = self._accelerator._models
+        models = self.bare_models()
         for number, model in enumerate(models):
             prefix = f"{number}." if len(models) > 1 else ""
-            for name, tensor in getattr(self._accelerator.unwrap_model(model), method)():
+            for name, tensor in getattr(model, method)():
                 yield prefix + name, tensor
 
     def _buffers(self) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.checkpoint.object_store import checkpoint_store
-from chaosrun.checkpoint.storage import is_full, storage_errors
+from chaosrun.checkpoint.storage import is_full, storage_errors, written_back
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.points import FaultPoints
 from chaosrun.records.codec import to_plain
@@ -118,7 +118,7 @@ class Saver:
     def _save(self, content: Content, peers: Peers) -> None:
         rank, step = self._order.rank, content.position.step
         staging = self.store.stage(step, self._order.attempt)
-        with storage_errors(staging), _full_disk(staging):
+        with storage_errors(staging), _full_disk(staging), written_back(staging):
             own = content.write(staging)
             self._write_rank_file(staging / rank_file(rank), content.payload(), step)
         sealed = self.store.seal(staging, [rank_file(rank), *own])

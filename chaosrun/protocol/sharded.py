@@ -130,7 +130,7 @@ class ShardedState(TrainingState):
         return _distributed(saved, item.state_dict())
 
     def _root(self) -> torch.nn.Module:
-        models = [self._accelerator.unwrap_model(model) for model in self._accelerator._models]
+        models = self.bare_models()
         return models[0] if len(models) == 1 else torch.nn.ModuleList(models)
 
     def _by_name(self) -> StateDict:

@@ -11,6 +11,7 @@ import mmap
 import os
 import pickle
 import struct
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -159,14 +160,20 @@ class Taken:
                 pieces += [(target + at, source + at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES)]
         if sum(size for _, _, size in pieces) > PIECE_BYTES:
             # The other ranks wait meanwhile: their processors are free. memmove, as what is written is not read first.
-            with ThreadPoolExecutor(min(COPYING_THREADS, len(os.sched_getaffinity(0)))) as threads:
-                list(threads.map(lambda piece: ctypes.memmove(*piece), pieces))
+            count = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
+            with ThreadPoolExecutor(count) as threads:
+                list(threads.map(_copy, [iter(pieces)] * count))
         else:
-            for piece in pieces:
-                ctypes.memmove(*piece)
+            _copy(iter(pieces))
         memory[self.layout.skeleton : self.layout.size] = self._skeleton
         for gpu in self._gpus:
             torch.cuda.current_stream(gpu).synchronize()
+
+
+def _copy(pieces: Iterator[tuple[int, int, int]]) -> None:
+    """Those that no other thread has taken."""
+    for piece in pieces:
+        ctypes.memmove(*piece)
 
 
 class Copied(NamedTuple):

@@ -1,7 +1,7 @@
 """For how long a training stands still at a checkpoint: `accelerator.save_state`, and chaosrun's, sync and async, of one state.
 
-Two ranks on this machine, each way by turns in the same processes; before each, what the one before left is brought to the
-disk. chaosrun's also hash, sync and commit, which `save_state` does not.
+Two ranks on this machine, each way by turns in the same processes, each keeps its two newest checkpoints; before each, what the
+one before left is brought to the disk. chaosrun's also hash, sync and commit, which `save_state` does not.
 """
 
 import json

@@ -27,6 +27,10 @@ LAYERS = 8
 WIDTH = 1024
 COPIES = 3
 """Of each parameter: its value and AdamW's two moments."""
+KEEP = 2
+"""Checkpoints that each way keeps, as accelerate's `total_limit` does for `save_state`."""
+WARM_UP = KEEP + 1
+"""Saves before memory is used again for files, as it is from then on."""
 
 
 def main(folder: Path, size: int, repeats: int) -> None:
@@ -59,6 +63,7 @@ def main(folder: Path, size: int, repeats: int) -> None:
     # Of a GPU's state, to this machine's memory.
     copies = [torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor) for tensor in tensors]
     found: dict[str, list[float]] = {}
+    kept: list[Path] = []
 
     def timed(name: str, act: Callable[[], object]) -> None:
         accelerator.wait_for_everyone()
@@ -71,44 +76,47 @@ def main(folder: Path, size: int, repeats: int) -> None:
         found.setdefault(name, []).append(float(took))
 
     def plain() -> None:
-        accelerator.save_state(str(folder / "plain"), safe_serialization=True)
+        if len(kept) == KEEP:
+            oldest = kept.pop(0)
+            if accelerator.is_main_process:
+                shutil.rmtree(oldest)
+        kept.append(folder / "plain" / f"{len(found.get('save_state', []))}-{len(found.get('and fsync', []))}")
+        accelerator.save_state(str(kept[-1]), safe_serialization=True)
         accelerator.wait_for_everyone()
 
     def synced() -> None:
         plain()
-        for path in (folder / "plain").iterdir() if rank == 0 else ():
+        for path in kept[-1].iterdir() if rank == 0 else ():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         accelerator.wait_for_everyone()
 
-    for repeat in range(repeats + 1):
+    for repeat in range(repeats + WARM_UP):
         position = Position(epoch=0, batches=repeat + 1, step=repeat + 1)
-        settle(accelerator, folder / "plain")
+        settle(accelerator)
         timed("save_state", plain)
-        settle(accelerator, folder / "plain")
+        settle(accelerator)
         timed("and fsync", synced)
-        settle(accelerator, None)
+        settle(accelerator)
         timed("sync", lambda at=position: savers["sync"].save(at, {}))
-        settle(accelerator, None)
+        settle(accelerator)
         began = time.perf_counter()
         timed("async", lambda at=position: savers["async"].save(at, {}))
         assert savers["async"].pending, savers["async"].because
         savers["async"].wait()
         found.setdefault("until committed", []).append(time.perf_counter() - began)
-        settle(accelerator, None)
+        settle(accelerator)
         timed("memcpy", lambda: [copy.copy_(tensor, non_blocking=True) for copy, tensor in zip(copies, tensors, strict=True)])
     if rank == 0:
         # The first of each gets its memory and its files' pages.
-        told = {name: {"first_s": values[0], "values_s": values[1:]} for name, values in found.items()}
+        told = {name: {"first_s": values[0], "values_s": values[WARM_UP:]} for name, values in found.items()}
         (folder / "stall.json").write_text(json.dumps(told))
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
 
-def settle(accelerator: Accelerator, remove: Path | None) -> None:
+def settle(accelerator: Accelerator) -> None:
     """Nothing of the save before is still being written."""
-    if remove is not None and accelerator.is_main_process:
-        shutil.rmtree(remove, ignore_errors=True)
     os.sync()
     accelerator.wait_for_everyone()
 
@@ -137,7 +145,7 @@ def _order(leg: LegLayout, rank: int, ranks: int) -> WorkerOrder:
         master_port=int(os.environ["MASTER_PORT"]),
         deterministic="off",
         every_steps=1,
-        keep=2,
+        keep=KEEP,
     )
 
 

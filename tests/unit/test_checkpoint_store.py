@@ -1,7 +1,10 @@
 import errno
 import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -520,3 +523,28 @@ def test_of_files_that_are_hashed_at_once_the_damaged_one_is_named(store, spoilt
     flip(directory / spoilt)
     with pytest.raises(InvalidCheckpointError, match=f"{spoilt} has the right size but other contents"):
         store.audit("step-00000010")
+
+
+WRITES = """
+import sys, time
+from pathlib import Path
+from chaosrun.checkpoint.storage import written_back
+folder = Path(sys.argv[1])
+with written_back(folder):
+    (folder / "a").write_bytes(b"a" * 4096)
+    (folder / "linked").symlink_to(sys.argv[2])
+    (folder / "gone").symlink_to("/nowhere")
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_what_is_written_is_on_its_way_to_the_disk_before_it_is_synced(tmp_path):
+    (other := tmp_path / "other").write_bytes(b"b")
+    (folder := tmp_path / "folder").mkdir()
+    tracing = ["strace", "-f", "-y", "-e", "trace=sync_file_range"]
+    done = subprocess.run([*tracing, sys.executable, "-c", WRITES, folder, other], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    calls = [line for line in done.stderr.splitlines() if "sync_file_range(" in line]
+    assert any(f"<{folder}/a>" in line and line.endswith("SYNC_FILE_RANGE_WRITE) = 0") for line in calls), done.stderr
+    assert not any(str(other) in line for line in calls), "a link is not followed"
