@@ -111,8 +111,8 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_25_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
-    strike_at_random(submit, 25)
+def test_14_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
+    strike_at_random(submit, 14)
 
 
 @pytest.mark.ray

@@ -21,8 +21,12 @@ from tests.conftest import REPOSITORY, WarmDrills
 
 pytestmark = pytest.mark.ray
 
-IN_MAKE_TEST = 10
+OF_FEW = 10
+"""So many plans are of the first jobs, in turn."""
 IN_ALL = 300
+BY_DAY = (9, 10, 57, 65, 158, 184)
+"""Those that cost least of all and between them meet every moment, script, number of workers and number of loader workers, and
+one to four faults."""
 MOST_FAULTS = 6
 DRAWS = 1000
 """Tries to draw a plan that can be carried out."""
@@ -88,7 +92,7 @@ MANY = (
 def drawn(number: int) -> tuple[Job, JobSpec, FaultPlan]:
     """Plan `number`: a job, and one to six faults at any moments that can come to pass."""
     chance = random.Random(number)
-    job = FEW[number % len(FEW)] if number < IN_MAKE_TEST else chance.choice(MANY)
+    job = FEW[number % len(FEW)] if number < OF_FEW else chance.choice(MANY)
     for _ in range(DRAWS):
         faults = [_fault(job, chance) for _ in range(chance.randint(1, MOST_FAULTS))]
         spec = JobSpec.model_validate(
@@ -129,7 +133,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plans")
 
 
-NUMBERS = [*range(IN_MAKE_TEST), *(pytest.param(number, marks=pytest.mark.nightly) for number in range(IN_MAKE_TEST, IN_ALL))]
+NUMBERS = [number if number in BY_DAY else pytest.param(number, marks=pytest.mark.nightly) for number in range(IN_ALL)]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -149,7 +153,7 @@ def test_a_random_plan_passes(warm_drills: WarmDrills, root: Path, number: int) 
     )
     if verdict.outcome == "fault_missed":
         # Two of its faults raced, and the other was the first: the drill says so, of both, and is no failure.
-        assert verdict.status == "INCONCLUSIVE" and number >= IN_MAKE_TEST, told
+        assert verdict.status == "INCONCLUSIVE" and number >= OF_FEW and number not in BY_DAY, told
         named = [fault.id for fault in plan.faults if f"{fault.id} ({fault.describe()})" in verdict.cause]
         assert len(named) == 2, told
         return
@@ -160,10 +164,12 @@ def test_a_random_plan_passes(warm_drills: WarmDrills, root: Path, number: int) 
     assert not any("unplanned" in attempt.ended_by for attempt in verdict.attempts), told
 
 
-def test_the_plans_in_make_test_meet_every_moment_and_every_job() -> None:
-    """What is drawn is fixed, so this can be: each kind of moment, each job, and restores in a row."""
-    plans = [drawn(number) for number in range(IN_MAKE_TEST)]
-    assert {job for job, _, _ in plans} == set(FEW)
+def test_the_plans_in_make_test_meet_every_moment_and_every_kind_of_job() -> None:
+    """What is drawn is fixed, so this can be: each kind of moment, each kind of job, and restores in a row."""
+    plans = [drawn(number) for number in BY_DAY]
+    for kind in ("name", "workers", "loader_workers"):
+        assert {getattr(job, kind) for job, _, _ in plans} == {getattr(job, kind) for job in MANY}
     assert {fault.phase for _, _, plan in plans for fault in plan.faults} == set(PHASES)
     assert {len(plan.faults) for _, _, plan in plans} >= {1, 2, 3, 4}
+    assert {drawn(number)[0] for number in range(OF_FEW)} == set(FEW)
     assert {job.workers for job in FEW} == {1, 2, 3, 4} and {job.loader_workers for job in FEW} == {0, 1, 2, 3}

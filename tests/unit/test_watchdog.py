@@ -15,14 +15,15 @@ from chaosrun.supervise.watchdog import Watchdog
 from tests.integration.ranks import eventually
 
 DRIVER = """\
-import subprocess, sys
-head = subprocess.Popen([sys.argv[1], "600"])
+import ctypes, subprocess, sys
+PR_SET_PDEATHSIG = 1
+head = subprocess.Popen([sys.argv[1], "600"], preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 9))
 input()
 head.kill()
 head.wait()
 input()
 """
-"""Starts what is called as Ray's head is, and ends it in order when it is told to."""
+"""Starts what is called as Ray's head is, which goes with it, and ends it in order when it is told to."""
 
 
 @pytest.fixture
