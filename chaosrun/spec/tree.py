@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -62,23 +63,30 @@ def read_tree(source: Source, *, padding: int = 0) -> tuple[Node | None, list[Pr
 
     `padding` blanks that many characters at the start, so that places count from the start of the whole text.
     """
+    root, problems = _parsed(source, padding)
+    return root, [*problems]
+
+
+@lru_cache(maxsize=32)
+def _parsed(source: Source, padding: int) -> tuple[Node | None, tuple[Problem, ...]]:
+    """Parsing is most of what reading a suite costs, and its drills name the same few files again and again."""
     text = " " * padding + source.text[padding:]
     try:
         root = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
-        return None, [_syntax_problem(source, error)]
+        return None, (_syntax_problem(source, error),)
     except ReaderError as error:
         place = place_at(source, int(error.position))
         message = f"not a text file: it holds the character U+{ord(source.text[error.position]):04X}"
-        return None, [Problem(place=place, message=message, hint="a job file is YAML text in UTF-8")]
+        return None, (Problem(place=place, message=message, hint="a job file is YAML text in UTF-8"),)
     except YAMLError as error:
-        return None, [Problem(place=place_at(source, 0), message=f"not valid YAML: {error}")]
+        return None, (Problem(place=place_at(source, 0), message=f"not valid YAML: {error}"),)
     except RecursionError:
-        return None, [_too_deep(place_at(source, 0))]
+        return None, (_too_deep(place_at(source, 0)),)
     if root is None:
-        return None, []
+        return None, ()
     reader = _Reader(source)
-    return reader.read(root, depth=0), reader.problems
+    return reader.read(root, depth=0), tuple(reader.problems)
 
 
 def place_at(source: Source, index: int) -> Place:
