@@ -34,6 +34,7 @@ seed: 1
 checkpoint: {{every_steps: 2}}
 recovery: {{hang_timeout: 30s}}
 faults: {{schedule: [{{rank: {rank}, at_step: {killed_at}}}]}}
+verify: {{confirm: false}}
 timeout: 300s
 """
 WORKERS = (1, 2, 3)

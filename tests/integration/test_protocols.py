@@ -42,7 +42,7 @@ def drill(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) -> 
 
     @cache
     def run(protocol: str, *overrides: str) -> RunResult:
-        return warm_drills(JOB, root=root, overrides=[f"data.resume={protocol}", *overrides])
+        return warm_drills(JOB, root=root, overrides=[f"data.resume={protocol}", "verify.confirm=false", *overrides])
 
     return run
 

@@ -23,12 +23,14 @@ seed: 1
 deterministic: {deterministic}
 checkpoint: {{every_steps: 2}}
 faults: {{schedule: [{{rank: 1, at_step: 7}}, {{rank: 0, at_step: 13}}]}}
+verify: {{confirm: false}}
 timeout: 300s
 """
 Drill = Callable[..., RunResult]
 
 LOADERS = {
     0: ([], ["--loader-workers 1 --persistent --prefetch 4"], ["--loader-workers 3"]),
+    "few": ([], ["--loader-workers 2 --persistent --prefetch 4"]),
     1: ([], ["--loader-workers 1"], ["--loader-workers 3 --persistent --prefetch 4"]),
 }
 EVERY_LOADER = [
@@ -65,7 +67,12 @@ def assert_exact(result: RunResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("augment", "loaders"), [("sample_rng", LOADERS[0]), pytest.param("reproducible", LOADERS[1], marks=pytest.mark.nightly)]
+    ("augment", "loaders"),
+    [
+        ("sample_rng", LOADERS["few"]),
+        pytest.param("sample_rng", LOADERS[0], marks=pytest.mark.nightly),
+        pytest.param("reproducible", LOADERS[1], marks=pytest.mark.nightly),
+    ],
 )
 def test_samples_that_are_keyed_come_back_whatever_loads_them(
     drill: Drill, augment: str, loaders: tuple[list[str], ...]
@@ -76,8 +83,8 @@ def test_samples_that_are_keyed_come_back_whatever_loads_them(
         assert_exact(result)
         seen.append(batches(result))
     assert [len(steps) for steps in seen[0]] == [STEPS, STEPS]
-    # Not only like themselves after a restart: the same bytes from 0, 1 and 3 loader workers, persistent or not.
-    assert seen[0] == seen[1] == seen[2]
+    # Not only like themselves after a restart: the same bytes from any number of loader workers, persistent or not.
+    assert len(seen) >= 2 and all(each == seen[0] for each in seen)
     # And augmented: an epoch is no repetition of another.
     assert len({digest for steps in seen[0] for step in steps for digest in step}) == 2 * STEPS
 

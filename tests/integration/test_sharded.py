@@ -126,7 +126,7 @@ def assert_read_by_torch(leg: LegLayout, folder: Path, workers: int, *, whole: b
 def test_a_shard_that_comes_back_wrong_is_named(
     warm_drills: WarmDrills, tmp_path: Path, mutant: str, code: str, tensor: str
 ) -> None:
-    told = [*overrides(2, mutant, "--way", "fsdp"), f"script={MUTANTS}", ONE_KILL]
+    told = [*overrides(2, mutant, "--way", "fsdp", "--epochs", 1), f"script={MUTANTS}", ONE_KILL, "verify.confirm=false"]
     verdict = warm_drills(JOB, root=tmp_path, overrides=told).verdict
     assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
     assert tensor in verdict.cause

@@ -98,7 +98,7 @@ def test_a_recorded_trace_is_played_without_its_file(warm_drills: WarmDrills, tm
 
 
 MISSED = """\
-args: [--steps, "120", --seed, "1", --step-seconds, "0.03"]
+args: [--steps, "40", --seed, "1", --step-seconds, "0.03"]
 faults:
   schedule:
     - {rank: 0, at_step: 4}

@@ -145,7 +145,9 @@ def test_a_script_gets_the_verdict_that_it_deserves(
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_a_reference_of_another_job_is_not_taken_for_this_one(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    """By day integration/test_not_fooled.py meets one."""
     one, other = (next(each for each in PRACTICES if each.name == name) for name in ("sgd", "amsgrad"))
     earlier = warm_drills(other.write(tmp_path, 2), root=tmp_path / "root")
     verdict = warm_drills(one.write(tmp_path, 2), root=tmp_path / "root", reference=str(earlier.run.path)).verdict

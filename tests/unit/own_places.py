@@ -108,6 +108,7 @@ PLACES: dict[str, Callable[[], Callable[[], Any]]] = {
     "folder": lambda: lambda: os.chdir("/"),
     "place in a file": open_at_random,
     "setting of a library": lambda: flip_mkldnn,
+    "nothing at last": lambda: lambda: None,
     "suspended coroutine": lambda: suspend,
     "frozen garbage": lambda: gc.freeze,
 }
