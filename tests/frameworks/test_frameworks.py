@@ -50,7 +50,9 @@ def write_job(subject: Subject, folder: Path) -> Path:
         {"command": [*launch, "train.py", *subject.args]} if launch else {"script": "train.py", "args": list(subject.args)}
     )
     schedule = [{"kind": subject.kind, "rank": rank, "at_step": step} for rank, step in subject.kills]
-    job = {"name": subject.name, **started, "workers": subject.workers, "faults": {"schedule": schedule}, "timeout": "10m"}
+    # The seed of other tests' jobs: with these it shares a fork server.
+    job = {"name": subject.name, **started, "workers": subject.workers, "seed": 1, "timeout": "10m"}
+    job["faults"] = {"schedule": schedule}
     # Some take long to be imported where much else goes on.
     job["recovery"] = {"preload": list(subject.preload), "acquire_timeout": "5m"}
     path = folder / "job.yaml"

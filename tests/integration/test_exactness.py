@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY, WarmDrills, job_file
 STEPS_AN_EPOCH = 8
 EPOCHS = 3
 DIGITS = 1347
-PRELOAD = "pydoc_data.topics, sklearn.datasets"
+PRELOAD = {"bytelm": "", "digits": "sklearn.datasets"}
 
 SCHEDULE = """\
     - {{rank: {0}, at_step: 5}}
@@ -38,11 +38,12 @@ def job(name: str, workers: int, loader_workers: int) -> str:
         sizes = ["--batch-size", 4, "--chunks", 4 * batches - 3, "--context", 32, "--width", 32, "--layers", 1]
     else:
         sizes = ["--batch-size", math.ceil(DIGITS / batches), "--width", 4]
+    recovery = f"recovery: {{preload: [{PRELOAD[name]}], hang_timeout: 30s}}"
     schedule = SCHEDULE + (REDUCE if workers > 1 else "")
     args = [*sizes, "--epochs", EPOCHS, "--seed", 3, "--loader-workers", loader_workers]
     return (
         f"name: {name}\nscript: {REPOSITORY / 'jobs' / name / 'train.py'}\nargs: [{', '.join(map(str, args))}]\n"
-        f"workers: {workers}\nseed: 1\ncheckpoint: {{every_steps: 3}}\nrecovery: {{preload: [{PRELOAD}], hang_timeout: 30s}}\n"
+        f"workers: {workers}\nseed: 1\ncheckpoint: {{every_steps: 3}}\n{recovery}\n"
         + "faults:\n  schedule:\n"
         + schedule.format(*(rank % workers for rank in range(4)))
     )

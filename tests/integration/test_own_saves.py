@@ -1,6 +1,7 @@
 """A script's own saves under real strikes: killed between two operations, the power cut, storage that fails, spoilt files."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.operations import read_operations
 from chaosrun.supervise.drill import leg_of
 from chaosrun.verify.verdict import Verdict
-from tests.conftest import Submit
+from tests.conftest import WarmDrills, job_file
 
 pytestmark = [pytest.mark.ray, pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed here")]
 
@@ -20,6 +21,7 @@ JOB = f"""\
 name: saving
 script: {SCRIPTS / "saving.py"}
 workers: 2
+seed: 1
 outputs: [out]
 resume: {{by: script}}
 recovery: {{max_restarts: 1}}
@@ -27,33 +29,43 @@ verify: {{confirm: false}}
 """
 
 
-def drilled(submit: Submit, how: str, *faults: str, more: str = "") -> tuple[Verdict, LegLayout]:
-    result = submit(JOB, f"args=[--how, {how}{more}]", f"faults.schedule=[{', '.join(faults)}]")
-    return result.verdict, leg_of(result.run, "chaos")
+Drilled = Callable[..., tuple[Verdict, LegLayout]]
+
+
+@pytest.fixture
+def drilled(warm_drills: WarmDrills, tmp_path: Path) -> Drilled:
+    """`drilled(how, *faults)`: what came of it, and the leg under faults."""
+
+    def drill(how: str, *faults: str, more: str = "") -> tuple[Verdict, LegLayout]:
+        overrides = [f"args=[--how, {how}{more}]", f"faults.schedule=[{', '.join(faults)}]"]
+        result = warm_drills(job_file(JOB, tmp_path), root=tmp_path / "root", overrides=overrides)
+        return result.verdict, leg_of(result.run, "chaos")
+
+    return drill
 
 
 def landed(verdict: Verdict) -> list[bool]:
     return [fault.landed for fault in verdict.faults]
 
 
-def test_a_save_that_is_cut_short_costs_the_steps_since_the_last(submit: Submit) -> None:
-    verdict, chaos = drilled(submit, "atomic", "{rank: 0, phase: save, at_step: 8, operation: 4}")
+def test_a_save_that_is_cut_short_costs_the_steps_since_the_last(drilled: Drilled) -> None:
+    verdict, chaos = drilled("atomic", "{rank: 0, phase: save, at_step: 8, operation: 4}")
     assert (verdict.status, landed(verdict)) == ("PASS", [True])
     attempt = chaos.attempt(1)
     done = [(each.kind, Path(each.path).name) for each in read_operations(attempt.operations(0))]
     assert done == [("create", "last.pt.tmp"), ("write", "last.pt.tmp"), ("write", "last.pt.tmp")]
     # The control: written in place, the same kill leaves a torn checkpoint, and nothing to fall back to.
-    verdict, _ = drilled(submit, "plain", "{rank: 0, phase: save, at_step: 8}")
+    verdict, _ = drilled("plain", "{rank: 0, phase: save, at_step: 8}")
     assert (verdict.status, landed(verdict)) == ("FAIL", [True])
     assert "never came back" in verdict.cause
 
 
-def test_a_power_cut_shows_what_was_not_synced(submit: Submit) -> None:
+def test_a_power_cut_shows_what_was_not_synced(drilled: Drilled) -> None:
     cut = "{{kind: power_cut, rank: 0, phase: save, at_step: 8, unsynced: {}}}"
-    verdict, _ = drilled(submit, "synced", cut.format("torn"))
+    verdict, _ = drilled("synced", cut.format("torn"))
     assert (verdict.status, landed(verdict)) == ("PASS", [True])
     # The control: renamed before its bytes were on the disk.
-    verdict, chaos = drilled(submit, "atomic", cut.format("empty"))
+    verdict, chaos = drilled("atomic", cut.format("empty"))
     assert (verdict.status, landed(verdict)) == ("FAIL", [True])
     assert (chaos.work / "out" / "last.pt").read_bytes() == b""
 
@@ -72,8 +84,8 @@ def test_a_power_cut_shows_what_was_not_synced(submit: Submit) -> None:
         ("{kind: truncate, rank: 0, phase: save, at_step: 8, file: '*last.pt'}", "", "FAIL"),
     ],
 )
-def test_failing_storage_and_spoilt_files(submit: Submit, fault: str, more: str, status: str) -> None:
-    verdict, _ = drilled(submit, "synced", fault, "{rank: 1, at_step: 10}", more=more)
+def test_failing_storage_and_spoilt_files(drilled: Drilled, fault: str, more: str, status: str) -> None:
+    verdict, _ = drilled("synced", fault, "{rank: 1, at_step: 10}", more=more)
     assert (verdict.status, landed(verdict)) == (status, [True, True])
 
 

@@ -30,7 +30,8 @@ one to four faults."""
 MOST_FAULTS = 6
 DRAWS = 1000
 """Tries to draw a plan that can be carried out."""
-PRELOAD = ["pydoc_data.topics", "sklearn.datasets"]
+PRELOAD = {"digits": ["sklearn.datasets"]}
+"""By script: where nothing is to be imported once for all, drills share a fork server with those of other tests."""
 
 
 PHASES = ("step", "checkpoint.file", "checkpoint.precommit", "checkpoint.postcommit", "restore.end", "reduce")
@@ -103,7 +104,7 @@ def drawn(number: int) -> tuple[Job, JobSpec, FaultPlan]:
                 "workers": job.workers,
                 "seed": 1,
                 "checkpoint": {"every_steps": job.every_steps, "keep": chance.randint(2, 4)},
-                "recovery": {"preload": PRELOAD, "hang_timeout": 30.0},
+                "recovery": {"preload": PRELOAD.get(job.name, []), "hang_timeout": 30.0},
                 "faults": {"schedule": faults},
                 "timeout": 400.0,
             }
