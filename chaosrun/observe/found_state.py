@@ -13,9 +13,9 @@ import torch
 import xxhash
 
 from chaosrun.observe import hooks
-from chaosrun.observe.fingerprint import digests, fingerprint
+from chaosrun.observe.fingerprint import digests, fingerprint, part_of
 from chaosrun.observe.rng import digest_rng
-from chaosrun.records.traces import ALIVE
+from chaosrun.records.traces import ALIVE, UNNAMED, StartRecord
 
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
@@ -30,8 +30,12 @@ DIGESTED = ("model", "buffers", "optimizer")
 class FoundState:
     """From the first forward pass on."""
 
-    def __init__(self, outermost: torch.nn.Module | None) -> None:
+    def __init__(self, outermost: torch.nn.Module | None, first: StartRecord | None = None) -> None:
+        """`first`: of the attempt that this one is compared with."""
         self._roots = [] if outermost is None else [_bare(outermost)]
+        self._first = first
+        self.in_part = False
+        """Whether optimizers step but some of the parameters, when they are first asked for."""
         self._named: list[tuple[str, torch.nn.Parameter]] | None = None
         self._kept: list[torch.optim.Optimizer] = []
 
@@ -47,6 +51,7 @@ class FoundState:
             own = {id(parameter) for parameter in parameters_of(optimizer)}
             others = [kept for kept in self._kept if own.isdisjoint(map(id, parameters_of(kept)))]
             self._kept = [*others, optimizer]
+            let_go_of_replaced()
 
     def added(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
         """Those that it steps and that nobody had when the training began: they are not among `parameters`."""
@@ -66,10 +71,19 @@ class FoundState:
             names = {id(p): name for name, p in self._of_roots("named_parameters")}
             rest = [p for root in self._roots for p in root.parameters()]
             # Where some are frozen, the optimizers of the next stage may step them in another place.
-            some = len({id(p) for p in stepped}) < len({id(p) for p in rest})
-            unique = {id(p): p for p in ([*rest, *stepped] if some else [*stepped, *rest])}
-            self._named = [(names.get(key, f"unnamed-{n}"), p) for n, (key, p) in enumerate(unique.items())]
+            self.in_part = len({id(p) for p in stepped}) < len({id(p) for p in rest})
+            unique = {id(p): p for p in ([*rest, *stepped] if self.in_part else [*stepped, *rest])}
+            named = [(names.get(key, f"{UNNAMED}{n}"), p) for n, (key, p) in enumerate(unique.items())]
+            self._named = self._ordered_as_before(named)
         return self._named
+
+    def _ordered_as_before(self, named: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.nn.Parameter]]:
+        """A layer that is frozen or unfrozen in the middle of the training stays where it was."""
+        if self._first is None or not (self.in_part or self._first.in_part):
+            return named
+        by_tensor = {name + part_of(parameter): (name, parameter) for name, parameter in named}
+        tensors = self._first.tensors
+        return [by_tensor[each] for each in tensors] if {*tensors} == {*by_tensor} else named
 
     def learning_rates(self) -> list[float]:
         groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
@@ -102,7 +116,7 @@ class FoundState:
         names = {id(parameter): name for name, parameter in self.parameters()}
         kept: dict[str, object] = {}
         for number, optimizer in enumerate(self.optimizers()):
-            own = [names.get(id(parameter), f"unnamed-{index}") for index, parameter in enumerate(parameters_of(optimizer))]
+            own = [names.get(id(parameter), f"{UNNAMED}{index}") for index, parameter in enumerate(parameters_of(optimizer))]
             for (index, *path), value in _state_of(optimizer):
                 kept["/".join(map(str, (number, own[index], *path)))] = value
         buffers = dict(self._of_roots("named_buffers"))
@@ -173,6 +187,13 @@ def _alive() -> list[torch.nn.Module]:
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Those that it steps, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def let_go_of_replaced() -> None:
+    """Of optimizers whose parameters another has taken over and that nobody holds but a scheduler, which each holds in turn."""
+    stepped = [id(parameter) for optimizer in hooks.optimizers() for parameter in parameters_of(optimizer)]
+    if len(set(stepped)) < len(stepped):
+        gc.collect()
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -100,6 +100,8 @@ class Arrival:
     source: Source = "storage"
     found: Found | None = None
     """Where a script went on by itself."""
+    in_part: bool = False
+    """Its optimizers step but some of its parameters yet."""
 
 
 class Observer:
@@ -167,6 +169,7 @@ class Observer:
                 params=at_start.weights.each,
                 tensors=tuple(name + part_of(parameter) for name, parameter in self._named),
                 sharded=any(is_shard(parameter) for _, parameter in self._named),
+                in_part=arrival.in_part,
                 parts=True,
                 digests=arrival.digests,
                 state=at_start.optimizer,

@@ -24,7 +24,7 @@ from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Place, Standing, find
 from chaosrun.observe.contents import content_digest, tensors_in
-from chaosrun.observe.found_state import FoundState, parameters_of
+from chaosrun.observe.found_state import FoundState, let_go_of_replaced, parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival, Beginning
@@ -34,8 +34,8 @@ from chaosrun.protocol.steps import Steps
 from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
-from chaosrun.records.trace_reader import Moment, read_moments
-from chaosrun.records.traces import SaveRecord
+from chaosrun.records.trace_reader import Moment, read_moments, read_start
+from chaosrun.records.traces import SaveRecord, StartRecord
 from chaosrun.wording import count, hiding
 
 
@@ -109,7 +109,7 @@ class ScriptTraining:
             self._take(steps, inputs, named)
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
-        if self._busy:
+        if self._busy or (self._steps is None and not hooks.optimizers()):
             return run()
         with self._undisturbed():
             self._go_on()
@@ -130,7 +130,9 @@ class ScriptTraining:
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._calls and self._steps and not self._busy:
+            assert self._state
             with self._undisturbed():
+                self._state.keep(optimizer)
                 if self._backwards or not self._recorded:
                     self._steps.before_optimizer_step(parameters_of(optimizer))
                 else:
@@ -200,7 +202,8 @@ class ScriptTraining:
         """Find out where this attempt stands, and write the `start` line."""
         if not at_end:
             hooks.let_go()
-        self._state = state = FoundState(outermost)
+            let_go_of_replaced()
+        self._state = state = FoundState(outermost, self._first_start())
         steps = Steps(state, self._context, state.device)
         began = steps.observer.beginning()
         place = None if at_end and not steps.observer.parameters else self._place(began, data, at_end=at_end)
@@ -209,9 +212,15 @@ class ScriptTraining:
             # At its beginning, or a job that does not repeat itself: then no step tells anything.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
-        steps.start(self.position, began, Arrival(entered_s=self._started_s, found=found))
+        steps.start(self.position, began, Arrival(entered_s=self._started_s, found=found, in_part=state.in_part))
         self._steps, self.thread = steps, threading.current_thread()
         return steps
+
+    def _first_start(self) -> StartRecord | None:
+        """How the reference began, or without one this leg."""
+        order = self._order
+        leg = self._context.leg if order.reference_path is None else LegLayout(Path(order.reference_path))
+        return read_start(leg.attempt(1).trace(order.rank))
 
     def _place(self, began: Beginning, data: str | None, *, at_end: bool) -> Place | None:
         standing = Standing(
@@ -307,7 +316,10 @@ class ScriptTraining:
         files = self._context.team_files
         if files and files.began_with:
             return hiding(files.began_with)
-        return "name the script that trains; a process that it starts by itself is drilled by its command"
+        return (
+            "name the script that trains (a step is a call of an optimizer of torch: a loop that changes its weights by itself "
+            "makes none); a process that it starts by itself is drilled by its command"
+        )
 
 
 class EnoughSteps(SystemExit):

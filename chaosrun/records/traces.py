@@ -26,6 +26,8 @@ BLOCK_STEPS = 64
 WORD_BYTES = 4
 ALIVE = "the script's "
 """With what names in `SaveRecord.held` begin that are of modules in memory, and not of what is saved."""
+UNNAMED = "unnamed-"
+"""With what names of parameters begin that an optimizer steps and no module holds."""
 
 Source = Literal["storage", "memory"]
 Digests = Mapping[str, Mapping[str, Text]]
@@ -73,6 +75,9 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     """Names, in the order of `params` and `grads`."""
     sharded: bool = False
     """Whether a rank holds but a part of some parameters."""
+    in_part: bool = False
+    """Of a script that resumes by itself: optimizers stepped but some of the parameters then. A later attempt, which may begin
+    when they step all or still fewer, has its `tensors` in this order."""
     parts: bool = False
     """Whether `tensors` say which part of each: where their names are the same, ranks hold the same."""
     canary: Text | None = None

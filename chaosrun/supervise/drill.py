@@ -137,7 +137,7 @@ class Drill:
         self.legs.ask_permission(plan, spec)
         if self.deadline_s is None and spec.timeout is not None:
             self.deadline_s = time.time() + spec.timeout
-        if self._reference(spec, info) and outcome_of(self._leg("chaos")) in RESUMABLE:
+        if self._reference(spec, info, plan) and outcome_of(self._leg("chaos")) in RESUMABLE:
             if spec.by == "script" and not plan.faults:
                 plan = self._default_plan(spec)
             _expect_reached(plan, final_step(self._leg("reference")))
@@ -163,7 +163,7 @@ class Drill:
         early_end.has_repeated(leg := self._leg("reference"), self.run.run_id)
         ReferenceCache(self.root).note_repeated(read_run(self.run).reference.key or "", leg)
 
-    def _reference(self, spec: JobSpec, info: RunInfo) -> bool:
+    def _reference(self, spec: JobSpec, info: RunInfo, plan: FaultPlan) -> bool:
         """Make sure that there is a reference leg. False when it was run and did not complete."""
         leg = self._leg("reference")
         if (outcome := outcome_of(leg)) not in RESUMABLE:
@@ -187,7 +187,7 @@ class Drill:
         write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
         if result.outcome == "completed" and spec.by == "script":
-            expect_resumable(leg, result.final_step)
+            expect_resumable(leg, result.final_step, on_notice=any(fault.facts.notice for fault in plan.faults))
         if result.outcome == "completed" and len(leg.attempts()) == 1 and not of_a_training(opened_files(leg, [])):
             self._cache(key, leg, result.final_step)
         return result.outcome == "completed"

@@ -73,8 +73,9 @@ def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> No
             place.symlink_to(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
 
 
-def expect_resumable(leg: LegLayout, steps: int) -> None:
-    """Of a reference that is over. Raises UsageError where there is nothing to kill, or nothing that a restart could find."""
+def expect_resumable(leg: LegLayout, steps: int, *, on_notice: bool = False) -> None:
+    """Of a reference that is over. Raises UsageError where there is nothing to kill, or nothing that a restart could find;
+    `on_notice`: the plan gives one, and what saves nothing undisturbed may save then."""
     end = read_end(leg.attempt(leg.attempts()[-1]), 0)
     earlier = hiding(end and end.began_with)
     if not steps:
@@ -83,7 +84,7 @@ def expect_resumable(leg: LegLayout, steps: int) -> None:
             hint="name the script that trains (a step is seen by its backward pass; gradients by torch.autograd.grad alone are "
             f"none); {earlier}",
         )
-    if not _has_written(leg):
+    if not on_notice and not _has_written(leg):
         made = count(steps, "step")
         raise UsageError(
             f"the script saved nothing that chaosrun can see in its {made}: a restart has nothing to resume from",

@@ -183,7 +183,7 @@ def saves_not_struck(drill: Drill) -> Iterator[str]:
 def streams_not_restored(drill: Drill) -> Iterator[str]:
     """Random streams that a script does not bring back, where nothing has drawn from them."""
     for attempt in [] if drill.streams_count else drill.chaos.attempts:
-        found = standing(attempt)
+        found = standing(drill, attempt)
         if found and "rng" in found.wrong:
             yield (
                 f"the random streams were not restored (attempt {found.attempt} began with {found.words}), and nothing that "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.traces import Found, SaveRecord, StartRecord
+from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, differing_keys
@@ -63,7 +63,7 @@ class Standing:
         return f"; wrong, too: {', '.join(others)}" if others else ""
 
 
-def standing(attempt: Attempt) -> Standing | None:
+def standing(drill: Drill, attempt: Attempt) -> Standing | None:
     """None where no rank says what it found: of the very beginning, and of an attempt in which none began."""
     found = {rank: start.found for rank, start in attempt.starts.items() if start.found}
     if not found:
@@ -78,12 +78,27 @@ def standing(attempt: Attempt) -> Standing | None:
         quantity: tuple(sorted(rank for rank, steps in by_rank.items() if step not in steps))
         for quantity, by_rank in agreeing.items()
     }
+    shown = set.intersection(*(_right_in_first_step(drill, attempt, rank, step + 1) for rank in found))
+    ranks |= dict.fromkeys(shown, ())
     held = {
         quantity: tuple(sorted(set.intersection(*(by_rank[rank] for rank in ranks[quantity] or by_rank)) or by_rank[of]))
         for quantity, by_rank in agreeing.items()
         for of in [next(iter(ranks[quantity]), min(by_rank))]
     }
     return Standing(attempt=attempt.number, step=step, held=held, ranks=ranks, began=frozenset(found))
+
+
+def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -> set[str]:
+    """What the first step of a rank shows to be the reference's, whatever the rank was seen to begin with: the script passes
+    something else through its model first, and drops the gradients; or it puts another optimizer in the place of the one that
+    it had, each epoch perhaps, after which all that the optimizer keeps, and the weights, are the reference's."""
+    own, other = attempt.traces[rank].steps.get(step), drill.reference_lineage.at(rank, step)
+    if own is None or other is None:
+        return set()
+    shown = {"data"} if own.batch == other.batch else set[str]()
+    if own.state and (own.state, own.param, own.lr, own.settings) == (other.state, other.param, other.lr, other.settings):
+        shown |= {"optimizer", "rates"}
+    return shown
 
 
 def _steps(found: Found, quantity: str) -> set[int]:
@@ -107,11 +122,20 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
         if "other" in about:
             return Cause("rng_of_another_rank", about)
     code = QUANTITIES[quantity][1]
+    if nearest is None and quantity == "weights" and _no_model_has(drill, attempt, wrong[0]):
+        return Cause(f"{code}_not_restored", about, "of_no_model")
     if nearest is None:
         return Cause(f"{code}_not_restored", about, "of_none")
     if nearest == 0 or quantity == "data":
         return Cause(f"{code}_not_restored", about, "of_the_beginning" if nearest == 0 else None)
     return Cause(f"{code}_of_another_step", about)
+
+
+def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:
+    """An optimizer steps tensors that were a model's in the reference, and are none's here."""
+    starts = drill.reference_start(rank), attempt.starts.get(rank)
+    before, here = (any(each.startswith(UNNAMED) for each in start.tensors) if start else False for start in starts)
+    return here and not before
 
 
 def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> Cause | None:
@@ -254,7 +278,7 @@ def _apart(began: Mapping[int, int]) -> _Problem | None:
 
 
 def _not_of_one_step(drill: Drill, attempt: Attempt) -> _Problem | None:
-    found = standing(attempt)
+    found = standing(drill, attempt)
     wrong = [quantity for quantity in found.wrong if quantity != "rng" or drill.streams_count] if found else []
     return ("resumed_state_differs", {"stood": found.words, "wrong": wrong}) if found and wrong else None
 

@@ -71,7 +71,7 @@ class Moment:
     def restored_right(self) -> bool:
         """It restored the reference's state, or what was saved where the reference saved nothing at that step."""
         if self.attempt.by == "script":
-            found = standing(self.attempt)
+            found = standing(self.drill, self.attempt)
             return found is not None and found.wrong in ((), ("rng",))  # random streams that matter are a cause of their own
         starts = [start for start in self.attempt.starts.values() if start.digests]
         known = starts and all(
@@ -126,6 +126,8 @@ def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
         return Cause.of("initial_weights")
     if seen == reference_parameters(drill, rank, 0):
         return Cause.of("weights_not_restored", because="initial")
+    if seen == reference_parameters(drill, rank, moment.step - 1):
+        return Cause.of("weights_not_restored", because="unchanged")
     for step in range(1, drill.reference_lineage.final_step + 1):
         if seen == reference_parameters(drill, rank, step):
             return Cause.of("weights_of_another_step", because="start", step=step)

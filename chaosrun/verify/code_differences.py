@@ -289,6 +289,10 @@ def _state(code: str, sentence: str, hint: str, hazard: str) -> tuple[str, Row]:
 
 _STATE_DETAILS: Mapping[str, Row] = {
     "weights_not_restored.initial": detail(hint="the weights are the initial ones: the checkpoint was not loaded"),
+    "weights_not_restored.unchanged": detail(
+        hint="the weights are those that the optimizer left; undisturbed, the script changes them before its next step (it "
+        "clips or rounds them, or copies them from others): they were saved before that, and not changed after loading"
+    ),
     "weights_not_restored.partly": detail(
         hint="the weights are not those saved: the checkpoint was loaded in part, or changed"
     ),

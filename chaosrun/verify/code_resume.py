@@ -88,6 +88,11 @@ _STATES: Mapping[str, Row] = {
     "weights_not_restored.of_none": detail(
         hint="the weights are those of no step: loaded in part, rounded, or changed after loading{scope}"
     ),
+    "weights_not_restored.of_no_model": detail(
+        hint="the optimizer steps tensors that no model has any more: its model was given others after the optimizer was built "
+        "(load_state_dict(assign=True), a model that was built or loaded anew), so it does not train what the model computes "
+        "with (load in place, or build the optimizer afterwards){scope}"
+    ),
     "weights_not_restored.of_the_beginning": detail(
         hint="the weights are the initial ones: nothing was loaded into them{scope}"
     ),
@@ -115,7 +120,8 @@ _STATES: Mapping[str, Row] = {
         "loss of training never shows them (hazard C7)",
     ),
     "lr_scheduler_not_restored.of_the_beginning": detail(
-        hint="the learning rate is that of the beginning: the scheduler was not restored{scope}"
+        hint="the learning rate is that of the beginning: the scheduler, or the rate that the optimizer keeps, was not "
+        "restored{scope}"
     ),
     "lr_scheduler_not_restored.of_none": detail(
         hint="no step had this learning rate: the scheduler was not restored, or counts otherwise after a restart{scope}"

@@ -18,7 +18,7 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, first_difference
 from chaosrun.verify.kept import comparable, kept_difference
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
-from chaosrun.verify.steps import reference_parameters
+from chaosrun.verify.steps import parameters_as_begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ def _at_restore(drill: Drill, attempt: Attempt) -> Divergence | None:
 
 def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     """What a script that resumes by itself began with that is not all of one step of the reference."""
-    found = standing(attempt)
+    found = standing(drill, attempt)
     if found is None or not found.wrong:
         return None
     if found.wrong == ("rng",) and (drill.exact_weights or not drill.streams_count):
@@ -183,7 +183,7 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
     drawn = len({record.rng for record in around if record}) > 1 or moment.step == drill.reference_lineage.final_step
     if attempt.by == "chaosrun" or not drawn:
         return None
-    began = standing(attempt)
+    began = standing(drill, attempt)
     if began and began.wrong == ("rng",):
         return _found(moment, "rng", began.ranks["rng"], cause_of(drill, attempt, began, "rng"), **_stood(began))
     earlier = (each for each in _moments(drill, attempt) if each.step <= moment.step)
@@ -230,7 +230,7 @@ def _weights(moment: Moment) -> Divergence | None:
         return None
     step = moment.step - 1
     starts = {rank: start for rank, start in attempt.starts.items() if start.position.step == step}
-    held = {rank: reference_parameters(drill, rank, step) for rank in starts}
+    held = {rank: parameters_as_begun(drill, rank, step) for rank in starts}
     found = [rank for rank, start in starts.items() if held[rank] not in (None, start.param)]
     if not found:
         return None

@@ -41,7 +41,7 @@ def _before_accelerate_1_15(drill: Drill, found: Divergence) -> bool:
 
 def _place_in_the_data(drill: Drill, found: Divergence) -> bool:
     """It came back: the library was asked to resume."""
-    began = next((standing(each) for each in drill.chaos.attempts if each.number == found.attempt), None)
+    began = next((standing(drill, each) for each in drill.chaos.attempts if each.number == found.attempt), None)
     return began is None or "data" not in began.wrong
 
 

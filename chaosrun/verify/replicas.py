@@ -87,16 +87,34 @@ def drift(leg: LegHistory) -> Drift | None:
     """None where all ranks agree as far as they have recorded anything, and where there is nothing to agree on."""
     if not has_replicas(leg):
         return None
+    joins = False
     for attempt in leg.attempts:
         groups = _groups(attempt)
         for records in _perhaps_apart(attempt):
             for group in groups:
                 values = {rank: record.param for rank, record in records.items() if rank in group}
                 if len(set(values.values())) > 1:
+                    joined = _joined(attempt, records, values)
+                    if joins := joined or (joins and joined is None):
+                        continue
                     return _drift(leg, attempt, records, values)
             if len(groups) > 1 and (found := _apart_in(attempt, records)):
                 return _drift(leg, attempt, records, found[1], found[0])
     return None
+
+
+def _joined(attempt: Attempt, records: Mapping[int, StartRecord | StepRecord], ranks: Iterable[int]) -> bool | None:
+    """Whether the script itself hands out the weights after the optimizers' step, each of which steps a share of them: the
+    next step, or the end, finds them alike. None where there is neither."""
+    traces = [(attempt.traces[rank], records[rank]) for rank in ranks]
+    following = [trace.steps.get(record.step + 1) for trace, record in traces if isinstance(record, StepRecord)]
+    if following and all(following):
+        words = {each.began for each in following if each}
+        return len(words) == 1 and "" not in words
+    ends = [trace.end.digests.get("model") for trace, _ in traces if trace.end]
+    if following and len(ends) == len(traces):
+        return bool(ends[0]) and all(each == ends[0] for each in ends)
+    return False if len(following) < len(traces) else None
 
 
 def _held(start: StartRecord) -> tuple[str, ...]:

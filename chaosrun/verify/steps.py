@@ -150,11 +150,18 @@ def _wrong_restore(drill: Drill) -> Check | None:
     """The parameters right after a restore against the reference's after that step."""
     for attempt in drill.chaos.attempts:
         for rank, start in attempt.starts.items():
-            expected = reference_parameters(drill, rank, start.position.step)
+            expected = parameters_as_begun(drill, rank, start.position.step)
             if expected is not None and expected != start.param:
                 where: Params = {"attempt": attempt.number, "step": start.position.step, "rank": rank}
                 return failed("weights_differ_at_start", **where, expected=expected, seen=start.param)
     return None
+
+
+def parameters_as_begun(drill: Drill, rank: int, step: int) -> str | None:
+    """Fingerprint of the reference's parameters as the step after this one began: those after it, or what the script made of
+    them then (it clips them, draws some anew, copies them from others). None where it recorded none."""
+    following = drill.reference_lineage.at(rank, step + 1)
+    return (following.began if following else "") or reference_parameters(drill, rank, step)
 
 
 def reference_parameters(drill: Drill, rank: int, step: int) -> str | None:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.ray
 
 SCRIPT = Path(__file__).parent / "own_resume.py"
 KEEPER = SCRIPT.with_name("own_state.py")
+UNUSUAL = SCRIPT.with_name("own_ways.py")
 STEPS, SAVED, KILLED = 15, 6, 8
 """Three epochs of five steps, a checkpoint every three; killed in the middle of the second epoch."""
 
@@ -114,6 +115,12 @@ KEPT: dict[str, Expected] = {
 NIGHTLY = {*EXPECTED, *KEPT} - {"optimizer", "again", "average"}
 
 
+WAYS = {"anew": 10, "unfreezes": 10, "freezes": 10, "warms-up": 6, "draws-anew": 10, "copies": 6, "shares": 6, "on-notice": 10}
+"""Ways to train and save that are right, and the step that a restart goes on from."""
+WAYS_BY_DAY = ("anew", "shares", "on-notice")
+UNUSUAL_AND_WRONG = {"assigns": "tensors that no model has any more", "clips-late": "they were saved before that"}
+
+
 class Drills:
     """Of the script, compared with one undisturbed run as far as that is the same."""
 
@@ -126,6 +133,10 @@ class Drills:
         result = self._submit(script, args="--stream" if stream else "", second=SECOND if script == SCRIPT else SECOND_OF_TWO)
         self._references.setdefault((script, stream), str(result.run.path))
         return result
+
+    def unusual(self, way: str) -> Verdict:
+        at = {"on-notice": "9, kind: preempt", "unfreezes": "13", "freezes": "13", "anew": "13", "draws-anew": "13"}
+        return self._submit(UNUSUAL, args=way, killed=at.get(way, KILLED)).verdict
 
     def unprimed(self) -> Verdict:
         return self._submit(more="prime_buckets: false").verdict
@@ -147,7 +158,7 @@ class Drills:
         *,
         args: str = "",
         restart: str = "",
-        killed: int = KILLED,
+        killed: int | str = KILLED,
         second: str = "",
         more: str = "",
         reference: str = "auto",
@@ -188,6 +199,26 @@ def test_what_is_wrong_with_its_resume_is_caught(drills: Drills, score: Score, n
         seen = (verdict.status, verdict.code, verdict.blame.whose)
         said = expected.says in verdict.cause
         outcome.missed = None if said and seen == ("FAIL", expected.code, expected.whose) else f"{seen}: {verdict.cause}"
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.nightly] * (way not in WAYS_BY_DAY)) for way in WAYS])
+def test_an_unusual_right_one_passes(drills: Drills, way: str) -> None:
+    verdict = drills.unusual(way)
+    assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
+    assert verdict.attempts[1].resumed_step == WAYS[way], verdict.attempts
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", UNUSUAL_AND_WRONG)
+def test_an_unusual_wrong_one_is_caught(drills: Drills, way: str) -> None:
+    verdict, told = drills.unusual(way), UNUSUAL_AND_WRONG[way]
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "weights_not_restored", "yours"), verdict.cause
+    assert told in (verdict.hint or ""), verdict.hint
+
+
+def test_one_that_steps_without_an_optimizer_is_told_so(drills: Drills) -> None:
+    verdict = drills.unusual("by-hand")
+    assert verdict.code == "script_failed" and "changes its weights by itself" in (verdict.hint or ""), verdict.cause
 
 
 def test_one_that_saves_nothing_is_refused(drills: Drills) -> None:

@@ -1,0 +1,121 @@
+"""A training script with a right resume of its own that goes about it in an unusual way, the first argument; two of them are
+wrong. Three epochs of five steps, under DDP and gloo; saved every three steps, or at the ends of epochs."""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+way = sys.argv[1]
+PER_EPOCH = 5
+every = {way: 3, **dict.fromkeys(("anew", "unfreezes", "freezes", "draws-anew"), PER_EPOCH)}[way]
+if way in ("on-notice", "by-hand"):
+    every = 1000
+path = Path(os.environ["CHAOSRUN_OUTPUT"]) / "last.pt"
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+parameters = list(model.parameters())
+head, told = list(model[2].parameters()), list[int]()
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+
+
+def build(step: int) -> torch.optim.Optimizer:
+    if way == "unfreezes":
+        optimizer = torch.optim.AdamW(head, lr=1e-2)
+        if step >= 7:
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+        return optimizer
+    if way == "freezes":
+        trained = head if step >= 7 else parameters
+        groups = [[p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]]
+        return torch.optim.AdamW([{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1]}], lr=1e-2)
+    if way == "shares":
+        return torch.optim.AdamW(parameters[rank::ranks], lr=1e-2)
+    if way == "copies":
+        return torch.optim.AdamW([p.detach().clone().requires_grad_() for p in parameters], lr=1e-2)
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def masters() -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]] if way == "copies" else []
+
+
+def save() -> None:
+    own: list[Any] = [None] * ranks
+    dist.all_gather_object(own, {"optimizer": optimizer.state_dict(), "masters": masters()})
+    if rank == 0:
+        torch.save({"model": model.state_dict(), "own": own, "step": step}, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+    dist.barrier()
+
+
+step = 0
+optimizer: Any = None if way == "by-hand" else build(step)
+if path.exists():
+    state = torch.load(path, weights_only=False)
+    model.load_state_dict(state["model"], assign=way == "assigns")
+    step = state["step"]
+    if way != "anew":
+        optimizer = build(step) if way != "assigns" else optimizer
+        optimizer.load_state_dict(state["own"][rank]["optimizer"])
+    for master, kept in zip(masters(), state["own"][rank]["masters"], strict=True):
+        master.data.copy_(kept)
+wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+if way == "warms-up":
+    wrapped(torch.zeros(4, 8)).sum().backward()
+    optimizer.zero_grad()
+
+
+def update(loss: torch.Tensor) -> None:
+    loss.backward()
+    for master, parameter in zip(masters(), parameters, strict=False):
+        master.grad = parameter.grad
+    if way == "by-hand":
+        for parameter in parameters:
+            parameter.data -= 0.1 * (0.0 if parameter.grad is None else parameter.grad)
+    else:
+        optimizer.step()
+    model.zero_grad()
+    for number, parameter in enumerate(parameters):
+        if way == "shares":
+            dist.broadcast(parameter.data, number % ranks)
+    for master, parameter in zip(masters(), parameters, strict=False):
+        parameter.data.copy_(master.detach().bfloat16())
+
+
+while step < 3 * PER_EPOCH:
+    epoch, number = divmod(step, PER_EPOCH)
+    if way == "anew" and number == 0:
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2 / (1 + epoch))
+    if way == "draws-anew" and number == 0:
+        nn.init.normal_(head[0], generator=torch.Generator().manual_seed(epoch))
+    inputs = torch.randn(8, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
+    update(wrapped(inputs).square().mean())
+    step += 1
+    if way in ("unfreezes", "freezes") and step == 7:
+        kept = optimizer.state_dict()["state"] if way == "unfreezes" else {}
+        optimizer = build(step)
+        for index, values in kept.items():
+            optimizer.state[head[index]] = values
+    if step % every == 0:
+        save()
+    if way == "clips-late":
+        for parameter in parameters:
+            parameter.data.clamp_(-0.2, 0.2)
+    leaves = torch.tensor(len(told))
+    dist.all_reduce(leaves)
+    if leaves:
+        save()
+        break
+with contextlib.suppress(RuntimeError):
+    dist.destroy_process_group()
