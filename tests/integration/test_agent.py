@@ -42,9 +42,10 @@ def cluster(local_ray: None) -> Iterator[RayCluster]:
 
 
 @pytest.fixture
-def placed(cluster: RayCluster) -> Iterator[RayCluster]:
+def placed(cluster: RayCluster, request: pytest.FixtureRequest) -> Iterator[RayCluster]:
+    """Parametrized, with these modules imported once and not by every rank."""
     cluster.acquire(300)
-    cluster.start_servers({"CHAOSRUN_TEST": "yes"}, preload=(), target=TARGET)
+    cluster.start_servers({"CHAOSRUN_TEST": "yes"}, preload=getattr(request, "param", ()), target=TARGET)
     drain(cluster)
     yield cluster
     cluster.release()
@@ -68,6 +69,9 @@ def until(cluster: RayCluster, name: str, *, timeout_s: float = 120.0) -> list[d
 def only_agent(cluster: RayCluster) -> AgentClient:
     (agent,) = cluster.agents.values()
     return agent
+
+
+with_torch = pytest.mark.parametrize("placed", [("torch", "torch.utils.data")], indirect=True, ids=["with torch"])
 
 
 def identities(pids: list[int]) -> list[ProcessIdentity]:
@@ -98,6 +102,7 @@ def test_the_ranks_see_the_given_environment_and_nothing_of_rays(placed: RayClus
     assert notes_of(tmp_path, 0)["niceness"] == os.nice(0)
 
 
+@with_torch
 def test_stop_returns_when_all_are_gone_and_again_at_once(placed: RayCluster, tmp_path: Path) -> None:
     started = placed.start_attempt(1, make_orders(tmp_path, "loader"))
     workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
@@ -207,6 +212,7 @@ def test_the_death_of_the_fork_server_ends_the_attempt_and_the_next_start_brings
     assert until(placed, "stopped")[-1]["killed"] == []
 
 
+@with_torch
 def test_the_death_of_the_agent_is_told_and_leaves_no_process(placed: RayCluster, tmp_path: Path) -> None:
     started = placed.start_attempt(1, make_orders(tmp_path, "loader"))
     workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from chaosrun.cluster.agent import IMPORT_ENVIRONMENT
 from chaosrun.processes import ProcessIdentity, children, identify, is_alive, kill_marked, marked
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -88,7 +89,16 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
+    yield from ready(Server())
+
+
+@pytest.fixture
+def with_torch() -> Iterator[Server]:
+    """Where every rank needs torch, which is then imported once and not by each of them."""
+    yield from ready(Server(("torch", "torch.utils.data", "torch.distributed"), **IMPORT_ENVIRONMENT))
+
+
+def ready(server: Server) -> Iterator[Server]:
     try:
         assert server.next()["event"] == "ready"
         yield server
@@ -180,13 +190,13 @@ def test_sigkill_of_a_rank_stops_the_attempt(server: Server, tmp_path: Path) -> 
         assert alive(victims) == []
 
 
-def test_loader_workers_die_with_the_attempt_before_it_is_called_stopped(server: Server, tmp_path: Path) -> None:
-    started = server.start(make_orders(tmp_path, "loader"))
+def test_loader_workers_die_with_the_attempt_before_it_is_called_stopped(with_torch: Server, tmp_path: Path) -> None:
+    started = with_torch.start(make_orders(tmp_path, "loader"))
     workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
     everybody = identities([*started["pids"].values(), *workers])
     assert len(everybody) == 9
     os.kill(started["pids"][0], signal.SIGKILL)
-    server.until("stopped")
+    with_torch.until("stopped")
     assert alive(everybody) == []
 
 
@@ -212,12 +222,12 @@ def test_processes_that_left_the_group_of_their_rank_are_found(server: Server, t
     assert alive(strays) == []
 
 
-def test_rank_0_gets_the_listening_socket_and_the_port_is_free_when_it_is_gone(server: Server, tmp_path: Path) -> None:
-    started = server.start(make_orders(tmp_path, "rendezvous"), listen=True)
+def test_rank_0_gets_the_listening_socket_and_the_port_is_free_when_it_is_gone(with_torch: Server, tmp_path: Path) -> None:
+    started = with_torch.start(make_orders(tmp_path, "rendezvous"), listen=True)
     port = started["port"]
     assert [notes_of(tmp_path, rank)["port"] for rank in range(3)] == [port] * 3
     os.kill(started["pids"][0], signal.SIGKILL)
-    server.until("stopped")
+    with_torch.until("stopped")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
@@ -249,15 +259,17 @@ def test_what_killed_ranks_leave_in_shared_memory_is_removed_and_nothing_else(se
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["end of the socket", "SIGKILL"])
-def test_the_end_of_the_server_leaves_neither_ranks_nor_loader_workers(server: Server, tmp_path: Path, killed: bool) -> None:
-    started = server.start(make_orders(tmp_path, "loader"))
+def test_the_end_of_the_server_leaves_neither_ranks_nor_loader_workers(
+    with_torch: Server, tmp_path: Path, killed: bool
+) -> None:
+    started = with_torch.start(make_orders(tmp_path, "loader"))
     workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
     everybody = identities([*started["pids"].values(), *workers])
     if killed:
-        server.process.kill()
+        with_torch.process.kill()
     else:
-        server.channel.close()
-    assert server.process.wait(timeout=60) == (-signal.SIGKILL if killed else 0)
+        with_torch.channel.close()
+    assert with_torch.process.wait(timeout=60) == (-signal.SIGKILL if killed else 0)
     eventually(lambda: not alive(everybody))
 
 
