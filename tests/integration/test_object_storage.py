@@ -161,10 +161,13 @@ def refused(tmp_path: Path, storage: str, env: dict[str, str]) -> ChaosrunError:
     return error.value
 
 
-def test_what_is_wrong_with_a_store_is_told_before_anything_starts(server: ObjectServer, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_store_is_told_before_anything_starts(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = refused(tmp_path, "s3://nowhere/prefix", server.env)
     assert "s3://nowhere/prefix" in error.message and "bucket does not exist" in error.message
     assert error.hint == "make the bucket, or name another one with checkpoint.storage"
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # the library asks five times by itself, and sleeps between
     closed = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}
     error = refused(tmp_path, "s3://bucket/prefix", closed)
     assert "Could not connect to the endpoint" in error.message and "AWS_ENDPOINT_URL" in str(error.hint)
