@@ -198,6 +198,8 @@ def let_go_of_replaced() -> None:
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """What an optimizer keeps, by the parameter's number and the keys below: a tensor, or a plain value."""
+    if any(kind.__qualname__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        return  # the one inside, of this rank's share, steps; what loading leaves here nobody reads
     for index, parameter in enumerate(parameters_of(optimizer)):
         if kept := optimizer.state.get(parameter):
             yield from _values_of(kept, (index,))

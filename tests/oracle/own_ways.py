@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 way = sys.argv[1]
@@ -41,6 +42,8 @@ def build(step: int) -> torch.optim.Optimizer:
         return torch.optim.AdamW([{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1]}], lr=1e-2)
     if way == "shares":
         return torch.optim.AdamW(parameters[rank::ranks], lr=1e-2)
+    if way == "zero":
+        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-2)
     if way == "copies":
         return torch.optim.AdamW([p.detach().clone().requires_grad_() for p in parameters], lr=1e-2)
     return torch.optim.AdamW(parameters, lr=1e-2)
@@ -52,7 +55,10 @@ def masters() -> list[torch.Tensor]:
 
 def save() -> None:
     own: list[Any] = [None] * ranks
-    dist.all_gather_object(own, {"optimizer": optimizer.state_dict(), "masters": masters()})
+    if way == "zero":
+        optimizer.consolidate_state_dict(0)
+    kept = {} if way == "zero" and rank else optimizer.state_dict()
+    dist.all_gather_object(own, {"optimizer": kept, "masters": masters()})
     if rank == 0:
         torch.save({"model": model.state_dict(), "own": own, "step": step}, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
@@ -67,7 +73,7 @@ if path.exists():
     step = state["step"]
     if way != "anew":
         optimizer = build(step) if way != "assigns" else optimizer
-        optimizer.load_state_dict(state["own"][rank]["optimizer"])
+        optimizer.load_state_dict(state["own"][0 if way == "zero" else rank]["optimizer"])
     for master, kept in zip(masters(), state["own"][rank]["masters"], strict=True):
         master.data.copy_(kept)
 wrapped = DistributedDataParallel(model, find_unused_parameters=True)

@@ -115,9 +115,19 @@ KEPT: dict[str, Expected] = {
 NIGHTLY = {*EXPECTED, *KEPT} - {"optimizer", "again", "average"}
 
 
-WAYS = {"anew": 10, "unfreezes": 10, "freezes": 10, "warms-up": 6, "draws-anew": 10, "copies": 6, "shares": 6, "on-notice": 10}
+WAYS = {
+    "anew": 10,
+    "unfreezes": 10,
+    "freezes": 10,
+    "warms-up": 6,
+    "draws-anew": 10,
+    "copies": 6,
+    "shares": 6,
+    "zero": 6,
+    "on-notice": 10,
+}
 """Ways to train and save that are right, and the step that a restart goes on from."""
-WAYS_BY_DAY = ("anew", "shares", "on-notice")
+WAYS_BY_DAY = ("anew", "shares", "zero", "on-notice")
 UNUSUAL_AND_WRONG = {"assigns": "tensors that no model has any more", "clips-late": "they were saved before that"}
 
 
