@@ -86,8 +86,8 @@ class Drill:
     """Steps of the lineages that both hold, over all ranks."""
     apart: Mapping[int, AbstractSet[int]]
     """By rank, steps of which some attempt of the chaos leg has a record that is not the reference's in everything."""
-    opened_to_confirm: tuple[OpenedFile, ...] = ()
-    """Files of other legs that the confirming leg read, where there is one."""
+    confirming: LegHistory | None = None
+    """A second undisturbed leg, where there is one."""
     ended_early: int | None = None
     """The step at which the chaos leg ended before its training did: both legs are looked at up to there."""
     whole: int = 0
@@ -102,7 +102,7 @@ class Drill:
         chaos: LegHistory,
         spec: JobSpec,
         plan: FaultPlan,
-        opened_to_confirm: tuple[OpenedFile, ...] = (),
+        confirming: LegHistory | None = None,
         *,
         recorded: Lineage | None = None,
         looked_at: Sequence[Attempt] | None = None,
@@ -117,7 +117,7 @@ class Drill:
             chaos_lineage=seen,
             spec=spec,
             plan=plan,
-            opened_to_confirm=opened_to_confirm,
+            confirming=confirming,
             in_both=sum(expected.common(span) for rank in range(spec.workers) for span in seen.of(rank).spans),
             apart=_apart(expected, chaos.attempts if looked_at is None else looked_at),
             began=began,
@@ -193,7 +193,8 @@ class Drill:
         return first if attempt and attempt.went_on and record.step == attempt.start_of(record.rank) + 1 else later
 
     def opened(self) -> tuple[tuple[str, tuple[OpenedFile, ...]], ...]:
-        return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", self.opened_to_confirm))
+        second = self.confirming.opened if self.confirming else ()
+        return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", second))
 
 
 def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[int, set[int]]:

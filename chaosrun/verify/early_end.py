@@ -24,7 +24,7 @@ def up_to(drill: Drill, step: int) -> Drill:
     """The drill as far as both legs went together: each ends with the checkpoint of that step."""
     legs = [_up_to(leg, step) for leg in (drill.reference, drill.chaos)]
     whole = drill.reference_lineage.final_step
-    cut = Drill.of(legs[0], legs[1], drill.spec, drill.plan, drill.opened_to_confirm)
+    cut = Drill.of(legs[0], legs[1], drill.spec, drill.plan, drill.confirming)
     return replace(cut, ended_early=step, whole=whole)
 
 

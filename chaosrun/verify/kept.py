@@ -1,6 +1,7 @@
 """What a script's own checkpoints hold after a restart, against the reference's of the same steps. Pure.
 
-Only what the first attempt saved as the reference did is compared: clocks and paths tell nothing.
+Only what an undisturbed run saves as the reference did is compared, and clocks and paths tell nothing: what the first attempt
+saved, and of files that are saved once, at the end, what a second undisturbed leg did.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,12 +33,26 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
     """Of which files, by their paths without digits, which entries can be compared."""
     alike: set[tuple[str, str]] = set()
     apart: set[tuple[str, str]] = set()
-    for rank in drill.ranks if drill.chaos.attempts and drill.exact_weights else ():
-        for expected, seen in _pairs(drill, drill.chaos.attempts[0], rank):
+    if not drill.chaos.attempts or not drill.exact_weights:
+        return frozenset()
+    undisturbed = [drill.chaos.attempts[0], *(drill.confirming.attempts if drill.confirming else ())]
+    for rank in drill.ranks:
+        for expected, seen in (pair for attempt in undisturbed for pair in _pairs(drill, attempt, rank)):
             differing = set(differing_keys(expected.held, seen.held))
             apart |= {(_kind(seen), name) for name in differing}
             alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}
+    if drill.confirming is None and drill.spec.verify.confirm:
+        alike |= _saved_at_the_end(drill)
     return frozenset(alike - apart)
+
+
+def _saved_at_the_end(drill: Drill) -> set[tuple[str, str]]:
+    """What the reference saved into files that it wrote after its last step alone. Where it differs, a second undisturbed leg
+    is run, and tells whether the restart has done that."""
+    last = drill.reference_lineage.final_step
+    saves = [saved for trace in drill.reference.traces for saved in trace.saves]
+    earlier = {_kind(saved) for saved in saves if saved.step < last}
+    return {(kind, name) for saved in saves if (kind := _kind(saved)) not in earlier for name in saved.held}
 
 
 def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:

@@ -13,7 +13,6 @@ from chaosrun.records.codec import DamagedRecordError
 from chaosrun.records.events import Outcome
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RUN, RunLayout
-from chaosrun.records.opened import opened_files
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
@@ -146,7 +145,8 @@ def _judged(run: RunLayout) -> Verdict:
     if info.kind == "run":
         return _judged_run(read_leg(recorded_leg(run, info, RUN)), spec, plan)
     legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
-    confirming = opened_files(recorded_leg(run, info, "confirm"), [])
+    second = recorded_leg(run, info, "confirm")
+    confirming = read_leg(second) if second.attempts() else None
 
     def judged(reference: LegHistory, chaos: LegHistory) -> Verdict:
         drill = Drill.of(reference, chaos, spec, plan, confirming)

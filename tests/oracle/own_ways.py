@@ -1,10 +1,11 @@
-"""A training script with a right resume of its own that goes about it in an unusual way, the first argument; two of them are
+"""A training script with a right resume of its own that goes about it in an unusual way, the first argument; three of them are
 wrong. Three epochs of five steps, under DDP and gloo; saved every three steps, or at the ends of epochs."""
 
 import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def save() -> None:
     if way == "zero":
         optimizer.consolidate_state_dict(0)
     kept = {} if way == "zero" and rank else optimizer.state_dict()
-    dist.all_gather_object(own, {"optimizer": kept, "masters": masters()})
+    held = average if way == "exports-saved" else []
+    dist.all_gather_object(own, {"optimizer": kept, "masters": masters(), "average": held})
     if rank == 0:
         torch.save({"model": model.state_dict(), "own": own, "step": step}, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
@@ -66,6 +68,7 @@ def save() -> None:
 
 
 step = 0
+average = [p.detach().clone() for p in parameters]
 optimizer: Any = None if way == "by-hand" else build(step)
 if path.exists():
     state = torch.load(path, weights_only=False)
@@ -74,6 +77,7 @@ if path.exists():
     if way != "anew":
         optimizer = build(step) if way != "assigns" else optimizer
         optimizer.load_state_dict(state["own"][0 if way == "zero" else rank]["optimizer"])
+    average = state["own"][rank]["average"] or average
     for master, kept in zip(masters(), state["own"][rank]["masters"], strict=True):
         master.data.copy_(kept)
 wrapped = DistributedDataParallel(model, find_unused_parameters=True)
@@ -108,6 +112,7 @@ while step < 3 * PER_EPOCH:
     inputs = torch.randn(8, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
     update(wrapped(inputs).square().mean())
     step += 1
+    average = [held.lerp(p.detach(), 0.1) for held, p in zip(average, parameters, strict=True)]
     if way in ("unfreezes", "freezes") and step == 7:
         kept = optimizer.state_dict()["state"] if way == "unfreezes" else {}
         optimizer = build(step)
@@ -123,5 +128,7 @@ while step < 3 * PER_EPOCH:
     if leaves:
         save()
         break
+if way.startswith("exports") and rank == 0:
+    torch.save({"average": average, "written": time.time()}, path.with_name("final.pt"))
 with contextlib.suppress(RuntimeError):
     dist.destroy_process_group()

@@ -32,7 +32,7 @@ seed: 1
 {more}
 resume: {{by: script, args: [{restart}]}}
 faults: {{schedule: [{{rank: 1, at_step: {killed}}}{second}]}}
-verify: {{confirm: false}}
+verify: {{confirm: {confirm}}}
 timeout: 300s
 """
 SECOND = ", {rank: 2, at_step: 14}"
@@ -75,7 +75,7 @@ EXPECTED: dict[str, Expected] = {
     "again": Expected(code="began_again", says="passed over that of step 6"),
     "raises": Expected(code="never_came_back", says="FileNotFoundError"),
     "ends": Expected(
-        code="ended_at_another_step", says="ended at step 10 on rank 0, the reference at step 15", args="--epochs, '2'"
+        code="ended_at_another_step", says="ended at step 10 on rank 0, expected was step 15", args="--epochs, '2'"
     ),
     "late": Expected(code="weights_of_another_step", says="weights of step 7, the optimizer of step 6", always=True),
 }
@@ -148,6 +148,9 @@ class Drills:
         at = {"on-notice": "9, kind: preempt", "unfreezes": "13", "freezes": "13", "anew": "13", "draws-anew": "13"}
         return self._submit(UNUSUAL, args=way, killed=at.get(way, KILLED)).verdict
 
+    def exporting(self, way: str) -> Verdict:
+        return self._submit(UNUSUAL, args=way, confirm="1").verdict
+
     def unprimed(self) -> Verdict:
         return self._submit(more="prime_buckets: false").verdict
 
@@ -172,9 +175,10 @@ class Drills:
         second: str = "",
         more: str = "",
         reference: str = "auto",
+        confirm: str = "false",
     ) -> api.RunResult:
         job = self._folder / "job.yaml"
-        told = {"args": args, "restart": restart, "killed": killed, "second": second, "more": more}
+        told = {"args": args, "restart": restart, "killed": killed, "second": second, "more": more, "confirm": confirm}
         job.write_text(JOB.format(script=script, workers=3 if script == SCRIPT else 2, **told))
         return self._warm(job, root=self._folder, reference=reference)
 
@@ -224,6 +228,15 @@ def test_an_unusual_wrong_one_is_caught(drills: Drills, way: str) -> None:
     verdict, told = drills.unusual(way), UNUSUAL_AND_WRONG[way]
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "weights_not_restored", "yours"), verdict.cause
     assert told in (verdict.hint or ""), verdict.hint
+
+
+def test_what_is_saved_once_at_the_end_is_compared_where_it_repeats_itself(drills: Drills) -> None:
+    """A second undisturbed leg shows which of it the restart has changed: an average that no checkpoint holds, not a clock."""
+    verdict = drills.exporting("exports")
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "kept_state_not_restored", "yours"), verdict.cause
+    assert "average" in verdict.cause and "final.pt is saved after step 15" in (verdict.hint or "")
+    verdict = drills.exporting("exports-saved")
+    assert (verdict.status, verdict.code, verdict.confirmed) == ("PASS", "exact", 1), verdict.cause
 
 
 def test_one_that_steps_without_an_optimizer_is_told_so(drills: Drills) -> None:
