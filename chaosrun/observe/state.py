@@ -10,6 +10,7 @@ from chaosrun.errors import MisuseError
 from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_state import script_roots, script_state
+from chaosrun.records.traces import UNNAMED
 
 
 class ObservedState:
@@ -31,7 +32,7 @@ class ObservedState:
         stepped = [p for optimizer in self.optimizers() for group in optimizer.param_groups for p in group["params"]]
         rest = [p for _, p in self._named("named_parameters")]
         unique = {id(parameter): parameter for parameter in [*stepped, *rest]}
-        return [(names.get(key, f"unnamed-{number}"), parameter) for number, (key, parameter) in enumerate(unique.items())]
+        return [(names.get(key, f"{UNNAMED}{number}"), parameter) for number, (key, parameter) in enumerate(unique.items())]
 
     def parameter_names(self) -> list[str]:
         return [name for name, _ in self.parameters()]

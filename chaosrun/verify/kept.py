@@ -41,7 +41,8 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
             differing = set(differing_keys(expected.held, seen.held))
             apart |= {(_kind(seen), name) for name in differing}
             alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}
-    if drill.confirming is None and drill.spec.verify.confirm:
+    has_confirmed = drill.confirming is not None and drill.confirming.outcome == "completed"
+    if drill.spec.verify.confirm and not has_confirmed:
         alike |= _saved_at_the_end(drill)
     return frozenset(alike - apart)
 

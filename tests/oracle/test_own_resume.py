@@ -148,8 +148,8 @@ class Drills:
         at = {"on-notice": "9, kind: preempt", "unfreezes": "13", "freezes": "13", "anew": "13", "draws-anew": "13"}
         return self._submit(UNUSUAL, args=way, killed=at.get(way, KILLED)).verdict
 
-    def exporting(self, way: str) -> Verdict:
-        return self._submit(UNUSUAL, args=way, confirm="1").verdict
+    def exporting(self, way: str) -> api.RunResult:
+        return self._submit(UNUSUAL, args=way, confirm="1")
 
     def unprimed(self) -> Verdict:
         return self._submit(more="prime_buckets: false").verdict
@@ -232,10 +232,16 @@ def test_an_unusual_wrong_one_is_caught(drills: Drills, way: str) -> None:
 
 def test_what_is_saved_once_at_the_end_is_compared_where_it_repeats_itself(drills: Drills) -> None:
     """A second undisturbed leg shows which of it the restart has changed: an average that no checkpoint holds, not a clock."""
-    verdict = drills.exporting("exports")
+    result = drills.exporting("exports")
+    verdict = result.verdict
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "kept_state_not_restored", "yours"), verdict.cause
     assert "average" in verdict.cause and "final.pt is saved after step 15" in (verdict.hint or "")
-    verdict = drills.exporting("exports-saved")
+    second = result.run.leg("confirm")
+    journal = second.journal
+    second.attempt(1).trace(0).unlink()
+    journal.write_text("".join(line for line in journal.open() if '"leg.finished"' not in line))
+    assert api.verify(result.run).status == "FAIL", "a second leg that did not come to its end takes nothing back"
+    verdict = drills.exporting("exports-saved").verdict
     assert (verdict.status, verdict.code, verdict.confirmed) == ("PASS", "exact", 1), verdict.cause
 
 
