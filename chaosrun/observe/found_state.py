@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from chaosrun.observe import hooks
-from chaosrun.observe.fingerprint import digests, fingerprint, part_of
+from chaosrun.observe.fingerprint import digests, fingerprint, part_of, spots
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.traces import ALIVE, UNNAMED, StartRecord
 
@@ -187,6 +187,15 @@ def _alive() -> list[torch.nn.Module]:
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Those that it steps, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def stepped_digest() -> str:
+    """Of what the optimizers alive step and keep, at a glance (see `spots`): another one where something was loaded."""
+    seen = {
+        str(number): [parameters_of(each), {str(path): value for path, value in _state_of(each)}]
+        for number, each in enumerate(hooks.optimizers())
+    }
+    return xxhash.xxh3_64_hexdigest(repr(digests(spots(seen))).encode())
 
 
 def let_go_of_replaced() -> None:

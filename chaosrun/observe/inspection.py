@@ -53,7 +53,7 @@ class Inspector:
 
     def begin(self, position: Position, parameters: Named) -> None:
         """The attempt goes on from here."""
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._tensors.mkdir(parents=True, exist_ok=True)
         self._step = position.step + 1
         self._parameters = parameters

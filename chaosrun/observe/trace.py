@@ -102,6 +102,8 @@ class Arrival:
     """Where a script went on by itself."""
     in_part: bool = False
     """Its optimizers step but some of its parameters yet."""
+    again: bool = False
+    """It was seen to arrive before, too early: what was written of that is no more."""
 
 
 class Observer:
@@ -142,6 +144,8 @@ class Observer:
 
     def begin(self, position: Position, at_start: Beginning, arrival: Arrival) -> None:
         """Write the `start` line."""
+        if arrival.again:
+            self._trace.empty()
         if self._order.rank == 0:
             # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
             record_environment(self._leg.environment)

@@ -24,7 +24,7 @@ from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Place, Standing, find
 from chaosrun.observe.contents import content_digest, tensors_in
-from chaosrun.observe.found_state import FoundState, let_go_of_replaced, parameters_of
+from chaosrun.observe.found_state import FoundState, let_go_of_replaced, parameters_of, stepped_digest
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival, Beginning
@@ -53,6 +53,8 @@ class ScriptTraining:
         self.thread: threading.Thread | None = None
         """That trains."""
         self._started_s = time.time()
+        self._began_with: str | None = None
+        """`stepped_digest` when the attempt, a restart, began; None once it has made a step."""
         self.position = Position()
         self._batches = 0
         """Micro-batches of this pass over the loader."""
@@ -105,8 +107,7 @@ class ScriptTraining:
             self._go_on()
             if self._steps is None and not hooks.optimizers():
                 return  # a pass that makes or measures something, before there is a training
-            steps = self._steps or self._begin(module, content_digest([inputs, named]))
-            self._take(steps, inputs, named)
+            self._take(self._begun_by(module, [inputs, named]), inputs, named)
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy or (self._steps is None and not hooks.optimizers()):
@@ -114,7 +115,7 @@ class ScriptTraining:
         with self._undisturbed():
             self._go_on()
             seen = self._evaluated
-            steps = self._steps or self._begin(seen and seen[0], seen and content_digest([*seen[1:]]))
+            steps = self._begun_by(*((seen[0], [*seen[1:]]) if seen else (None, None)))
             if seen and not steps.observer.has_batch:
                 self._take(steps, *seen[1:])
             steps.open_window()
@@ -198,22 +199,38 @@ class ScriptTraining:
         finally:
             self._busy = False
 
+    def _begun_by(self, outermost: torch.nn.Module | None, inputs: list[Any] | None) -> Steps:
+        """The training: begun with this pass at the latest. Where the script loads its checkpoint after a pass that makes or
+        measures something, it is this one that the attempt begins with."""
+        if self._steps and not self._has_loaded():
+            return self._steps
+        steps = self._begin(outermost, None if inputs is None else content_digest(inputs))
+        self._began_with = stepped_digest() if self._order.attempt > 1 else None
+        return steps
+
+    def _has_loaded(self) -> bool:
+        """What the first step is to change, the script has changed since the attempt began."""
+        return self._began_with is not None and self._began_with != stepped_digest()
+
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
         """Find out where this attempt stands, and write the `start` line."""
         if not at_end:
             hooks.let_go()
             let_go_of_replaced()
-        self._state = state = FoundState(outermost, self._first_start())
+        state = FoundState(outermost, self._first_start())
         steps = Steps(state, self._context, state.device)
         began = steps.observer.beginning()
         place = None if at_end and not steps.observer.parameters else self._place(began, data, at_end=at_end)
         found = place.found if place else None
+        if self._steps and not (found and found.weights):
+            return self._steps  # no checkpoint holds such weights
         if self._order.attempt == 1 and (found is None or not found.weights or found.step == 0):
             # At its beginning, or a job that does not repeat itself: then no step tells anything.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
-        steps.start(self.position, began, Arrival(entered_s=self._started_s, found=found, in_part=state.in_part))
-        self._steps, self.thread = steps, threading.current_thread()
+        arrival = Arrival(entered_s=self._started_s, found=found, in_part=state.in_part, again=self._steps is not None)
+        steps.start(self.position, began, arrival)
+        self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
         return steps
 
     def _first_start(self) -> StartRecord | None:
@@ -250,7 +267,7 @@ class ScriptTraining:
             yield read_moments(self._context.leg.attempt(attempt).trace(order.rank)), True
 
     def _finish_step(self, stepped: list[int]) -> None:
-        self._backwards, self._recorded, self._stepped = 0, False, stepped
+        self._backwards, self._recorded, self._stepped, self._began_with = 0, False, stepped, None
         epoch = max(0, self._ledger.passes - 1)
         self.position = Position(epoch=epoch, batches=self._batches, step=self.position.step + 1)
 

@@ -17,6 +17,10 @@ class TraceWriter:
         self._at, self._running = 0, b""
         self._begin()
 
+    def empty(self) -> None:
+        """Of what another writer of this process has written."""
+        os.ftruncate(self._file, 0)
+
     def _begin(self) -> None:
         self._scribe, self._others, self._region = Scribe(), list[int](), bytearray()
 

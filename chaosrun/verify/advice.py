@@ -12,8 +12,8 @@ from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.replicas import is_sharded
-from chaosrun.wording import listed
+from chaosrun.verify.replicas import Replicas, is_sharded
+from chaosrun.wording import count, listed
 
 ENOUGH = 8000
 TELLING = 8
@@ -193,6 +193,23 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
             return
 
 
+def ranks_apart(drill: Drill) -> Iterator[str]:
+    """Weights that ranks do not share, as with experts or Local SGD, or by mistake."""
+    replicas = Replicas(drill.reference)
+    own, usual = replicas.own, replicas.longest_parting
+    if own:
+        yield (
+            f"{count(len(own), 'tensor')} (the first is {min(own)}) {'is' if len(own) == 1 else 'are'} each rank's own: unlike "
+            "from the beginning, and their gradients are not averaged (of replicas that would be a mistake: wrap the model in "
+            "DistributedDataParallel)"
+        )
+    if usual > 1:
+        yield (
+            f"the ranks' weights part for up to {usual} steps until the script joins them again (right for Local SGD; of "
+            "replicas under DistributedDataParallel it would be a mistake)"
+        )
+
+
 WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     overlapping_shares,
     repeated_order,
@@ -203,6 +220,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     primed_buckets,
     saves_not_struck,
     streams_not_restored,
+    ranks_apart,
 )
 
 

@@ -22,6 +22,7 @@ from chaosrun.verify.compare import (
     alike,
     compare,
     compared_fields,
+    completes,
     exact_weights,
     undecided,
 )
@@ -200,10 +201,13 @@ class Drill:
 def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[int, set[int]]:
     """What is not alike is compared field by field, and nothing else has to be. Blocks of equal digests are not opened."""
     found: dict[int, set[int]] = {}
-    for trace in (trace for attempt in attempts for trace in attempt.traces.values()):
-        apart = found.setdefault(trace.rank, set())
-        for span in trace.spans:
-            apart.update(seen.step for held, seen in expected.unlike(span) if not alike(held, seen))
+    for attempt in attempts:
+        for rank, trace in attempt.traces.items():
+            rest = attempt.start_of(rank) + 1 if attempt.by == "script" else None
+            for span in trace.spans:
+                pairs = (pair for pair in expected.unlike(span) if not alike(*pair))
+                apart = {seen.step for held, seen in pairs if not (seen.step == rest and completes(held, seen))}
+                found.setdefault(rank, set()).update(apart)
     return found
 
 

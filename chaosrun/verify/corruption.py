@@ -17,7 +17,7 @@ from chaosrun.verify.check import Check, Drill, failed, inconclusive
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import FIELDS, Field
 from chaosrun.verify.divergence import Divergence, first_divergence
-from chaosrun.verify.replicas import Drift, drift
+from chaosrun.verify.replicas import Drift, chaos_drift
 
 FINALS = (finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_registered)
 
@@ -161,7 +161,7 @@ def silent_corruption(drill: Drill) -> Check:
     evidence: Params = {"injected": [injection.to_json() for injection in injected]}
     if not injected:
         return inconclusive("corruption_absent", **evidence)
-    first, parted = _first_sighting(drill), drift(drill.chaos)
+    first, parted = _first_sighting(drill), chaos_drift(drill)
     if first is None:
         return inconclusive("corruption_unseen", what=injected[0].what, **evidence)
     source = _source(first, drill)
@@ -184,7 +184,7 @@ def _source(sighting: _Sighting, drill: Drill) -> Injection | None:
 
 def _first_sighting(drill: Drill) -> _Sighting | None:
     """The first difference, between the legs or between the ranks of the chaos leg; where no step differs, that of the end."""
-    legs, ranks = first_divergence(drill), drift(drill.chaos)
+    legs, ranks = first_divergence(drill), chaos_drift(drill)
     between_legs = None if legs is None else _of_legs(legs, drill)
     between_ranks = None if ranks is None else _of_ranks(ranks)
     if between_legs is None or between_ranks is None:

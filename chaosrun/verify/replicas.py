@@ -6,11 +6,16 @@ Of a sharded model, ranks are replicas in what they hold the same part of, by it
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
 
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import Block, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import first_difference, unlike_orders
+
+OWN_STEPS = 64
+"""In so many of a leg's first steps the gradients of what ranks train of their own show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +45,159 @@ class Drift:
         return f"rank {self.rank} has other weights than rank {self.other} {when}{first}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Ranks that should hold the same do not."""
+
+    records: Mapping[int, StartRecord | StepRecord]
+    values: Mapping[int, str]
+    """Of the ranks that should agree."""
+    index: int | None = None
+    """Of the tensor, where only its words are."""
+
+    @property
+    def at_start(self) -> bool:
+        return isinstance(self._record, StartRecord)
+
+    @property
+    def step(self) -> int:
+        return self._record.step if isinstance(self._record, StepRecord) else self._record.position.step
+
+    @property
+    def _record(self) -> StartRecord | StepRecord:
+        return next(iter(self.records.values()))
+
+
+class Replicas:
+    """Of one leg."""
+
+    def __init__(self, leg: LegHistory) -> None:
+        self._leg = leg
+        self.sharded = is_sharded(leg)
+
+    @property
+    def in_part(self) -> bool:
+        """Ranks have some tensors, or parts of them, of their own."""
+        return self.sharded or bool(self.own)
+
+    @cached_property
+    def exist(self) -> bool:
+        """Two ranks hold the same part of a tensor, or the whole of it."""
+        starts = (start for attempt in self._leg.attempts[:1] for start in attempt.starts.values())
+        held = [name for start in starts for name in set(self._held(start))]
+        return not self.in_part or len(set(held)) < len(held)
+
+    @cached_property
+    def own(self) -> Mapping[str, Mapping[int, int]]:
+        """Tensors of which ranks, or groups of ranks, train their own, as with experts: they are unlike when the leg begins,
+        and so are their gradients, which nobody averages. By name and rank, the first rank that began with the same."""
+        attempt = next(iter(self._leg.attempts), None)
+        if attempt is None:
+            return {}
+        began = _words_by_name(attempt, {rank: start.params for rank, start in attempt.starts.items()})
+        unlike = {name: by_rank for name, by_rank in began.items() if len({*by_rank.values()}) > 1}
+        own: dict[str, Mapping[int, int]] = {}
+        for records in islice(attempt.steps.values(), OWN_STEPS) if unlike else ():
+            gradients = _words_by_name(attempt, {rank: record.grads for rank, record in records.items()})
+            for name in [each for each in unlike if each not in own]:
+                if len({*gradients.get(name, {}).values()}) > 1:
+                    first = {word: rank for rank, word in sorted(unlike[name].items(), reverse=True)}
+                    own[name] = {rank: first[word] for rank, word in unlike[name].items()}
+            if len(own) == len(unlike):
+                break
+        return own
+
+    @cached_property
+    def longest_parting(self) -> int:
+        """For so many steps at most the script lets ranks part until it joins them again by itself: 1 where each steps a share
+        of the weights and hands it out, more with Local SGD, 0 where they never part."""
+        longest = 0
+        for attempt in self._leg.attempts if self.exist else ():
+            until = 0
+            for parting in self._partings(attempt):
+                joined = _joined_after(attempt, parting) if parting.step >= until else None
+                if joined is not None:
+                    longest, until = max(longest, joined - parting.step), joined
+        return longest
+
+    def drift(self, usual: int | None = None) -> Drift | None:
+        """None where all ranks agree as far as they have recorded anything, and where there is nothing to agree on. `usual`:
+        the `longest_parting` of the undisturbed leg; None: of this one."""
+        usual = self.longest_parting if usual is None else usual
+        for attempt in self._leg.attempts if self.exist else ():
+            until = 0
+            for parting in self._partings(attempt):
+                if parting.step < until:
+                    continue
+                last, ended = _end_of(attempt, parting)
+                until = _joined_after(attempt, parting) or last + (2 if ended else 1)
+                if until - parting.step > usual or (parting.at_start and (usual <= 1 or parting.step == 0)):
+                    return _drift(self._leg, attempt, parting)
+        return None
+
+    def comparisons(self, attempt: Attempt) -> int:
+        found = 0
+        for group in self._groups(attempt):
+            counted = Counter(block.steps for block in _blocks(attempt, group))
+            steps = {step for alike in counted for step in alike}
+            found += max(0, len(group) - 1) + sum(len(alike) * times for alike, times in counted.items()) - len(steps)
+        return found
+
+    def _held(self, start: StartRecord) -> tuple[str, ...]:
+        """Names of what it has; none where it does not say which parts of what is sharded."""
+        if start.sharded and not start.parts:
+            return ()
+        whose = {name: by_rank.get(start.rank) for name, by_rank in self.own.items()}
+        return tuple(f"{name}[of rank {whose[name]}]" if name in whose else name for name in start.tensors)
+
+    def _groups(self, attempt: Attempt) -> list[list[int]]:
+        """Ranks that hold the same parts of all tensors."""
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for rank, start in attempt.starts.items():
+            groups.setdefault(self._held(start), []).append(rank)
+        return list(groups.values())
+
+    def _partings(self, attempt: Attempt) -> Iterator[Parting]:
+        """In the order of time."""
+        groups = self._groups(attempt)
+        for records in _perhaps_apart(attempt):
+            for group in groups:
+                values = {rank: record.param for rank, record in records.items() if rank in group}
+                if len(set(values.values())) > 1:
+                    yield Parting(records=records, values=values)
+            if len(groups) > 1 and (found := self._apart_in(attempt, records)):
+                yield found
+
+    def _apart_in(self, attempt: Attempt, records: Mapping[int, StartRecord | StepRecord]) -> Parting | None:
+        """Of ranks that hold some tensors alike: the first that is not, where words of tensors were recorded."""
+        words: dict[str, dict[int, tuple[int, int]]] = {}
+        for rank, record in records.items():
+            start = attempt.starts.get(rank)
+            values = memoryview(record.params).cast("I") if record.params else ()
+            for index, (name, word) in enumerate(zip(self._held(start) if start else (), values, strict=False)):
+                words.setdefault(name, {})[rank] = (index, word)
+        for by_rank in words.values():
+            if len({word for _, word in by_rank.values()}) > 1:
+                index = next(iter(by_rank.values()))[0]
+                return Parting(
+                    records=records, values={rank: f"{word:08x}" for rank, (_, word) in by_rank.items()}, index=index
+                )
+        return None
+
+
 def rank_agreement(drill: Drill) -> Check:
-    """All ranks hold the same parameters when an attempt begins and after each step, in both legs."""
+    """All ranks hold the same parameters when an attempt begins and after each step, in both legs; where the script lets them
+    part undisturbed and joins them again (Local SGD), whenever it has joined them."""
     if drill.spec.workers == 1:
         return skipped("one worker has nobody to agree with")
-    if not has_replicas(drill.reference):
-        return skipped("the parameters are sharded: no two ranks hold the same part of any")
+    replicas = Replicas(drill.reference)
+    if not replicas.exist:
+        return skipped("no two ranks hold the same part of any parameter")
+    usual = replicas.longest_parting
     for leg in (drill.reference, drill.chaos):
         if message := unlike_orders(start for attempt in leg.attempts for start in attempt.starts.values()):
             return failed("parameter_order", message=message)
-        found = drift(leg)
+        found = Replicas(leg).drift(usual)
         if found is None:
             continue
         undisturbed = leg is drill.reference
@@ -57,118 +205,79 @@ def rank_agreement(drill: Drill) -> Check:
         about = asdict(found)
         del about["at_start"]
         return failed("replicas_drift", because=because, what=found.what, aside=aside, **about)
-    starts = comparisons = 0
-    for attempt in (attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts):
-        for group in _groups(attempt):
-            began, counted = len(group), Counter(block.steps for block in _blocks(attempt, group))
-            steps = {step for alike in counted for step in alike}
-            comparisons += max(0, began - 1) + sum(len(alike) * times for alike, times in counted.items()) - len(steps)
-        starts += len(attempt.starts) > 1
-    if not comparisons and not (starts and is_sharded(drill.reference)):
+    attempts = [attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts]
+    starts, comparisons = sum(len(attempt.starts) > 1 for attempt in attempts), sum(map(replicas.comparisons, attempts))
+    if not comparisons and not (starts and replicas.in_part):
         return inconclusive("replicas_not_compared")
     summary = f"{drill.spec.workers} ranks began {starts} attempts with equal weights, and held equal weights after each step"
-    if is_sharded(drill.reference):
+    if replicas.in_part:
         each = " and after each step" if comparisons else ", and in the steps after a checkpoint"
         summary = f"ranks that hold the same part of a tensor held it alike at the beginning of {starts} attempts{each}"
+    if usual > 1:
+        summary = f"the script let the ranks' weights part, and joined them again after {usual} steps at most"
     return passed(summary, starts=starts, comparisons=comparisons)
+
+
+def chaos_drift(drill: Drill) -> Drift | None:
+    """Of the leg with the faults, in which ranks may part as they do undisturbed."""
+    return Replicas(drill.chaos).drift(Replicas(drill.reference).longest_parting)
 
 
 def is_sharded(leg: LegHistory) -> bool:
     return any(trace.start is not None and trace.start.sharded for trace in leg.traces)
 
 
-def has_replicas(leg: LegHistory) -> bool:
-    """Two ranks hold the same part of a tensor, or the whole of it."""
-    held = [name for attempt in leg.attempts[:1] for start in attempt.starts.values() for name in set(_held(start))]
-    return not is_sharded(leg) or len(set(held)) < len(held)
-
-
-def drift(leg: LegHistory) -> Drift | None:
-    """None where all ranks agree as far as they have recorded anything, and where there is nothing to agree on."""
-    if not has_replicas(leg):
-        return None
-    joins = False
-    for attempt in leg.attempts:
-        groups = _groups(attempt)
-        for records in _perhaps_apart(attempt):
-            for group in groups:
-                values = {rank: record.param for rank, record in records.items() if rank in group}
-                if len(set(values.values())) > 1:
-                    joined = _joined(attempt, records, values)
-                    if joins := joined or (joins and joined is None):
-                        continue
-                    return _drift(leg, attempt, records, values)
-            if len(groups) > 1 and (found := _apart_in(attempt, records)):
-                return _drift(leg, attempt, records, found[1], found[0])
-    return None
-
-
-def _joined(attempt: Attempt, records: Mapping[int, StartRecord | StepRecord], ranks: Iterable[int]) -> bool | None:
-    """Whether the script itself hands out the weights after the optimizers' step, each of which steps a share of them: the
-    next step, or the end, finds them alike. None where there is neither."""
-    traces = [(attempt.traces[rank], records[rank]) for rank in ranks]
-    following = [trace.steps.get(record.step + 1) for trace, record in traces if isinstance(record, StepRecord)]
-    if following and all(following):
-        words = {each.began for each in following if each}
-        return len(words) == 1 and "" not in words
-    ends = [trace.end.digests.get("model") for trace, _ in traces if trace.end]
-    if following and len(ends) == len(traces):
-        return bool(ends[0]) and all(each == ends[0] for each in ends)
-    return False if len(following) < len(traces) else None
-
-
-def _held(start: StartRecord) -> tuple[str, ...]:
-    """Names of what it has; none where it does not say which parts of what is sharded."""
-    return start.tensors if start.parts or not start.sharded else ()
-
-
-def _groups(attempt: Attempt) -> list[list[int]]:
-    """Ranks that hold the same parts of all tensors."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, start in attempt.starts.items():
-        groups.setdefault(_held(start), []).append(rank)
-    return list(groups.values())
-
-
-def _apart_in(attempt: Attempt, records: Mapping[int, StartRecord | StepRecord]) -> tuple[int, dict[int, str]] | None:
-    """Of ranks that hold some tensors alike: the index of the first that is not, and its words by rank, where recorded."""
-    words: dict[str, dict[int, tuple[int, int]]] = {}
-    for rank, record in records.items():
+def _words_by_name(attempt: Attempt, words: Mapping[int, bytes]) -> dict[str, dict[int, int]]:
+    """Of each tensor, by rank, as far as they were recorded."""
+    found: dict[str, dict[int, int]] = {}
+    for rank, packed in words.items():
         start = attempt.starts.get(rank)
-        values = memoryview(record.params).cast("I") if record.params else ()
-        for index, (name, word) in enumerate(zip(_held(start) if start else (), values, strict=False)):
-            words.setdefault(name, {})[rank] = (index, word)
-    for by_rank in words.values():
-        if len({word for _, word in by_rank.values()}) > 1:
-            index = next(iter(by_rank.values()))[0]
-            return index, {rank: f"{word:08x}" for rank, (_, word) in by_rank.items()}
-    return None
+        for name, word in zip(start.tensors if start else (), memoryview(packed).cast("I") if packed else (), strict=False):
+            found.setdefault(name, {})[rank] = word
+    return found
 
 
-def _blocks(attempt: Attempt, ranks: Iterable[int] | None = None) -> Iterator[Block]:
-    chosen = attempt.traces if ranks is None else ranks
-    return (block for rank in chosen for block in attempt.traces[rank].blocks)
+def _joined_after(attempt: Attempt, parting: Parting) -> int | None:
+    """The first later step that finds the ranks alike, since the script has made them so; one more than the last where the
+    end does. None: nothing recorded shows it."""
+    held = parting.values
+    for step in (each for each in attempt.steps if each > parting.step):
+        records = attempt.steps[step]
+        began = {records[rank].began or held.get(rank, "") for rank in parting.values if rank in records}
+        changed = any(record.began for record in records.values())
+        if changed and len(began) == 1 and parting.values.keys() <= records.keys():
+            return step
+        held = {rank: record.param for rank, record in records.items()}
+    if len({held.get(rank) for rank in parting.values}) == 1:
+        return None
+    last, ended = _end_of(attempt, parting)
+    ends = [trace.end.digests.get("model") for rank in parting.values if (trace := attempt.traces[rank]).end]
+    return last + 1 if ended and ends[0] and all(each == ends[0] for each in ends) else None
+
+
+def _end_of(attempt: Attempt, parting: Parting) -> tuple[int, bool]:
+    """The last step that these ranks recorded, and whether they came to the end of the training."""
+    traces = [attempt.traces[rank] for rank in parting.values]
+    return max(parting.step, *(trace.steps.last for trace in traces)), all(trace.end for trace in traces)
+
+
+def _blocks(attempt: Attempt, ranks: Iterable[int]) -> Iterator[Block]:
+    return (block for rank in ranks for block in attempt.traces[rank].blocks)
 
 
 def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:
     """What ranks recorded at the same moment: the starts, then each step but those in blocks of equal parameter digests."""
     yield attempt.starts
     values: dict[int, set[tuple[range, bytes]]] = {}
-    for block in {(block.steps, block.param) for block in _blocks(attempt)}:
+    for block in {(block.steps, block.param) for block in _blocks(attempt, attempt.traces)}:
         for step in block[0]:
             values.setdefault(step, set()).add(block)
     steps = attempt.steps
     yield from (steps[step] for step in steps if len(values[step]) > 1 or (b"" in {param for _, param in values[step]}))
 
 
-def _drift(
-    leg: LegHistory,
-    attempt: Attempt,
-    records: Mapping[int, StartRecord | StepRecord],
-    values: Mapping[int, str],
-    index: int | None = None,
-) -> Drift:
-    """`values`: of the ranks that should agree; `index`: of the tensor, where only its words are."""
+def _drift(leg: LegHistory, attempt: Attempt, parting: Parting) -> Drift:
+    records, values, index = parting.records, parting.values, parting.index
     seen = list(values.values())
     # The weights that most ranks hold, of equally many those of the lowest rank.
     common = max(seen, key=seen.count)
@@ -177,14 +286,13 @@ def _drift(
     words = [memoryview(records[number].params).cast("I") for number in (other, rank)]
     if index is None and all(words):
         index = first_difference(*words)
-    record = records[rank]
     return Drift(
         leg=leg.name,
         attempt=attempt.number,
-        step=record.step if isinstance(record, StepRecord) else record.position.step,
+        step=parting.step,
         rank=rank,
         other=other,
         tensor=None if index is None else attempt.traces[rank].tensor(index),
-        at_start=isinstance(record, StartRecord),
+        at_start=parting.at_start,
         fingerprints={str(number): value for number, value in values.items()},
     )

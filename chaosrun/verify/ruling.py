@@ -23,7 +23,7 @@ from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.early_end import early_end, settled_step, up_to
 from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.premises import file_that_differs
-from chaosrun.verify.replicas import drift
+from chaosrun.verify.replicas import Replicas
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -132,7 +132,7 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
             reason = Cause.of("not_finished", because="records_damaged" if damaged else None, leg=leg.name)
             return Ruling(status="INCONCLUSIVE", reason=reason)
         ruling = of_end(leg, fails=leg is chaos and leg.outcome == "inexact_restore")
-        if leg.outcome == "user_error" and (found := drift(leg)):
+        if leg.outcome == "user_error" and (found := Replicas(leg).drift()):
             headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {_message(leg.finished)}"
             reason = Cause.of("replicas_drift", because="undisturbed", leg=leg.name, what=found.what, aside="")
             return replace(ruling, reason=reason, headline=headline, hint=None)

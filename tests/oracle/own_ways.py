@@ -1,4 +1,4 @@
-"""A training script with a right resume of its own that goes about it in an unusual way, the first argument; three of them are
+"""A training script with a right resume of its own that goes about it in an unusual way, the first argument; some of them are
 wrong. Three epochs of five steps, under DDP and gloo; saved every three steps, or at the ends of epochs."""
 
 import contextlib
@@ -17,9 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 way = sys.argv[1]
 PER_EPOCH = 5
-every = {way: 3, **dict.fromkeys(("anew", "unfreezes", "freezes", "draws-anew"), PER_EPOCH)}[way]
+every = {way: 3, "local-own": 4, **dict.fromkeys(("anew", "unfreezes", "freezes", "draws-anew"), PER_EPOCH)}[way]
 if way in ("on-notice", "by-hand"):
     every = 1000
+within, experts = way in ("within-a-step", "loses-gradients"), way in ("experts", "experts-of-rank-0")
+alone = experts or way in ("local", "local-own")
+"""Without DDP: the ranks' weights, or some of them, part."""
 path = Path(os.environ["CHAOSRUN_OUTPUT"]) / "last.pt"
 
 dist.init_process_group("gloo")
@@ -28,6 +31,9 @@ torch.manual_seed(7)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 parameters = list(model.parameters())
 head, told = list(model[2].parameters()), list[int]()
+if experts:
+    for parameter in head:
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(rank))
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 
 
@@ -60,27 +66,38 @@ def save() -> None:
         optimizer.consolidate_state_dict(0)
     kept = {} if way == "zero" and rank else optimizer.state_dict()
     held = average if way == "exports-saved" else []
-    dist.all_gather_object(own, {"optimizer": kept, "masters": masters(), "average": held})
+    gradients = [p.grad for p in parameters] if within else []
+    mine = model.state_dict() if alone else {}
+    more = {"model": mine, "gradients": gradients, "batches": batches}
+    dist.all_gather_object(own, {"optimizer": kept, "masters": masters(), "average": held, **more})
     if rank == 0:
         torch.save({"model": model.state_dict(), "own": own, "step": step}, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
     dist.barrier()
 
 
-step = 0
+step = batches = 0
 average = [p.detach().clone() for p in parameters]
 optimizer: Any = None if way == "by-hand" else build(step)
+if way == "passes-first":
+    model(torch.zeros(4, 8)).sum().backward()
+    model.zero_grad()
+if way == "measures-first":
+    measured = model(torch.zeros(4, 8))
 if path.exists():
     state = torch.load(path, weights_only=False)
-    model.load_state_dict(state["model"], assign=way == "assigns")
-    step = state["step"]
+    mine = state["own"][0 if way == "experts-of-rank-0" else rank]
+    model.load_state_dict(mine["model"] if alone else state["model"], assign=way == "assigns")
+    step, batches = state["step"], mine["batches"]
+    for parameter, gradient in zip(parameters, mine["gradients"] if way != "loses-gradients" else [], strict=False):
+        parameter.grad = gradient
     if way != "anew":
         optimizer = build(step) if way != "assigns" else optimizer
         optimizer.load_state_dict(state["own"][0 if way == "zero" else rank]["optimizer"])
     average = state["own"][rank]["average"] or average
     for master, kept in zip(masters(), state["own"][rank]["masters"], strict=True):
         master.data.copy_(kept)
-wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+wrapped: Any = model if alone else DistributedDataParallel(model, find_unused_parameters=True)
 if way == "warms-up":
     wrapped(torch.zeros(4, 8)).sum().backward()
     optimizer.zero_grad()
@@ -88,6 +105,9 @@ if way == "warms-up":
 
 def update(loss: torch.Tensor) -> None:
     loss.backward()
+    if experts:
+        for parameter in model[0].parameters():
+            dist.all_reduce(parameter.grad)
     for master, parameter in zip(masters(), parameters, strict=False):
         master.grad = parameter.grad
     if way == "by-hand":
@@ -110,15 +130,26 @@ while step < 3 * PER_EPOCH:
     if way == "draws-anew" and number == 0:
         nn.init.normal_(head[0], generator=torch.Generator().manual_seed(epoch))
     inputs = torch.randn(8, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
+    if within:
+        for batch in range(batches, 2):
+            wrapped(inputs + batch).square().mean().backward()
+            batches += 1
+            if step % 3 == 0 and step:
+                save()
+        batches = 0
     update(wrapped(inputs).square().mean())
     step += 1
+    if way.startswith("local") and step % 3 == 0:
+        for parameter in parameters:
+            dist.all_reduce(parameter.data)
+            parameter.data /= ranks
     average = [held.lerp(p.detach(), 0.1) for held, p in zip(average, parameters, strict=True)]
     if way in ("unfreezes", "freezes") and step == 7:
         kept = optimizer.state_dict()["state"] if way == "unfreezes" else {}
         optimizer = build(step)
         for index, values in kept.items():
             optimizer.state[head[index]] = values
-    if step % every == 0:
+    if step % every == 0 and not within:
         save()
     if way == "clips-late":
         for parameter in parameters:

@@ -125,10 +125,21 @@ WAYS = {
     "shares": 6,
     "zero": 6,
     "on-notice": 10,
+    "passes-first": 6,
+    "measures-first": 6,
+    "local": 6,
+    "local-own": 8,
+    "experts": 6,
+    "within-a-step": 6,
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
 WAYS_BY_DAY = ("anew", "shares", "zero", "on-notice")
-UNUSUAL_AND_WRONG = {"assigns": "tensors that no model has any more", "clips-late": "they were saved before that"}
+UNUSUAL_AND_WRONG = {
+    "assigns": ("weights_not_restored", "tensors that no model has any more"),
+    "clips-late": ("weights_not_restored", "they were saved before that"),
+    "loses-gradients": ("accumulation_window", "the place within the window was not restored"),
+    "experts-of-rank-0": ("weights_not_restored", "the weights are those of no step"),
+}
 
 
 class Drills:
@@ -145,7 +156,8 @@ class Drills:
         return result
 
     def unusual(self, way: str) -> Verdict:
-        at = {"on-notice": "9, kind: preempt", "unfreezes": "13", "freezes": "13", "anew": "13", "draws-anew": "13"}
+        late = dict.fromkeys(("unfreezes", "freezes", "anew", "draws-anew"), "13")
+        at = {**late, "on-notice": "9, kind: preempt", "local-own": "10"}
         return self._submit(UNUSUAL, args=way, killed=at.get(way, KILLED)).verdict
 
     def exporting(self, way: str) -> api.RunResult:
@@ -225,8 +237,8 @@ def test_an_unusual_right_one_passes(drills: Drills, way: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("way", UNUSUAL_AND_WRONG)
 def test_an_unusual_wrong_one_is_caught(drills: Drills, way: str) -> None:
-    verdict, told = drills.unusual(way), UNUSUAL_AND_WRONG[way]
-    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "weights_not_restored", "yours"), verdict.cause
+    verdict, (code, told) = drills.unusual(way), UNUSUAL_AND_WRONG[way]
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
     assert told in (verdict.hint or ""), verdict.hint
 
 
