@@ -126,6 +126,8 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
     code = QUANTITIES[quantity][1]
     if nearest is None and quantity == "weights" and _no_model_has(drill, attempt, wrong[0]):
         return Cause(f"{code}_not_restored", about, "of_no_model")
+    if nearest is None and (other := _held_by(drill, attempt, wrong[0], standing.step, quantity)) is not None:
+        return Cause(f"{code}_of_another_rank", {**about, "other": other})
     if nearest is None:
         return Cause(f"{code}_not_restored", about, "of_none")
     if nearest == 0 or quantity == "data":
@@ -138,6 +140,15 @@ def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:
     starts = drill.reference_start(rank), attempt.starts.get(rank)
     before, here = (any(each.startswith(UNNAMED) for each in start.tensors) if start else False for start in starts)
     return here and not before
+
+
+def _held_by(drill: Drill, attempt: Attempt, rank: int, step: int, quantity: str) -> int | None:
+    """Another rank that had, after this step of the reference, the weights or the optimizer's state that it began with."""
+    start = attempt.starts.get(rank)
+    records = {other: drill.reference_lineage.at(other, step) for other in drill.ranks if other != rank}
+    held = {other: {"weights": record.param, "optimizer": record.state} for other, record in records.items() if record}
+    began = {"weights": start.param, "optimizer": start.state} if start else {}
+    return next((other for other, values in held.items() if quantity in began and values[quantity] == began[quantity]), None)
 
 
 def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> Cause | None:

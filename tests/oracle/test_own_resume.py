@@ -138,7 +138,7 @@ UNUSUAL_AND_WRONG = {
     "assigns": ("weights_not_restored", "tensors that no model has any more"),
     "clips-late": ("weights_not_restored", "they were saved before that"),
     "loses-gradients": ("accumulation_window", "the place within the window was not restored"),
-    "experts-of-rank-0": ("weights_not_restored", "the weights are those of no step"),
+    "experts-of-rank-0": ("weights_of_another_rank", "rank 1 restored what rank 0 holds"),
 }
 
 
