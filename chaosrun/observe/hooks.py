@@ -8,10 +8,11 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -27,7 +28,9 @@ class Listener(Protocol):
         """A backward pass from these tensors: `run` makes it."""
         ...
 
-    def before_optimizer_step(self, optimizer: Optimizer) -> None: ...
+    def before_optimizer_step(self, optimizer: Optimizer, *, closure: bool) -> None:
+        """`closure`: it was given one, in which the backward passes are made."""
+        ...
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
 
@@ -35,8 +38,8 @@ class Listener(Protocol):
         """A gradient scaler found an overflow and did not call the optimizer."""
         ...
 
-    def gradients_dropped(self, optimizer: Optimizer) -> None:
-        """Optimizer.zero_grad."""
+    def gradients_dropped(self, parameters: Iterable[torch.Tensor]) -> None:
+        """By zero_grad, of an optimizer or a module."""
         ...
 
     def meet_wrapper(self, model: DistributedDataParallel) -> None:
@@ -63,8 +66,10 @@ class _Seen:
             self.kept.append(thing)
 
     def hears(self) -> Listener | None:
-        """The listener, in its process, and where no backward pass runs: what that calls (reentrant checkpoints) is inside."""
-        return self.listens() if torch._C._current_graph_task_id() == -1 else None
+        """The listener, in its process, and where no backward pass runs: what that calls (reentrant checkpoints) is inside. Nor
+        under torch.func, whose tensors stand for others."""
+        outside = torch._C._current_graph_task_id() == -1 and peek_interpreter_stack() is None
+        return self.listens() if outside else None
 
     def listens(self) -> Listener | None:
         return self.listener if self.pid == os.getpid() else None
@@ -137,19 +142,13 @@ def _see_backward_passes() -> None:
 
 
 def _see_optimizers() -> None:
-    made, dropped = Optimizer.__init__, Optimizer.zero_grad
+    made = Optimizer.__init__
     scaled = torch.amp.GradScaler.step
 
     @functools.wraps(made)
     def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         _meet(self)
         made(self, *args, **kwargs)
-
-    @functools.wraps(dropped)
-    def zero_grad(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        if listener := _seen.hears():
-            listener.gradients_dropped(self)
-        dropped(self, *args, **kwargs)
 
     @functools.wraps(scaled)
     def scaler_step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -162,20 +161,33 @@ def _see_optimizers() -> None:
             listener.step_was_skipped()
         return result
 
-    def before(optimizer: Optimizer, *_: Any) -> None:
+    def before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if listener := _seen.listens():
             _meet(optimizer)
-            listener.before_optimizer_step(optimizer)
+            listener.before_optimizer_step(optimizer, closure=any(map(callable, [*arguments[1:], named.get("closure")])))
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         if listener := _seen.listens():
             listener.after_optimizer_step(optimizer)
 
     Optimizer.__init__ = __init__
-    Optimizer.zero_grad = zero_grad
+    _see_zero_grad(Optimizer, lambda optimizer: (each for group in optimizer.param_groups for each in group["params"]))
+    _see_zero_grad(torch.nn.Module, lambda module: module.parameters())
     torch.amp.GradScaler.step = scaler_step
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
+
+
+def _see_zero_grad(kind: type, parameters: Callable[[Any], Iterable[torch.Tensor]]) -> None:
+    dropped = vars(kind)["zero_grad"]
+
+    @functools.wraps(dropped)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        if listener := _seen.hears():
+            listener.gradients_dropped(parameters(self))
+        dropped(self, *args, **kwargs)
+
+    setattr(kind, "zero_grad", zero_grad)  # noqa: B010 - of either class
 
 
 def _meet(optimizer: Optimizer) -> None:

@@ -12,7 +12,7 @@ it does in between, a save for instance, belongs to the step.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,9 @@ class ScriptTraining:
         self._backwards = 0
         """Since the last step."""
         self._dropped: set[int] = set()
-        """Optimizers whose gradients were dropped since the last backward pass."""
+        """Parameters, by id, whose gradients were dropped since the last backward pass."""
+        self._goes_backward = False
+        """There has been a backward pass; where there is none, the script computes gradients in other ways."""
         self._calls = 0
         """Of an optimizer that are running, one inside the other."""
         self._stepped: list[int] = []
@@ -122,6 +124,7 @@ class ScriptTraining:
             steps.observer.losses([_scalar(root) for root in roots[:1]])
             if self._primer.synchronises and not self._backwards:
                 steps.before_synchronised_backward()
+        self._goes_backward = True
         self._backwards += 1
         self._dropped.clear()
         if not self._primer.is_due:
@@ -129,7 +132,10 @@ class ScriptTraining:
         with self._undisturbed():
             self._primer.prime(lambda _loss: run(), roots[0])
 
-    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        if not self._calls and not self._busy and not self._goes_backward and not closure and _has_gradients(optimizer):
+            with self._undisturbed():
+                self._take_given()
         if not self._calls and self._steps and not self._busy:
             assert self._state
             with self._undisturbed():
@@ -168,11 +174,12 @@ class ScriptTraining:
                 self._finish_step([])
                 self._record()
 
-    def gradients_dropped(self, optimizer: torch.optim.Optimizer) -> None:
-        self._dropped.add(id(optimizer))
+    def gradients_dropped(self, parameters: Iterable[torch.Tensor]) -> None:
+        if not (self._backwards and self._steps) or self._calls:
+            return
+        self._dropped.update(map(id, parameters))
         # Of one optimizer of several: what the others hold is still to come.
-        everywhere = all(id(each) in self._dropped for each in hooks.optimizers())
-        if everywhere and self._backwards and self._steps and not self._calls:
+        if all(id(each) in self._dropped for optimizer in hooks.optimizers() for each in parameters_of(optimizer)):
             self._backwards = 0
             self._steps.observer.drop_window()
 
@@ -190,6 +197,13 @@ class ScriptTraining:
         passes, ids = self._ledger.passes, self._ledger.taken(own)
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
         steps.observer.batch([inputs, named], ids)
+
+    def _take_given(self) -> None:
+        """Gradients that no backward pass has made (torch.autograd.grad, torch.func, other ranks') are about to be applied."""
+        if self._recorded:
+            self._go_on()
+            self._begun_by(None, None).open_window()
+            self._backwards = 1
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -210,7 +224,7 @@ class ScriptTraining:
 
     def _has_loaded(self) -> bool:
         """What the first step is to change, the script has changed since the attempt began."""
-        return self._began_with is not None and self._began_with != stepped_digest()
+        return self._began_with is not None and not self._calls and self._began_with != stepped_digest()
 
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
         """Find out where this attempt stands, and write the `start` line."""
@@ -341,6 +355,11 @@ class ScriptTraining:
 
 class EnoughSteps(SystemExit):
     """The job has made its max_steps. Goes up through the script."""
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Any that is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
+    return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
 
 
 def _scalar(root: torch.Tensor) -> torch.Tensor:

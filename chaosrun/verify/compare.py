@@ -109,12 +109,12 @@ def alike(expected: StepRecord, seen: StepRecord) -> bool:
 
 
 def completes(expected: StepRecord, seen: StepRecord) -> bool:
-    """It is the rest of the step, whose first micro-batches an attempt before did and saved with their gradients, and comes to
-    the same."""
+    """It is the rest of the step and comes to the same: what went through the model before came to nothing (an evaluation in
+    training mode), or an attempt before did it and saved the gradients."""
     left_out = len(expected.batch) - len(seen.batch)
     whole = (expected.grad, expected.lr, expected.param, expected.state, expected.settings)
     same = whole == (seen.grad, seen.lr, seen.param, seen.state, seen.settings)
-    ends = expected.batch[left_out:] == seen.batch and expected.loss[left_out:] == seen.loss
+    ends = expected.batch[left_out:] == seen.batch and expected.loss[len(expected.loss) - len(seen.loss) :] == seen.loss
     return 0 < left_out < len(expected.batch) and bool(seen.grad) and same and ends
 
 

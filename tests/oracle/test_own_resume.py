@@ -20,6 +20,7 @@ pytestmark = pytest.mark.ray
 SCRIPT = Path(__file__).parent / "own_resume.py"
 KEEPER = SCRIPT.with_name("own_state.py")
 UNUSUAL = SCRIPT.with_name("own_ways.py")
+PASSES = SCRIPT.with_name("own_passes.py")
 STEPS, SAVED, KILLED = 15, 6, 8
 """Three epochs of five steps, a checkpoint every three; killed in the middle of the second epoch."""
 
@@ -133,6 +134,7 @@ WAYS = {
     "within-a-step": 6,
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
+PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "full-batch")
 WAYS_BY_DAY = ("anew", "shares", "zero", "on-notice")
 UNUSUAL_AND_WRONG = {
     "assigns": ("weights_not_restored", "tensors that no model has any more"),
@@ -159,6 +161,9 @@ class Drills:
         late = dict.fromkeys(("unfreezes", "freezes", "anew", "draws-anew"), "13")
         at = {**late, "on-notice": "9, kind: preempt", "local-own": "10"}
         return self._submit(UNUSUAL, args=way, killed=at.get(way, KILLED)).verdict
+
+    def passes(self, way: str) -> Verdict:
+        return self._submit(PASSES, args=way, killed=13).verdict
 
     def exporting(self, way: str) -> api.RunResult:
         return self._submit(UNUSUAL, args=way, confirm="1")
@@ -232,6 +237,13 @@ def test_an_unusual_right_one_passes(drills: Drills, way: str) -> None:
     verdict = drills.unusual(way)
     assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
     assert verdict.attempts[1].resumed_step == WAYS[way], verdict.attempts
+
+
+@pytest.mark.parametrize("way", ["given", *(pytest.param(way, marks=pytest.mark.nightly) for way in PASSES_BY_NIGHT)])
+def test_unusual_gradients_and_passes_come_back(drills: Drills, way: str) -> None:
+    verdict = drills.passes(way)
+    assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
+    assert verdict.steps == STEPS and verdict.attempts[1].resumed_step == 10, verdict.attempts
 
 
 @pytest.mark.nightly

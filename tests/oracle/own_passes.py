@@ -1,0 +1,85 @@
+"""A training script with a right resume of its own, alike on all ranks, whose gradients come about in an unusual way, or that
+makes passes which lead to no step: the first argument. Three epochs of five steps, saved at their ends."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+way = sys.argv[1]
+PER_EPOCH = 5
+path = Path(os.environ["CHAOSRUN_OUTPUT"]) / "last.pt"
+dist.init_process_group("gloo")
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2 if way == "samples" else 0.0), nn.Linear(16, 4))
+parameters = dict(model.named_parameters())
+optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
+if way == "full-batch":
+    optimizer = torch.optim.LBFGS(parameters.values(), lr=0.1, max_iter=4)
+step = 0
+if path.exists():
+    state = torch.load(path)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    step = state["step"]
+    torch.set_rng_state(state["rng"])
+
+
+def loss_of(values: Any, inputs: torch.Tensor) -> torch.Tensor:
+    return functional_call(model, values, (inputs,)).square().mean()
+
+
+def update(inputs: torch.Tensor) -> None:
+    if way == "given":
+        for parameter, each in zip(
+            parameters.values(), torch.autograd.grad(loss_of(parameters, inputs), [*parameters.values()]), strict=True
+        ):
+            parameter.grad = each
+    elif way == "per-sample":
+        plain = {name: parameter.detach() for name, parameter in parameters.items()}
+        for name, each in vmap(grad(loss_of), in_dims=(None, 0))(plain, inputs).items():
+            parameters[name].grad = each.clamp(-1, 1).mean(0)
+    else:
+        loss = model(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+    optimizer.step()
+
+
+def evaluate() -> None:
+    inputs = torch.ones(4, 8, requires_grad=True)
+    if way == "samples":
+        print(torch.stack([model(inputs) for _ in range(3)]).std().item())
+    if way == "attacks":
+        model.eval()
+        model(inputs).square().mean().backward()
+        model.zero_grad()
+        model.train()
+
+
+def closure() -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = (model(torch.ones(4, 8)) - torch.arange(4.0)).square().mean()
+    loss.backward()
+    return loss
+
+
+while step < 3 * PER_EPOCH:
+    if way == "full-batch":
+        optimizer.step(closure)
+    else:
+        update(torch.randn(8, 8, generator=torch.Generator().manual_seed(step)))
+    step += 1
+    dist.barrier()
+    if step % PER_EPOCH == 0:
+        evaluate()
+        if dist.get_rank() == 0:
+            whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**whole, "step": step, "rng": torch.get_rng_state()}, path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+dist.destroy_process_group()
