@@ -1,6 +1,7 @@
 """Writing a trace: one writer a file; each record reaches the kernel before anything else happens."""
 
 import os
+import threading
 from pathlib import Path
 
 from chaosrun.records.blocks import Names, Scribe, framed, packed_footer, packed_record, summed
@@ -15,6 +16,8 @@ class TraceWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._names: Names = {}
         self._at, self._running = 0, b""
+        self._one = threading.RLock()
+        """Threads of the script that save write here, too."""
         self._begin()
 
     def empty(self) -> None:
@@ -25,6 +28,10 @@ class TraceWriter:
         self._scribe, self._others, self._region = Scribe(), list[int](), bytearray()
 
     def write(self, record: Line) -> None:
+        with self._one:
+            self._write(record)
+
+    def _write(self, record: Line) -> None:
         if isinstance(record, StepRecord):
             if self._scribe.first and record.step != self._scribe.last + 1:
                 self._end_block()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 import zlib
 from collections.abc import Callable
 from itertools import pairwise
@@ -28,6 +29,7 @@ from chaosrun.records.traces import (
     EndRecord,
     Line,
     RankTrace,
+    SaveRecord,
     StartRecord,
     StepRecord,
 )
@@ -355,3 +357,27 @@ def test_the_command_prints_a_line_for_each_record(tmp_path: Path, capsys: pytes
     assert [line["step"] for line in lines if line["kind"] == "step"] == [5, 6, 7, 8, 9]
     assert cli.main(["trace", str(run.path), "--leg", "reference", "--rank", "9"]) == 2
     assert "no such trace" in capsys.readouterr().err
+
+
+def test_threads_write_one_after_the_other(path: Path, tmp_path: Path) -> None:
+    """A script's own thread tells of what it saves while the training goes on."""
+    writer = TraceWriter(tmp_path / "threads.trace")
+    start = read_trace(path, 1, 0, []).start
+    assert start is not None
+    writer.write(start)
+    waiting = threading.Barrier(4)
+
+    def tell(number: int) -> None:
+        waiting.wait()
+        for step in range(400):
+            held = {f"{number}-{step}": "0" * 16}
+            writer.write(SaveRecord(step=step, path=f"{number}", how="open", time_s=0.0, done=True, held=held))
+
+    threads = [threading.Thread(target=tell, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    problems: list[str] = []
+    assert len(read_trace(tmp_path / "threads.trace", 1, 0, problems).saves) == 1600 and not problems
