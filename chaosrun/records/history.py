@@ -14,6 +14,7 @@ from chaosrun.records import events as recorded
 from chaosrun.records.began import Began, read_began
 from chaosrun.records.codec import sound_records
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.left import NOTHING_LEFT, Left, read_left
 from chaosrun.records.opened import OpenedFile, opened_files
 from chaosrun.records.run_file import read_object
 from chaosrun.records.trace_reader import read_trace
@@ -100,6 +101,8 @@ class LegHistory:
     """Files of other legs that it read."""
     began: Began | None = None
     """What it was given to begin with, where that is not the beginning."""
+    left: Left = NOTHING_LEFT
+    """What its files held at its end."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -137,8 +140,8 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
     problems: list[str] = []
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
     environment, opened = _read_environment(layout.environment, problems), opened_files(layout, problems)
-    began = read_began(layout, problems)
-    return replace(history, environment=environment, opened=opened, began=began, problems=tuple(problems))
+    began, left = read_began(layout, problems), read_left(layout, problems)
+    return replace(history, environment=environment, opened=opened, began=began, left=left, problems=tuple(problems))
 
 
 def history_of(

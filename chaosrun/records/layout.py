@@ -117,6 +117,8 @@ class LegLayout:
     environment = Below("environment.json")
     repeats = Below("repeats.json")
     """Of a reference that another whole leg was equal to: which run showed it."""
+    left = Below("left.json")
+    """Of a script that saves by itself: what its files of tensors held at the end."""
     began = Below("began.json")
     """Of a leg that does not begin at the beginning; see `records.began`."""
     checkpoints = Below("checkpoints", stored=True)

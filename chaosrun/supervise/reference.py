@@ -126,8 +126,8 @@ def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
     if source.checkpoints.exists():  # a script with checkpoints of its own has made none here
         _copy_folder(source.checkpoints / name, target.checkpoints / name)
     # The journal last: a leg with a journal that says "completed" is whole.
-    repeats = [source.repeats] if source.repeats.is_file() else []
-    for file in (source.path / "inputs.json", source.environment, *repeats, source.journal):
+    more = [file for file in (source.repeats, source.left) if file.is_file()]
+    for file in (source.path / "inputs.json", source.environment, *more, source.journal):
         shutil.copy2(file, target.path / file.name)
 
 

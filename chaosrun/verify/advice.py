@@ -8,6 +8,7 @@ from itertools import groupby, islice, pairwise
 
 from chaosrun.faults.fault import BY_DEFAULT
 from chaosrun.records.history import Attempt
+from chaosrun.records.left import MOST_BYTES
 from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
@@ -210,6 +211,16 @@ def ranks_apart(drill: Drill) -> Iterator[str]:
         )
 
 
+def files_not_compared(drill: Drill) -> Iterator[str]:
+    """Of what a script left behind at its end, what is too much to be read."""
+    paths = drill.chaos.left.left_out
+    if paths:
+        yield (
+            f"{count(len(paths), 'file')} of tensors (the first is {paths[0]}) were not compared at the end: of each leg "
+            f"{MOST_BYTES >> 20} MiB are read, the newest files first"
+        )
+
+
 WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     overlapping_shares,
     repeated_order,
@@ -221,6 +232,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     saves_not_struck,
     streams_not_restored,
     ranks_apart,
+    files_not_compared,
 )
 
 

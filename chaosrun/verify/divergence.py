@@ -16,7 +16,8 @@ from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, first_difference
-from chaosrun.verify.kept import comparable, kept_difference
+from chaosrun.verify.kept import KeptDifference, comparable, kept_difference
+from chaosrun.verify.left import left_difference
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import parameters_as_begun
 
@@ -68,7 +69,13 @@ def first_divergence(drill: Drill) -> Divergence | None:
     # What only its checkpoints show.
     kept = comparable(drill) if drill.by_script else frozenset()
     moments = (moment for attempt in drill.chaos.attempts if kept for moment in _moments(drill, attempt))
-    return next(filter(None, (_at_own_save(moment, kept) for moment in moments)), None)
+    if found := next(filter(None, (_at_own_save(moment, kept) for moment in moments)), None):
+        return found
+    left = left_difference(drill) if drill.by_script else None
+    if left is None:
+        return None
+    moment = Moment(drill=drill, attempt=drill.chaos.attempts[-1], step=drill.chaos_lineage.final_step, records={})
+    return _of_saved(moment, left)
 
 
 def divergence_of(drill: Drill, attempts: Iterable[Attempt]) -> Divergence | None:
@@ -165,8 +172,10 @@ def _at_checkpoint(moment: Moment) -> Divergence | None:
 
 def _at_own_save(moment: Moment, among: frozenset[tuple[str, str]]) -> Divergence | None:
     found = kept_difference(moment.drill, moment.attempt, moment.step, among)
-    if found is None:
-        return None
+    return found and _of_saved(moment, found)
+
+
+def _of_saved(moment: Moment, found: KeptDifference) -> Divergence:
     seen = {"tensor": found.name, "expected": found.expected, "seen": found.seen}
     return _found(moment, "saved state", [found.rank], found.cause, **seen)
 

@@ -1,10 +1,10 @@
 """What a script's own checkpoints hold after a restart, against the reference's of the same steps. Pure.
 
 Only what an undisturbed run saves as the reference did is compared, and clocks and paths tell nothing: what the first attempt
-saved, and of files that are saved once, at the end, what a second undisturbed leg did.
+saved, and of what it did not come to, what a second undisturbed leg did.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from chaosrun.records.history import Attempt
@@ -17,6 +17,8 @@ _BY_NAME: Mapping[str, str] = {"scale": "grad_scaler", "_growth_tracker": "grad_
 """Whose state it is, by the names that torch's state dicts give it."""
 _OF_NO_EFFECT = frozenset({"_step_count", "_get_lr_called_within_step", "_is_initial"})
 """A scheduler's, for its warnings: one that is made anew at the right step computes the same."""
+_DIGITS = 12
+"""Of a number that counts something; digests are longer."""
 _UNKNOWN = "kept_state_not_restored"
 
 
@@ -43,27 +45,47 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
             alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}
     has_confirmed = drill.confirming is not None and drill.confirming.outcome == "completed"
     if drill.spec.verify.confirm and not has_confirmed:
-        alike |= _saved_at_the_end(drill)
+        alike |= _not_seen_before(drill)
     return frozenset(alike - apart)
 
 
-def _saved_at_the_end(drill: Drill) -> set[tuple[str, str]]:
-    """What the reference saved into files that it wrote after its last step alone. Where it differs, a second undisturbed leg
-    is run, and tells whether the restart has done that."""
-    last = drill.reference_lineage.final_step
-    saves = [saved for trace in drill.reference.traces for saved in trace.saves]
-    earlier = {_kind(saved) for saved in saves if saved.step < last}
-    return {(kind, name) for saved in saves if (kind := _kind(saved)) not in earlier for name in saved.held}
+def _not_seen_before(drill: Drill) -> set[tuple[str, str]]:
+    """What the reference saved and the first attempt did not: it begins later, or is saved at the end alone. Where it
+    differs, a second undisturbed leg is run, and tells whether the restart has done that."""
+    return _saved(drill.reference.traces) - _saved(drill.chaos.attempts[0].traces.values())
+
+
+def _saved(traces: Iterable[RankTrace]) -> set[tuple[str, str]]:
+    saves = (saved for trace in traces for saved in trace.saves)
+    return {(_kind(saved), name) for saved in saves for name in saved.held if name.split("/")[-1] not in _OF_NO_EFFECT}
+
+
+def _counts_starts(drill: Drill, kind: str, name: str) -> bool:
+    """An integer that is the same in all that one attempt saves, and the reference's and no more than the restarts before."""
+
+    def values(traces: Iterable[RankTrace]) -> list[str]:
+        return [saved.held[name] for trace in traces for saved in trace.saves if _kind(saved) == kind and name in saved.held]
+
+    known = values(drill.reference.traces)
+    if len(known) < 2 or not known[0].isdecimal() or len(known[0]) > _DIGITS:
+        return False
+    allowed = {str(int(known[0]) + restarts): restarts for restarts in range(len(drill.chaos.attempts))}
+    of_attempts = [(attempt.number, set(values(attempt.traces.values()))) for attempt in drill.chaos.attempts]
+    alike = all(len(own) < 2 and all(allowed.get(each, number) < number for each in own) for number, own in of_attempts)
+    return alike and len(set(known)) == 1
 
 
 def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
     """The first of these entries that this attempt saved otherwise after `step`; one whose part is known, before others."""
+    saved_before = {kind for kind, _ in _saved(drill.chaos.attempts[0].traces.values())}
     differences = [
         _difference(drill, rank, names, expected, seen)
         for rank in sorted(attempt.traces)
         for expected, seen in _pairs(drill, attempt, rank)
         if seen.step == step
+        and (expected.step == step or _kind(seen) in saved_before)
         and (names := [name for name in differing_keys(expected.held, seen.held) if (_kind(seen), name) in among])
+        and (names := [name for name in names if not _counts_starts(drill, _kind(seen), name)])
     ]
     return min(differences, key=lambda each: (each.cause.code == _UNKNOWN, ALIVE in each.name), default=None)
 

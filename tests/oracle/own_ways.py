@@ -3,12 +3,14 @@ wrong. Three epochs of five steps, under DDP and gloo; saved every three steps, 
 
 import contextlib
 import os
+import pickle
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -65,7 +67,7 @@ def save() -> None:
     if way == "zero":
         optimizer.consolidate_state_dict(0)
     kept = {} if way == "zero" and rank else optimizer.state_dict()
-    held = average if way == "exports-saved" else []
+    held = average if way in ("exports-saved", "leaves-saved") else []
     gradients = [p.grad for p in parameters] if within else []
     mine = model.state_dict() if alone else {}
     more = {"model": mine, "gradients": gradients, "batches": batches}
@@ -161,5 +163,15 @@ while step < 3 * PER_EPOCH:
         break
 if way.startswith("exports") and rank == 0:
     torch.save({"average": average, "written": time.time()}, path.with_name("final.pt"))
+if way.startswith("leaves") and rank == 0:
+    whole = {"average": average, "written": time.time(), "host": str(time.time_ns())}
+    arrays: dict[str, Any] = {f"average-{number}": held.numpy() for number, held in enumerate(average)}
+    with path.with_name("left.bin").open("wb") as file:
+        if way == "leaves-arrays":
+            numpy.savez(file, **arrays, written=time.time())
+        elif way == "leaves-file":
+            torch.save(whole, file)
+        else:
+            pickle.dump(whole, file)
 with contextlib.suppress(RuntimeError):
     dist.destroy_process_group()

@@ -269,6 +269,21 @@ def test_what_is_saved_once_at_the_end_is_compared_where_it_repeats_itself(drill
     assert (verdict.status, verdict.code, verdict.confirmed) == ("PASS", "exact", 1), verdict.cause
 
 
+@pytest.mark.parametrize(
+    "way", ["leaves-pickle", *(pytest.param(way, marks=pytest.mark.nightly) for way in ("leaves-arrays", "leaves-file"))]
+)
+def test_what_a_script_leaves_in_whatever_file_is_compared(drills: Drills, way: str) -> None:
+    verdict = drills.exporting(way).verdict
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "kept_state_not_restored", "yours"), verdict.cause
+    assert "left.bin: average" in verdict.cause
+
+
+@pytest.mark.nightly
+def test_what_a_script_leaves_and_restores_passes(drills: Drills) -> None:
+    verdict = drills.exporting("leaves-saved").verdict
+    assert (verdict.status, verdict.code, verdict.confirmed) == ("PASS", "exact", 0), verdict.cause
+
+
 def test_one_that_steps_without_an_optimizer_is_told_so(drills: Drills) -> None:
     verdict = drills.unusual("by-hand")
     assert verdict.code == "script_failed" and "changes its weights by itself" in (verdict.hint or ""), verdict.cause

@@ -128,7 +128,7 @@ def test_to_begin_again_before_the_first_save_is_right_with_learning_rates_of_ma
     tmp_path: Path, also: dict[str, Any]
 ) -> None:
     kill = replace(SCRIPT_KILLS[0], at_step=3)
-    run = write_script_run(tmp_path, kills=(kill,))
+    run = write_script_run(tmp_path, kills=(kill,), spec={"verify": {"confirm": False}})
     for rank in range(3):
         constant = only("start", lambda line: {**line, "found": {**line["found"], "rates": [0, 1, 2, 3, 4, 5, 6, 7], **also}})
         edit_trace(run, "chaos", 2, rank, constant)
@@ -209,6 +209,34 @@ def test_what_no_step_reads_is_held_against_what_was_saved_undisturbed(tmp_path:
     assert "ckpt-8/model.pt is saved after step 8" in f"{verdict.hint}"
 
 
+@pytest.mark.parametrize(("gone", "status"), [(2, "FAIL"), (None, "PASS")], ids=["state", "a count of starts"])
+def test_a_number_that_counts_starts_is_no_state(tmp_path: Path, gone: int | None, status: str) -> None:
+    """One that counts something else is not the same in all that an attempt saves."""
+    run = write_script_run(tmp_path)
+    for leg, attempts in (("reference", (1,)), ("chaos", (1, 2, 3))):
+        for attempt in attempts:
+
+            def counted(line: dict[str, Any], attempt: int = attempt) -> dict[str, Any]:
+                value = attempt if gone is None else attempt + line["step"] // 4
+                return {**line, "held": {**line["held"], "starts": str(value)} if line.get("held") else {}}
+
+            edit_trace(run, leg, attempt, 0, only("save", counted))
+    assert judge(run).status == status
+
+
+def test_state_that_begins_after_the_first_kill_is_compared(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempt, value in (("reference", 1, "0" * 16), ("chaos", 3, "1" * 16)):
+
+        def late(line: dict[str, Any], value: str = value) -> dict[str, Any]:
+            held = line.get("held") or {}
+            return {**line, "held": {**held, "swa": value} if held and line["step"] >= 12 else held}
+
+        edit_trace(run, leg, attempt, 0, only("save", late))
+    verdict = judge(run)
+    assert verdict.code == "kept_state_not_restored" and "step 12, rank 0, attempt 3, swa" in verdict.cause, verdict.cause
+
+
 def test_a_count_of_steps_that_is_off_shows_where_it_saves(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
 
@@ -234,7 +262,7 @@ def test_one_that_removed_its_newest_checkpoint_is_told_so(tmp_path: Path) -> No
 
 def test_before_the_first_checkpoint_a_restart_begins_at_the_beginning(tmp_path: Path) -> None:
     kills = (Fault(id="F1", rank=1, phase="step", at_step=3, source="faults.schedule[0]"),)
-    verdict = judge(write_script_run(tmp_path, kills=kills))
+    verdict = judge(write_script_run(tmp_path, kills=kills, spec={"verify": {"confirm": False}}))
     assert (verdict.status, verdict.code) == ("PASS", "exact")
     assert "every attempt began at the beginning" in verdict.cause
 

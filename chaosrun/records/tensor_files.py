@@ -1,0 +1,172 @@
+"""What a script's files of tensors and arrays hold, entry by entry: files of torch.save, torch.distributed.checkpoint,
+safetensors and numpy, and pickles. Read without torch, and nothing in a file is executed: each class that a pickle names is
+an inert one here. What is a number, a text or a random generator's state is left out."""
+
+import io
+import json
+import pickle
+import re
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+LEAST_BYTES = 17
+"""Less is a number of numpy's."""
+STREAMS = (16, 2496, 5056)
+"""Bytes of the states of random generators: torch's on a GPU, numpy's, torch's on the CPU."""
+NO_STATE = re.compile(
+    r"(^|[^a-z])(hist\w*|loss(es)?|metrics?|curves?|times?|timings?|durations?|logs?|rng|random|\w*sampler|loaders?)([^a-z]|$)"
+)
+"""Names of what a script tells of a training, and of where its data stand: a right restart may leave other ones."""
+_ENDS, _END_BYTES = b"PK\x05\x06", 22
+"""Of an archive; torch.distributed.checkpoint writes one after the other into a file."""
+_DEEPEST = 40
+Entry = tuple[int, str]
+_Leaf = tuple[tuple[str, ...], bytes]
+
+
+class _Inert:
+    """In the place of any class or function: keeps what it is given."""
+
+    def __new__(cls, *given: Any, **options: Any) -> "_Inert":
+        made = super().__new__(cls)
+        made.given = [*given, options]
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.given: list[Any]
+
+    def append(self, item: Any) -> None:
+        self.given.append(item)
+
+    add = extend = __setstate__ = append
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.given.append({key if isinstance(key, str | int) else "": value})
+
+    def __call__(self, *given: Any) -> "_Inert":
+        return _Inert(self, *given)
+
+
+class _Storage(bytes):
+    """Of a tensor that is no random generator's state, whatever its size."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, storages: Mapping[str, bytes]) -> None:
+        super().__init__(file)
+        self._storages = storages
+
+    def find_class(self, module: str, name: str) -> Any:
+        return OrderedDict if name == "OrderedDict" else type(name, (_Inert,), {})
+
+    def persistent_load(self, pid: Any) -> bytes:
+        _, kind, key, _, elements, *_ = pid
+        held = self._storages.get(str(key), b"")
+        is_stream = kind.__name__ == "ByteStorage" and len(held) in STREAMS
+        return b"" if elements == 1 or is_stream else _Storage(held)
+
+
+def entries(path: Path) -> dict[str, Entry]:
+    """By name, how many bytes and their digest; nothing of a file that is no such file, or is not whole. Raises OSError."""
+    found: dict[str, tuple[int, xxhash.xxh3_64]] = {}
+    try:
+        for names, leaf in _leaves(path.read_bytes(), path.suffix):
+            if len(leaf) >= LEAST_BYTES and not NO_STATE.search((names or ("",))[-1].lower()):
+                size, hasher = found.get("/".join(names), (0, xxhash.xxh3_64()))
+                hasher.update(leaf)
+                found["/".join(names)] = size + len(leaf), hasher
+    except OSError:
+        raise
+    except Exception:  # torn, of another form, or a pickle that does what no state needs: it is not compared
+        return {}
+    return {name: (size, hasher.hexdigest()) for name, (size, hasher) in found.items()}
+
+
+def is_one(head: bytes, suffix: str) -> bool:
+    """Whether a file that begins so may hold tensors or arrays."""
+    return suffix == ".safetensors" or head[:4] in (b"PK\x03\x04", b"\x93NUM") or head[:1] == b"\x80"
+
+
+def _leaves(content: bytes, suffix: str) -> Iterator[_Leaf]:
+    if suffix == ".safetensors":
+        start = 8 + struct.unpack("<Q", content[:8])[0]
+        for name, about in json.loads(content[8:start]).items():
+            if name != "__metadata__":
+                first, last = about["data_offsets"]
+                yield (name,), content[start + first : start + last]
+    elif content.startswith(b"PK\x03\x04"):
+        begin = end = number = 0
+        while (at := content.find(_ENDS, end)) >= 0:
+            end = at + _END_BYTES
+            with zipfile.ZipFile(io.BytesIO(content[begin:end])) as archive:
+                yield from _of_zip(archive, () if end - begin == len(content) else (f"part {number}",))
+            begin, number = end, number + 1
+    elif content.startswith(b"\x80"):
+        yield from _of_pickle(io.BytesIO(content), {})
+    else:
+        yield from _of_array((), content)
+
+
+def _of_zip(archive: zipfile.ZipFile, within: tuple[str, ...]) -> Iterator[_Leaf]:
+    """Of torch.save or numpy."""
+    for name in archive.namelist():
+        if name.endswith(".npy"):
+            yield from _of_array((*within, name.removesuffix(".npy")), archive.read(name))
+        elif name.endswith("/data.pkl"):
+            place = name.removesuffix("data.pkl") + "data/"
+            storages = {each.removeprefix(place): archive.read(each) for each in archive.namelist() if each.startswith(place)}
+            for names, leaf in _of_pickle(io.BytesIO(archive.read(name)), storages):
+                yield (*within, *names), leaf
+
+
+def _of_array(names: tuple[str, ...], content: bytes) -> Iterator[_Leaf]:
+    head = content[:256]
+    if b"'shape': ()" not in head and b"'|O'" not in head and len(content) - 128 not in STREAMS:
+        yield names, content
+
+
+def _of_pickle(file: io.BytesIO, storages: Mapping[str, bytes]) -> Iterator[_Leaf]:
+    inside: set[int] = set()
+
+    def visit(value: Any, names: tuple[str, ...]) -> Iterator[_Leaf]:
+        if isinstance(value, bytes | bytearray):
+            if isinstance(value, _Storage) or len(value) not in STREAMS:
+                yield names, bytes(value)
+            return
+        if id(value) in inside or len(names) > _DEEPEST:
+            return
+        inside.add(id(value))
+        match value:
+            case dict():
+                for key, each in value.items():
+                    yield from visit(each, (*names, str(key)) if isinstance(key, str | int) else names)
+            case list() | tuple():
+                for number, each in enumerate(value):
+                    yield from visit(each, (*names, str(number)))
+            case _Inert(given=[bytes() as saved, *_]) if type(value).__name__ == "_load_from_bytes":
+                yield from visit(_storage(saved), names)
+            case _Inert(given=[str() as text, str() as coding, *_]) if type(value).__name__ == "encode":
+                yield from visit(text.encode(coding), names)
+            case _Inert():
+                for each in value.given:
+                    for part in each if isinstance(each, tuple) else (each,):
+                        yield from visit(part, names)
+            case _:
+                pass
+        inside.discard(id(value))
+
+    yield from visit(_Unpickler(file, storages).load(), ())
+
+
+def _storage(saved: bytes) -> bytes:
+    """Of a storage that was pickled by itself: what follows the five pickles and the number in which torch says what it is."""
+    file = io.BytesIO(saved)
+    for _ in range(5):
+        _Unpickler(file, {}).load()
+    return file.read()[8:]

@@ -1,0 +1,61 @@
+"""What a script's files of tensors held when it had come to its end, against the reference's: state that it keeps and saves in
+whatever way, and that a restart has not brought back. Pure.
+
+A second undisturbed leg decides: what differs there, too, tells nothing.
+"""
+
+from pathlib import PurePath
+
+from chaosrun.records.history import LegHistory
+from chaosrun.verify.alignment import REMOVED
+from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
+from chaosrun.verify.kept import KeptDifference
+
+
+def left_difference(drill: Drill) -> KeptDifference | None:
+    """The first entry that was otherwise in a file which a restarted attempt wrote; None: there is none, or nobody can tell."""
+    second = drill.confirming
+    restarted = len(drill.chaos.attempts) > 1 and drill.ended_early is None
+    if not drill.spec.verify.confirm or not drill.exact_weights or not restarted:
+        return None
+    has_confirmed = second is not None and second.outcome == "completed"
+    for path, held in sorted(drill.chaos.left.files.items()):
+        expected = drill.reference.left.files.get(path, {})
+        again = second.left.files.get(path, {}) if second is not None and has_confirmed else expected
+        # Of another size is what is gathered while a script runs: losses, samples.
+        differing = [
+            name
+            for name, seen in held.items()
+            if seen != expected.get(name, seen) and again.get(name) == expected[name] and seen[0] == expected[name][0]
+        ]
+        if differing and (rank := _saved_alike(drill, path)) is not None:
+            name = f"{path}: {differing[0]}" if differing[0] else path
+            where = f"at the end, {name} is not what every undisturbed run leaves there"
+            step = drill.chaos_lineage.final_step
+            about = {"name": name, "path": path, "step": step, "rank": rank, "where": where, "differing": differing}
+            values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
+            return KeptDifference(rank=rank, name=name, **values, cause=Cause("kept_state_not_restored", about))
+    return None
+
+
+def _saved_alike(drill: Drill, path: str) -> int | None:
+    """The rank that saved a file, where its last attempt did so: after the step after which the reference did, or one after
+    which that saved something else (of the best weights another attempt may think otherwise). Else it may be saved by the
+    clock, on a notice, or so many steps after a start."""
+    seen, expected = _saved(drill.chaos, path), _saved(drill.reference, path)
+    if not seen or not expected or max(seen)[1] != drill.chaos.attempts[-1].number:
+        return None
+    step, _, rank = max(seen)
+    steps = {save.step for trace in drill.reference.traces for save in trace.saves if save.how != REMOVED}
+    return rank if step == max(expected)[0] or step in steps else None
+
+
+def _saved(leg: LegHistory, path: str) -> list[tuple[int, int, int]]:
+    """When: step, attempt, rank. A folder may have been renamed as a whole."""
+    return [
+        (save.step, trace.attempt, trace.rank)
+        for trace in leg.traces
+        for save in trace.saves
+        if save.how != REMOVED and PurePath(path).is_relative_to(save.path)
+    ]

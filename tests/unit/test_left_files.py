@@ -1,0 +1,125 @@
+"""What a script's files of tensors hold is told entry by entry, executes nothing, and is compared at the end of a drill."""
+
+import argparse
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+from script_legs import write_script_run
+from torch.distributed import checkpoint
+
+from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.left import note_left, read_left
+from chaosrun.records.tensor_files import entries
+from chaosrun.verify.verdict import Verdict, judge
+
+Write = Callable[[Any, Path], None]
+
+
+def plainly(state: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(state))
+
+
+def distributed(state: Any, path: Path) -> None:
+    checkpoint.save(state, checkpoint_id=path.with_name("folder"))
+    (path.with_name("folder") / "__0_0.distcp").rename(path)
+
+
+WRITERS: dict[str, tuple[Write, list[str]]] = {
+    "torch.save": (torch.save, ["average/weight", "moments"]),
+    "pickle": (plainly, ["average/weight", "moments"]),
+    "dcp": (distributed, ["part 0", "part 1"]),
+}
+
+
+def state_of(value: float, **more: Any) -> dict[str, Any]:
+    return {"average": {"weight": torch.full((3, 2), value)}, "moments": torch.ones(7), **more}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("by", WRITERS)
+def test_each_tensor_has_a_digest(tmp_path: Path, by: str) -> None:
+    write, names = WRITERS[by]
+    found = []
+    for number, value in enumerate((1, 1, 2)):
+        write(state_of(value), path := tmp_path / f"{number}.pt")
+        found.append(entries(path))
+    assert list(found[0]) == names and found[0] == found[1], found
+    assert [name for name in names if found[2][name] != found[0][name]] == names[:1]
+
+
+def test_numbers_texts_and_random_states_are_left_out(tmp_path: Path) -> None:
+    more = {"args": argparse.Namespace(resume=True), "rng": torch.get_rng_state(), "numpy": numpy.random.get_state()}
+    more |= {"launches": 2, "best": torch.tensor(0.5), "host": "a" * 40, "history": numpy.ones(9), "array": numpy.ones(9)}
+    for write in (torch.save, plainly):
+        write(state_of(1, **more), tmp_path / "all.pt")
+        assert [*entries(tmp_path / "all.pt")] == ["average/weight", "moments", "array"]
+
+
+def test_arrays_and_safetensors_have_digests(tmp_path: Path) -> None:
+    numpy.savez(tmp_path / "a.npz", ema=numpy.ones(5), step=numpy.int64(3))
+    numpy.save(tmp_path / "a.npy", numpy.ones(5))
+    save_file({"weight": torch.ones(5)}, tmp_path / "a.safetensors")
+    assert [[*entries(tmp_path / name)] for name in ("a.npz", "a.npy", "a.safetensors")] == [["ema"], [""], ["weight"]]
+
+
+class Wicked:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("executed",)
+
+
+def test_nothing_in_a_file_is_executed_and_what_is_torn_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for write in (torch.save, plainly):
+        write(state_of(1, wicked=Wicked()), path := tmp_path / "all.pt")
+        assert [*entries(path)] == ["average/weight", "moments"] and not Path("executed").exists()
+        path.write_bytes(path.read_bytes()[:300])
+        assert entries(path) == {}
+
+
+def test_text_and_links_are_not_read_nor_more_than_a_sane_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leg = LegLayout(tmp_path)
+    (leg.work / "out").mkdir(parents=True)
+    (leg.work / "out/log.json").write_text("{}")
+    (leg.work / "linked.pt").symlink_to("out/new.pt")
+    for number, name in enumerate(("out/old.pt", "out/new.pt")):
+        torch.save(state_of(number), leg.work / name)
+        os.utime(leg.work / name, (number, number))
+    monkeypatch.setattr("chaosrun.records.left.MOST_BYTES", (leg.work / "out/new.pt").stat().st_size)
+    note_left(leg)
+    left = read_left(leg, [])
+    assert ([*left.files], left.left_out) == (["out/new.pt"], ("out/old.pt",))
+
+
+LAST = "ckpt-12/model.pt"
+
+
+def with_left(run: RunLayout, **files: dict[str, tuple[int, str]]) -> Verdict:
+    for leg, held in files.items():
+        (run.path / leg / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}, "left_out": []}))
+    return judge(run)
+
+
+SEEN, OTHER, LONGER = {"ema": (24, "aa")}, {"ema": (24, "bb")}, {"ema": (32, "bb")}
+
+
+def test_what_a_restart_left_otherwise_is_told_with_file_and_entry(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    assert with_left(run, reference=SEEN, chaos=SEEN).status == "PASS"
+    verdict = with_left(run, reference=SEEN, chaos=OTHER)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "kept_state_not_restored", "yours"), verdict.cause
+    assert f"{LAST}: ema" in verdict.cause
+    assert with_left(run, reference=SEEN, chaos=LONGER).status == "PASS", "what is gathered is no state"
+    assert with_left(run, reference={}, chaos=OTHER).status == "PASS"
+
+
+def test_without_a_second_leg_to_ask_nothing_is_said(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, spec={"verify": {"confirm": False}})
+    assert with_left(run, reference=SEEN, chaos=OTHER).status == "PASS"
