@@ -60,6 +60,8 @@ class _Seen:
         self.kept: list[Any] | None = []
         """Optimizers, and modules that were loaded, before the first step."""
         self.installed = False
+        self.seeded = False
+        """The script itself has put torch's random stream somewhere."""
 
     def keep(self, thing: Any) -> None:
         if self.kept is not None and self.listens():
@@ -80,7 +82,7 @@ _seen = _Seen()
 
 def install(listener: Listener) -> None:
     """Tell `listener`, in this process and not in its children, what happens from now on."""
-    _seen.listener, _seen.pid = listener, os.getpid()
+    _seen.listener, _seen.pid, _seen.seeded = listener, os.getpid(), False
     if _seen.installed:
         return
     _seen.installed = True
@@ -89,6 +91,12 @@ def install(listener: Listener) -> None:
     _see_optimizers()
     _see_wrappers()
     _see_loads()
+    _see_seeds()
+
+
+def seeded() -> bool:
+    """The script has seeded torch, or restored its random stream."""
+    return _seen.seeded
 
 
 def let_go() -> None:
@@ -218,3 +226,16 @@ def _see_loads() -> None:
         return load(self, *args, **kwargs)
 
     torch.nn.Module.load_state_dict = load_state_dict
+
+
+def _see_seeds() -> None:
+    for name in ("manual_seed", "set_rng_state"):
+        inner = getattr(torch, name)
+
+        @functools.wraps(inner)
+        def seed(*args: Any, inner: Callable[..., Any] = inner, **kwargs: Any) -> Any:
+            _seen.seeded = True
+            return inner(*args, **kwargs)
+
+        setattr(torch, name, seed)
+        setattr(torch.random, name, seed)

@@ -102,6 +102,8 @@ class Arrival:
     """Where a script went on by itself."""
     in_part: bool = False
     """Its optimizers step but some of its parameters yet."""
+    seeded: bool = True
+    """The script seeds its random streams by itself."""
     again: bool = False
     """It was seen to arrive before, too early: what was written of that is no more."""
 
@@ -174,6 +176,7 @@ class Observer:
                 tensors=tuple(name + part_of(parameter) for name, parameter in self._named),
                 sharded=any(is_shard(parameter) for _, parameter in self._named),
                 in_part=arrival.in_part,
+                seeded=arrival.seeded,
                 parts=True,
                 digests=arrival.digests,
                 state=at_start.optimizer,

@@ -242,7 +242,8 @@ class ScriptTraining:
             # At its beginning, or a job that does not repeat itself: then no step tells anything.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
-        arrival = Arrival(entered_s=self._started_s, found=found, in_part=state.in_part, again=self._steps is not None)
+        again = self._steps is not None
+        arrival = Arrival(entered_s=self._started_s, found=found, in_part=state.in_part, seeded=hooks.seeded(), again=again)
         steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
         return steps

@@ -78,6 +78,8 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     in_part: bool = False
     """Of a script that resumes by itself: optimizers stepped but some of the parameters then. A later attempt, which may begin
     when they step all or still fewer, has its `tensors` in this order."""
+    seeded: bool = True
+    """The script itself had seeded torch, or restored its random stream; where it resumes by itself."""
     parts: bool = False
     """Whether `tensors` say which part of each: where their names are the same, ranks hold the same."""
     canary: Text | None = None

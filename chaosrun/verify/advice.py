@@ -194,6 +194,16 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
             return
 
 
+def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
+    """A script whose every start draws the same numbers for no other reason than the drill's seed."""
+    if drill.by_script and any(not start.seeded for attempt in drill.chaos.attempts[1:] for start in attempt.starts.values()):
+        yield (
+            "the script does not seed torch, nor restore its random stream: chaosrun seeded every attempt alike (seed "
+            f"{drill.spec.seed}). Outside chaosrun a restart draws other numbers: a random split of the data, say, is another "
+            "one (seed it, or save what was drawn)"
+        )
+
+
 def ranks_apart(drill: Drill) -> Iterator[str]:
     """Weights that ranks do not share, as with experts or Local SGD, or by mistake."""
     replicas = Replicas(drill.reference)
@@ -233,6 +243,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     streams_not_restored,
     ranks_apart,
     files_not_compared,
+    seeded_by_chaosrun,
 )
 
 
