@@ -157,7 +157,8 @@ class ScriptTraining:
                 raise MisuseError(
                     f"{type(optimizer).__name__} steps {count(len(added), 'parameter')} at step {self.position.step + 1} that "
                     "were not there at the first step",
-                    hint="build all that is trained before the first step; of two trainings, drill each by itself",
+                    hint="build all that is trained before the first step, all layers of a net that grows among it; drill each "
+                    "fold by itself; find a learning rate in a run of its own, or on the model itself (docs/job.md says how)",
                 )
             if self._backwards:
                 if not self._steps.observer.has_met_an_optimizer:
