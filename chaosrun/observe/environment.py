@@ -21,8 +21,10 @@ LIBRARIES = (
     ("torchdata", "torchdata.stateful_dataloader.stateful_dataloader", "StatefulDataLoader"),
     ("lightning", "lightning.pytorch.trainer.trainer", "Trainer"),
     ("pytorch-lightning", "pytorch_lightning.trainer.trainer", "Trainer"),
+    ("lightning-fabric", "lightning.fabric.fabric", "Fabric"),
+    ("lightning-fabric", "lightning_fabric.fabric", "Fabric"),
 )
-"""What scripts train with: the package, and the module and class of which one that uses it has an object."""
+"""What scripts train with: its name, and the module and class of which one that uses it has an object."""
 
 
 def record_environment(path: Path) -> None:
@@ -77,8 +79,9 @@ def _float32_precision() -> dict[str, str]:
 def libraries() -> dict[str, str]:
     """Versions of those of LIBRARIES that the script uses by now: that they are loaded says nothing."""
     return {
-        package: version(package)
-        for package, module, name in LIBRARIES
+        # pytorch-lightning brings Fabric along: not each of them is a distribution.
+        library: str(getattr(sys.modules[module.partition(".")[0]], "__version__", "0"))
+        for library, module, name in LIBRARIES
         if _in_use(getattr(sys.modules.get(module), name, None))
     }
 

@@ -69,8 +69,31 @@ _RESUME: Mapping[str, Row] = {
         "save and load the state of {hook} with the checkpoint, on every rank; at three and more ranks DDP, which rebuilds its "
         "buckets in a process's first step, differs beside it (find_unused_parameters=True never rebuilds)",
     ),
-    "library.known": Row("", Blame(whose="library", reason="{known}")),
+    "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }
+_NOT_SET = "the samples are those of epoch {epoch} {where}, expected was epoch {expected}"
+_BY_LIBRARY: Mapping[str, Row] = {
+    "sampler_epoch_not_set.accelerate": detail(
+        hint=f"{_NOT_SET}: call set_epoch in every epoch, of a loader that skips, too; accelerate hands it to a sampler that "
+        "has an epoch, Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)); another draws "
+        "from a random stream that a restart begins anew"
+    ),
+    "sampler_epoch_not_set.lightning-fabric": detail(
+        hint=f"{_NOT_SET}: tell the loader that Fabric made which pass it is, before each (loader._num_iter_calls = epoch)"
+    ),
+    "sampler_epoch_not_set.transformers": detail(
+        hint=f"{_NOT_SET}: Trainer sets the epoch where the sampler has one; another (group_by_length, one of the script's own "
+        "without set_epoch) draws from a random stream that a restart begins anew"
+    ),
+    "batches_repeated.transformers": detail(
+        hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, as "
+        "Trainer does that is told to skip nothing (ignore_data_skip=True)"
+    ),
+    "optimizer_state_not_restored.transformers": detail(
+        hint="the optimizer began as new, with the weights of step {base}: Trainer saved none (save_only_model=True){scope}"
+    ),
+}
+"""What the users of a library can do: of a code, where the script trains with it."""
 _STATES: Mapping[str, Row] = {
     "data_order_not_restored.own": Row(
         "",
@@ -170,4 +193,4 @@ def _own() -> Iterator[tuple[str, Row]]:
             yield f"{code}.own", Row("", _OWN)
 
 
-RESUME_ROWS: Mapping[str, Row] = {**_RESUME, **dict(_own()), **_STATES}
+RESUME_ROWS: Mapping[str, Row] = {**_RESUME, **dict(_own()), **_STATES, **_BY_LIBRARY}

@@ -4,12 +4,15 @@ A library is named only where its version has the bug and what was seen fits it.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
-from chaosrun.verify.alignment import standing
+from chaosrun.records.history import Attempt
+from chaosrun.records.traces import SaveRecord, StepRecord
+from chaosrun.verify.alignment import Standing, standing
 from chaosrun.verify.check import Drill
-from chaosrun.verify.codes import Cause
+from chaosrun.verify.codes import TABLE, Cause
 from chaosrun.verify.divergence import Divergence
 
 
@@ -28,30 +31,77 @@ class Known:
     fits: Callable[[Drill, Divergence], bool] = lambda drill, found: True
 
 
-def _later_pass(drill: Drill, found: Divergence) -> bool:
-    """The undisturbed run was in a later pass over its data than the first."""
+def _expected(drill: Drill, found: Divergence) -> StepRecord:
+    """The undisturbed run's step."""
     record = drill.reference_lineage.at(found.rank, found.step)
-    return record is not None and record.epoch > 0
+    assert record is not None, "a difference of data is one from it"
+    return record
+
+
+def _began(drill: Drill, found: Divergence) -> Standing | None:
+    return next((standing(drill, each) for each in drill.chaos.attempts if each.number == found.attempt), None)
+
+
+def _begun_anew(drill: Drill, found: Divergence) -> bool:
+    """The attempt began with the data of the very beginning."""
+    began = _began(drill, found)
+    return began is not None and 0 in began.held["data"]
+
+
+def _stream(drill: Drill, found: Divergence) -> bool:
+    """Its loader names no samples, as one of a dataset that has indices does."""
+    return not _expected(drill, found).knows_ids
+
+
+def _later_pass_of_a_stream(drill: Drill, found: Divergence) -> bool:
+    return _expected(drill, found).epoch > 0 and _stream(drill, found) and _begun_anew(drill, found)
+
+
+def _resumed_twice(drill: Drill, found: Divergence) -> bool:
+    resumed = any(each.went_on for each in drill.chaos.attempts if each.number < found.attempt)
+    return resumed and _stream(drill, found) and _begun_anew(drill, found)
+
+
+def _within_a_later_pass(drill: Drill, found: Divergence) -> bool:
+    """There are batches to skip, of another pass than the first, in whose place those of the first were seen."""
+    record = _expected(drill, found)
+    return record.epoch > 0 and record.batches > len(record.batch) and found.reason.params.get("epoch", 0) == 0
 
 
 def _before_accelerate_1_15(drill: Drill, found: Divergence) -> bool:
     """What accelerate does wrong below Trainer, accelerate has put right."""
-    return _later_pass(drill, found) and _numbers(libraries(drill)["accelerate"]) < (1, 15)
+    return _within_a_later_pass(drill, found) and _numbers(libraries(drill)["accelerate"]) < (1, 15)
 
 
-def _place_in_the_data(drill: Drill, found: Divergence) -> bool:
-    """It came back: the library was asked to resume."""
-    began = next((standing(drill, each) for each in drill.chaos.attempts if each.number == found.attempt), None)
-    return began is None or "data" not in began.wrong
+_FILES = {"optimizer_state_not_restored": "optimizer", "rng_not_restored": "rng_state"}
+"""With what the names of Trainer's files begin that hold it."""
 
 
-def _later_weights(drill: Drill, found: Divergence) -> bool:
+def _saves(code: str, attempts: Iterable[Attempt]) -> list[SaveRecord]:
+    """What these saved into files that are called as Trainer's."""
+    saves = (save for attempt in attempts for trace in attempt.traces.values() for save in trace.saves)
+    return [save for save in saves if PurePath(save.path).name.startswith(_FILES[code])]
+
+
+def _file_lost(drill: Drill, found: Divergence) -> bool:
+    """Trainer was asked to resume, as the place in the data came back, and a file that it saves was gone by then: a kill or a
+    fault inside the save had taken it."""
+    began, attempts = _began(drill, found), [each for each in drill.chaos.attempts if each.number < found.attempt]
+    if began is None or "data" in began.wrong or not _saves(found.code, (*drill.reference.attempts, *attempts)):
+        return False
+    whole = any(save.done and save.step == began.step for save in _saves(found.code, attempts))
+    return not whole or any(fault.phase == "save" for fault in drill.plan.faults)
+
+
+def _saved_later_weights(drill: Drill, found: Divergence) -> bool:
+    """In another thread than the one that trains."""
     step, base = found.reason.params.get("step"), found.reason.params.get("base")
-    return isinstance(step, int) and isinstance(base, int) and step > base
+    aside = any(save.aside for trace in drill.chaos.traces for save in trace.saves)
+    return aside and isinstance(step, int) and isinstance(base, int) and step > base
 
 
 _ORDER = ("sampler_epoch_not_set", "data_order_not_restored")
-_PLACE = ("batches_repeated", "batches_skipped", *_ORDER)
+_BACK = ("batches_repeated", *_ORDER)
 KNOWN: tuple[Known, ...] = (
     Known(
         library="transformers",
@@ -64,15 +114,15 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         library="transformers",
-        codes=_PLACE,
-        fits=_later_pass,
+        codes=_BACK,
+        fits=_later_pass_of_a_stream,
         what="Trainer, resumed in a later pass over a stream, begins at the stream's beginning",
         thread="transformers#26413",
     ),
     Known(
         library="transformers",
-        codes=("optimizer_state_not_restored", "rng_not_restored"),
-        fits=_place_in_the_data,
+        codes=tuple(_FILES),
+        fits=_file_lost,
         what="Trainer goes on without a word where optimizer.pt or rng_state.pth is missing",
         thread="transformers#35782",
     ),
@@ -81,7 +131,7 @@ KNOWN: tuple[Known, ...] = (
         before="1.13.0",
         beside=("torchdata",),
         codes=("batches_repeated",),
-        fits=lambda drill, found: drill.spec.workers > 1,
+        fits=lambda drill, found: drill.spec.workers > 1 and not _begun_anew(drill, found),
         what="a stateful loader's state is taken ahead of the batches that were trained on, and goes back",
         thread="accelerate#3952",
     ),
@@ -89,7 +139,7 @@ KNOWN: tuple[Known, ...] = (
         library="accelerate",
         before="1.15.0",
         codes=_ORDER,
-        fits=_later_pass,
+        fits=_within_a_later_pass,
         what="set_epoch before skip_first_batches is lost: the loader replays epoch 0",
         thread="accelerate#4071",
     ),
@@ -97,8 +147,8 @@ KNOWN: tuple[Known, ...] = (
         library="datasets",
         since="5.0.0",
         before="5.0.1",
-        codes=_PLACE,
-        fits=lambda drill, found: found.attempt > 2,
+        codes=_BACK,
+        fits=_resumed_twice,
         what="a stream that was resumed gives a state that resumes at its beginning",
         thread="datasets#8295",
     ),
@@ -106,13 +156,15 @@ KNOWN: tuple[Known, ...] = (
         library="datasets",
         before="4.8.5",
         codes=("batches_skipped", "data_order_not_restored"),
+        fits=_stream,
         what="a stream resumed behind map() skips rows",
         thread="datasets#8145",
     ),
     Known(
         library="datasets",
         before="5.0.1",
-        codes=_PLACE,
+        codes=("batches_skipped", "data_order_not_restored"),
+        fits=_stream,
         what="a stream resumed behind a formatted filter() loses rows",
         thread="datasets#8360",
     ),
@@ -120,9 +172,16 @@ KNOWN: tuple[Known, ...] = (
         library="pytorch-lightning",
         before="2.5.4",
         codes=("saved_while_training", "weights_of_another_step", "optimizer_state_of_another_step"),
-        fits=_later_weights,
+        fits=_saved_later_weights,
         what="AsyncCheckpointIO saves tensors while training changes them",
         thread="Lightning#20953",
+    ),
+    Known(
+        library="lightning-fabric",
+        codes=("sampler_epoch_not_set",),
+        fits=lambda drill, found: drill.spec.workers > 1 and found.reason.params["epoch"] == 0,
+        what="Fabric's loader sets the sampler's epoch to its own count of passes, 0 after a restart, over that of the script",
+        thread="Lightning#16101",
     ),
 )
 """Of several that fit, the first is told."""
@@ -158,14 +217,30 @@ def told(reason: Cause) -> Cause:
 
 
 def told_of(divergence: Divergence, drill: Drill) -> Divergence:
-    """The same, with what is known of the library that it looks like."""
-    reason = told(divergence.reason)
-    if bug := known_of(divergence, drill):
+    """The same, with what is known of the library that it looks like, and what its users can do."""
+    reason, bug = told(divergence.reason), known_of(divergence, drill)
+    used = [bug.library] if bug else [name for name in ("transformers", "accelerate") if name in libraries(drill)]
+    if bug:
         version = libraries(drill)[bug.library]
         fixed = f", not so since {bug.before}" if bug.before else ""
         known = f"{bug.library} {version}: {bug.what} ({bug.thread}{fixed})"
         reason = replace(reason, params={**reason.params, "known": known})
+    if used and f"{reason.code}.{used[0]}" in TABLE and _advisable(divergence, drill):
+        reason = replace(reason, because=used[0])
     return replace(divergence, reason=reason)
+
+
+def _advisable(divergence: Divergence, drill: Drill) -> bool:
+    """What a row says of this code to whom trains with a library is of this difference, too."""
+    reason = divergence.reason
+    match reason.code:
+        case "batches_repeated":
+            return reason.params["index"] == 0
+        case "optimizer_state_not_restored":
+            attempts = (*drill.reference.attempts, *drill.chaos.attempts)
+            return reason.because == "of_the_beginning" and not _saves(reason.code, attempts)
+        case _:
+            return reason.because is None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

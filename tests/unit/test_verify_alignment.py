@@ -12,7 +12,6 @@ from script_legs import SCRIPT_KILLS, Habits, write_script_run
 from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.check import Check
-from chaosrun.verify.libraries import KNOWN
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 
@@ -299,39 +298,6 @@ def test_one_that_never_comes_back(tmp_path: Path) -> None:
 
 
 LATER = (Fault(id="F1", rank=1, phase="step", at_step=10, source="faults.schedule[0]"),)
-
-
-@pytest.mark.parametrize(
-    ("libraries", "whose"),
-    [
-        ({"accelerate": "1.14.0"}, "library"),
-        ({"accelerate": "1.15.0"}, "yours"),
-        ({"torch": "2.13.0"}, "yours"),
-        ({"accelerate": "1.14.0", "transformers": "4.57.6"}, "library"),
-    ],
-)
-def test_a_library_is_named_where_its_release_has_the_bug(tmp_path: Path, libraries: dict[str, str], whose: str) -> None:
-    verdict = judge(write_script_run(tmp_path, bugs=Bugs(set_epoch=False), libraries=libraries, kills=LATER))
-    assert (verdict.code, verdict.blame.whose) == ("sampler_epoch_not_set", whose), verdict.cause
-    named = "transformers 4.57.6" if "transformers" in libraries else "accelerate 1.14.0: set_epoch before skip_first_batches"
-    assert (named in verdict.cause) == (whose == "library")
-    assert (named in f"{verdict.hint}") == (whose == "library")
-
-
-@pytest.mark.parametrize(("asked", "whose"), [(True, "library"), (False, "yours")])
-def test_a_library_that_was_not_asked_to_resume_is_not_named(tmp_path: Path, asked: bool, whose: str) -> None:
-    """Trainer without its optimizer.pt, and a script that loads the weights alone: there the data begin anew, too."""
-    bugs = Bugs(keep_optimizer=False, skip_off=0 if asked else -4)
-    verdict = judge(write_script_run(tmp_path, bugs=bugs, libraries={"transformers": "5.23.0"}))
-    assert (verdict.code, verdict.blame.whose) == ("optimizer_state_not_restored", whose), verdict.cause
-    assert ("transformers#35782" in verdict.cause) == asked
-
-
-def test_a_library_is_not_named_for_what_it_does_not_do(tmp_path: Path) -> None:
-    libraries = {"accelerate": "1.12.0", "torchdata": "0.11.0", "datasets": "4.8.4", "pytorch-lightning": "2.5.3"}
-    verdict = judge(write_script_run(tmp_path, bugs=Bugs(keep_rng=False), libraries=libraries))
-    assert (verdict.code, verdict.blame.whose) == ("rng_not_restored", "yours")
-    assert all(bug.thread not in verdict.cause for bug in KNOWN)
 
 
 def test_buckets_that_were_not_primed_as_asked_are_torchs(tmp_path: Path) -> None:

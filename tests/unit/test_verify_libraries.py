@@ -1,0 +1,153 @@
+"""What a script's libraries have to do with a difference: known bugs where all fits them, and what their users can do."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from legs import Bugs, edit_trace, only
+from script_legs import SCRIPT_KILLS, write_script_run
+
+from chaosrun.faults.fault import Fault
+from chaosrun.observe import environment
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.libraries import KNOWN
+from chaosrun.verify.verdict import Verdict, judge
+
+LATER = (Fault(id="F1", rank=1, phase="step", at_step=10, source="faults.schedule[0]"),)
+"""Goes on from step 8, six batches into the second epoch."""
+EARLY = SCRIPT_KILLS[:1]
+"""Goes on from step 4, eight batches into the first."""
+TRAINER = {"transformers": "5.23.0", "accelerate": "1.15.0"}
+
+
+def judged(root: Path, libraries: dict[str, str], bugs: Bugs, kills: tuple[Fault, ...] = LATER, **about: Any) -> Verdict:
+    return judge(write_script_run(root, bugs=bugs, libraries=libraries, kills=kills, **about))
+
+
+@pytest.mark.parametrize(
+    ("libraries", "whose"),
+    [
+        ({"accelerate": "1.14.0"}, "library"),
+        ({"accelerate": "1.15.0"}, "yours"),
+        ({"torch": "2.13.0"}, "yours"),
+        ({"accelerate": "1.14.0", "transformers": "4.57.6"}, "library"),
+        ({"lightning-fabric": "2.6.6"}, "library"),
+        ({"lightning": "2.6.6"}, "yours"),
+    ],
+)
+def test_a_library_is_named_where_its_release_has_the_bug(tmp_path: Path, libraries: dict[str, str], whose: str) -> None:
+    verdict = judged(tmp_path, libraries, Bugs(set_epoch=False))
+    assert (verdict.code, verdict.blame.whose) == ("sampler_epoch_not_set", whose), verdict.cause
+    named = next((f"{name} {version}: " for name, version in reversed(libraries.items())), "")
+    assert (named in verdict.cause) == (whose == "library")
+    assert (named in f"{verdict.hint}") == (whose == "library")
+    assert verdict.blame.likely, "the records point there, and do not prove it"
+
+
+def test_fabric_is_not_named_of_one_rank_which_has_no_sampler_with_an_epoch(tmp_path: Path) -> None:
+    kills = (Fault(id="F1", rank=0, phase="step", at_step=10, source="faults.schedule[0]"),)
+    verdict = judged(tmp_path, {"lightning-fabric": "2.6.6"}, Bugs(set_epoch=False), kills, workers=1)
+    assert (verdict.code, verdict.blame.whose) == ("sampler_epoch_not_set", "yours"), verdict.cause
+
+
+def test_fabric_is_known_by_an_object_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fabric:
+        pass
+
+    modules = {"lightning_fabric": {"__version__": "2.6.6"}, "lightning_fabric.fabric": {"Fabric": Fabric}}
+    for name, held in modules.items():
+        monkeypatch.setitem(sys.modules, name, cast(ModuleType, SimpleNamespace(**held)))
+    assert "lightning-fabric" not in environment.libraries()
+    fabric = Fabric()
+    assert environment.libraries().get("lightning-fabric") == "2.6.6" and fabric
+
+
+@pytest.mark.parametrize(
+    ("bugs", "whose"),
+    [
+        (Bugs(set_epoch=False, skip_off=-6, with_ids=False), "library"),
+        (Bugs(set_epoch=False, skip_off=-6), "yours"),
+        (Bugs(set_epoch=False, with_ids=False), "yours"),
+        (Bugs(skip_off=-6, with_ids=False), "yours"),
+    ],
+    ids=["a stream", "samples with indices", "not the beginning", "the beginning of the second pass"],
+)
+def test_trainer_is_named_for_a_stream_that_begins_at_its_beginning(tmp_path: Path, bugs: Bugs, whose: str) -> None:
+    verdict = judged(tmp_path, TRAINER, bugs)
+    assert (verdict.status, verdict.blame.whose) == ("FAIL", whose), verdict.cause
+    assert ("transformers#26413" in verdict.cause) == (whose == "library")
+
+
+def of_optimizer(run: RunLayout, *, done: bool) -> None:
+    """What was seen of the optimizer's file, in all attempts: nothing; `done`: not that its save at step 4 came to an end."""
+    for leg, attempts in (("reference", 1), ("chaos", 1 if done else 2)):
+        for attempt in range(1, attempts + 1):
+            if leg == "chaos" or not done:
+                gone = lambda line: None if "optimizer" in line["path"] and (line["done"] or not done) else line  # noqa: E731
+                edit_trace(run, leg, attempt, 0, only("save", gone, step=4 if done else None))
+
+
+@pytest.mark.parametrize("seen", ["lost", "whole", "never"])
+def test_trainer_is_named_for_an_optimizer_s_file_that_was_saved_and_is_gone(tmp_path: Path, seen: str) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_optimizer=False), libraries=TRAINER, kills=EARLY)
+    if seen != "whole":
+        of_optimizer(run, done=seen == "lost")
+    verdict = judge(run)
+    whose = "library" if seen == "lost" else "yours"
+    assert (verdict.code, verdict.blame.whose) == ("optimizer_state_not_restored", whose), verdict.cause
+    assert ("transformers#35782" in verdict.cause) == (seen == "lost")
+    assert ("save_only_model=True" in f"{verdict.hint}") == (seen == "never")
+
+
+def test_a_library_that_was_not_asked_to_resume_is_not_named(tmp_path: Path) -> None:
+    """A script that loads the weights alone: there the data begin anew, too."""
+    run = write_script_run(tmp_path, bugs=Bugs(keep_optimizer=False, skip_off=-4), libraries=TRAINER, kills=EARLY)
+    of_optimizer(run, done=True)
+    verdict = judge(run)
+    assert (verdict.code, verdict.blame.whose) == ("optimizer_state_not_restored", "yours"), verdict.cause
+
+
+@pytest.mark.parametrize(("off", "whose"), [(-2, "library"), (-8, "yours")])
+def test_a_loader_that_goes_back_is_not_one_that_begins_anew(tmp_path: Path, off: int, whose: str) -> None:
+    verdict = judged(tmp_path, {"accelerate": "1.12.0", "torchdata": "0.11.0"}, Bugs(skip_off=off), EARLY)
+    assert (verdict.code, verdict.blame.whose) == ("batches_repeated", whose), verdict.cause
+
+
+@pytest.mark.parametrize(("with_ids", "off", "whose"), [(False, 2, "library"), (True, 2, "yours"), (False, -2, "yours")])
+def test_datasets_is_named_for_streams_that_skip(tmp_path: Path, with_ids: bool, off: int, whose: str) -> None:
+    verdict = judged(tmp_path, {"datasets": "5.0.0"}, Bugs(skip_off=off, with_ids=with_ids), EARLY)
+    assert (verdict.status, verdict.blame.whose) == ("FAIL", whose), verdict.cause
+    assert ("datasets#8360" in verdict.cause) == (whose == "library")
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_what_one_thread_saves_is_no_save_in_the_background(tmp_path: Path, aside: bool) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2), libraries={"pytorch-lightning": "2.5.3"}, kills=EARLY)
+    edit_trace(run, "chaos", 1, 0, only("save", lambda line: {**line, "path": "step=3.ckpt", "aside": aside}))
+    assert ("Lightning#20953" in judge(run).cause) == aside
+
+
+def test_a_library_is_not_named_for_what_it_does_not_do(tmp_path: Path) -> None:
+    libraries = {"accelerate": "1.12.0", "torchdata": "0.11.0", "datasets": "4.8.4", "pytorch-lightning": "2.5.3"}
+    verdict = judged(tmp_path, libraries, Bugs(keep_rng=False), SCRIPT_KILLS)
+    assert (verdict.code, verdict.blame.whose) == ("rng_not_restored", "yours")
+    assert all(bug.thread not in verdict.cause for bug in KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "bugs", "told"),
+    [
+        ({"accelerate": "1.15.0"}, Bugs(set_epoch=False), "DataLoaderConfiguration(use_seedable_sampler=True)"),
+        ({}, Bugs(set_epoch=False), "(call set_epoch in every epoch)"),
+        ({"lightning-fabric": "2.6.6"}, Bugs(set_epoch=False), "loader._num_iter_calls = epoch"),
+        (TRAINER, Bugs(set_epoch=False), "Trainer sets the epoch where the sampler has one"),
+        (TRAINER, Bugs(skip_off=-6), "ignore_data_skip=True"),
+        (TRAINER, Bugs(skip_off=-2), "off by -2"),
+    ],
+)
+def test_hints_say_what_a_library_s_users_can_do(tmp_path: Path, libraries: dict[str, str], bugs: Bugs, told: str) -> None:
+    verdict = judged(tmp_path, libraries, bugs)
+    whose = "library" if "lightning-fabric" in libraries else "yours"
+    assert told in f"{verdict.hint}" and verdict.blame.whose == whose
