@@ -4,10 +4,16 @@
 from collections.abc import Iterator, Mapping
 
 from chaosrun.verify.blame import Blame, Row, detail, nobody, script
-from chaosrun.verify.code_differences import DIFFERENCE_ROWS
+from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS
 
 _OWN = script("its own resume, or the library that it leaves that to, did not bring it back", likely=True)
 _MIXED = script("its own resume puts together what is not of one step")
+
+_BESIDE = detail(
+    hint="model, optimizer, data and random streams came back as they were saved, and yet another {quantity}: beside model and "
+    f"optimizer {{beside}}, which a restart has to load, too; where it does, {BESIDE}",
+    hazard="O8",
+)
 
 _RESUME: Mapping[str, Row] = {
     "ranks_resume_apart": Row(
@@ -69,6 +75,7 @@ _RESUME: Mapping[str, Row] = {
         "save and load the state of {hook} with the checkpoint, on every rank; at three and more ranks DDP, which rebuilds its "
         "buckets in a process's first step, differs beside it (find_unused_parameters=True never rebuilds)",
     ),
+    "beside.saved": _BESIDE,
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }
 _NOT_SET = "the samples are those of epoch {epoch} {where}, expected was epoch {expected}"

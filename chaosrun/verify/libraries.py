@@ -14,6 +14,8 @@ from chaosrun.verify.alignment import Standing, standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import TABLE, Cause
 from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.suspects import QUANTITIES, saved_beside
+from chaosrun.wording import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +219,7 @@ def told(reason: Cause) -> Cause:
 
 
 def told_of(divergence: Divergence, drill: Drill) -> Divergence:
-    """The same, with what is known of the library that it looks like, and what its users can do."""
+    """The same, with what is known of the library that it looks like, what its users can do, and which entries are suspects."""
     reason, bug = told(divergence.reason), known_of(divergence, drill)
     used = [bug.library] if bug else [name for name in ("transformers", "accelerate") if name in libraries(drill)]
     if bug:
@@ -227,6 +229,9 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         reason = replace(reason, params={**reason.params, "known": known})
     if used and f"{reason.code}.{used[0]}" in TABLE and _advisable(divergence, drill):
         reason = replace(reason, because=used[0])
+    elif reason.code in QUANTITIES and reason.because != "drew_before" and (held := saved_beside(drill, divergence)):
+        beside = ", ".join(f"{path} holds {listed(names)}" for path, names in held.items())
+        reason = reason.explained("beside.saved", beside=beside, quantity=QUANTITIES[reason.code])
     return replace(divergence, reason=reason)
 
 

@@ -1,0 +1,44 @@
+"""What a script's checkpoint holds beside its model and its optimizer: where all else came back, suspects. Pure."""
+
+import re
+from collections.abc import Mapping
+
+from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
+from chaosrun.verify.check import Drill
+from chaosrun.verify.divergence import Divergence
+
+QUANTITIES: Mapping[str, str] = {"forward_pass": "loss", "gradient": "gradient", "optimizer_update": "update"}
+"""By code, what differs although all that can be looked at came back."""
+_OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
+
+
+def saved_beside(drill: Drill, found: Divergence) -> dict[str, list[str]]:
+    """By file, the entries of the checkpoint that the attempt went on from which are neither a model's nor an optimizer's, and
+    which it did not save again as the undisturbed run did. Those that differ without a restart (clocks) are none."""
+    attempt = next(each for each in drill.chaos.attempts if each.number == found.attempt)
+    suspects: dict[str, list[str]] = {}
+    for rank, trace in sorted(attempt.traces.items()):
+        earlier = (each.traces.get(rank) for each in drill.chaos.attempts if each.number < attempt.number)
+        for save in (save for each in earlier if each for save in each.saves if save.step == attempt.start_of(rank)):
+            later = next((each for each in trace.saves if each.held.keys() == save.held.keys()), None)
+            again = _as_undisturbed(drill, rank, later) if later else set[str]()
+            names = _beside(save, trace) & _as_undisturbed(drill, rank, save) - again
+            if names:
+                suspects[save.path] = sorted({name.partition("/")[0] for name in names})
+    return suspects
+
+
+def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:
+    """Of its entries; a state dict is known by a name in it."""
+    tensors = trace.start.tensors if trace.start else ()
+    folders = {name.rpartition("/")[0] for name in save.held if name.endswith(tensors)}
+    folders |= {(match[1] or "").rstrip("/") for name in save.held if (match := _OF_OPTIMIZER.match(name))}
+    states = tuple(f"{folder}/" if folder else "" for folder in folders)
+    return {name for name in save.held if name and not name.startswith((ALIVE, *states))}
+
+
+def _as_undisturbed(drill: Drill, rank: int, save: SaveRecord) -> set[str]:
+    """Its entries that the reference saved alike after the same step."""
+    saves = (each for trace in drill.reference.traces if trace.rank == rank for each in trace.saves)
+    alike = next((each.held for each in saves if (each.step, each.held.keys()) == (save.step, save.held.keys())), {})
+    return {name for name, value in alike.items() if save.held[name] == value}
