@@ -13,7 +13,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
 from chaosrun.verify.ledger import displacement
-from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
+from chaosrun.verify.recovery import layout_at, wrong_position
 from chaosrun.verify.restored import (
     COMPONENTS,
     StateDifference,
@@ -347,7 +347,7 @@ def _layout_suspect(moment: Moment) -> bool:
         reference_layout = layout_at(moment.drill.reference, expected) if expected else None
         if seen_layout is None or reference_layout is None or seen_layout.layout is None:
             continue
-        if not reduces_alike(seen_layout, reference_layout) or not seen_layout.primed:
+        if seen_layout.layout != reference_layout.layout or not seen_layout.primed:
             return True
     return False
 
