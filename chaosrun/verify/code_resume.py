@@ -161,10 +161,6 @@ _STATES: Mapping[str, Row] = {
     "rng_not_restored.of_the_beginning": detail(
         hint="the {streams} stand where they stood before step 1: seeded anew, and not restored{scope}"
     ),
-    "rng_not_restored.with_the_data": detail(
-        hint="the {streams} stand where they stood at step {step}{scope}: batches that are drawn from the random streams "
-        "(torch.randint, numpy.random) come back with them; of others, the count that chooses them was not restored either"
-    ),
     "rng_not_restored.of_none": detail(
         hint="the {streams} stand where they stood at no step{scope}: they were not saved on every rank, or something "
         "drew after they were restored; a loader that is started draws its seed from the global stream (restore after the "

@@ -139,14 +139,12 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     opening = Moment(drill=drill, attempt=attempt, step=found.step + 1, records={})
     if mixed := saved_while_training(drill, attempt, found):
         return _found(opening, "weights", found.began, mixed, expected=f"all of step {mixed.params['base']}", seen=found.words)
-    quantity, together = found.wrong[0], _together(drill, found)
+    quantity = found.wrong[0]
     if quantity == "data":
         # The batches of its first steps tell more.
         first = next((moment for moment in _moments(drill, attempt)), None)
         seen = None if first is None else _in_step(first)
-        drawn = (
-            seen is not None and "rng" in found.wrong and (seen.code == "data_order_not_restored" or _together(drill, found))
-        )
+        drawn = "rng" in found.wrong and seen is not None and seen.reason.code == "data_order_not_restored"
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))
         # Batches that nobody ever saw are drawn from random streams that stand elsewhere.
@@ -154,22 +152,11 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     ranks = found.ranks[quantity]
     start = attempt.traces[ranks[0]].start
     reason = cause_of(drill, attempt, found, quantity)
-    if reason.code == "rng_not_restored" and together:
-        reason = reason.explained("with_the_data")
     if message := causes.other_order(drill, attempt):
         # The same parameters in another order are other weights to whom counts them, as optimizers do.
         reason = Cause.of("parameter_order", message=message, stood=found.words)
     tensor = _first_tensor(drill, ranks[0], start, found.step) if start and quantity == "weights" else None
     return _found(opening, QUANTITIES[quantity][2], ranks, reason, tensor=tensor, **_stood(found))
-
-
-def _together(drill: Drill, found: Standing) -> bool:
-    """Data that no loader is seen to hand out stand at the same step as the random streams: most likely they are drawn."""
-    if not {"data", "rng"} <= {*found.wrong}:
-        return False
-    last = [drill.reference_lineage.at(rank, drill.reference_lineage.final_step) for rank in found.ranks["data"]]
-    by_no_loader = all(record is not None and not record.knows_ids and record.epoch == 0 for record in last)
-    return by_no_loader and not {*found.held["data"]}.isdisjoint(found.held["rng"])
 
 
 def _stood(found: Standing) -> dict[str, str]:

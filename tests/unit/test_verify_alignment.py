@@ -356,28 +356,6 @@ def test_state_before_the_first_update_is_exact_in_every_profile(tmp_path: Path,
     assert verdict.status == "FAIL" and "began with" in verdict.cause
 
 
-@pytest.mark.parametrize(
-    ("with_ids", "loader", "rng", "code"),
-    [
-        (False, False, False, "rng_not_restored"),
-        (False, False, True, "batches_repeated"),
-        (False, True, False, "batches_repeated"),
-        (True, False, False, "batches_repeated"),
-    ],
-    ids=["drawn", "streams restored", "a loader", "samples"],
-)
-def test_batches_that_stand_where_the_random_streams_stand_are_drawn_from_them(
-    tmp_path: Path, with_ids: bool, loader: bool, rng: bool, code: str
-) -> None:
-    bugs = Bugs(with_ids=with_ids, keep_rng=rng, skip_off=-8)
-    run = write_script_run(tmp_path, bugs=bugs, kills=SCRIPT_KILLS[:1])
-    for rank in range(0 if loader else 3):
-        edit_trace(run, "reference", 1, rank, only("step", lambda line: {**line, "epoch": 0}))
-    verdict = judge(run)
-    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
-    assert ("torch.randint" in f"{verdict.hint}") == (code == "rng_not_restored")
-
-
 def without_streams(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "found": {**line["found"], "step": None, "rng": []}}
 
