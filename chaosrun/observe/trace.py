@@ -312,11 +312,6 @@ class Observer:
         self._trace.write(record)
         return record
 
-    def left(self) -> None:
-        """The script has left its loop, whose variables can be seen now."""
-        if self._outside:
-            self._outside.found()
-
     def end(self, position: Position, *, checkpoint: str | None) -> None:
         """The training is complete: digests of everything."""
         if self._inspector:

@@ -1,29 +1,26 @@
 """State that no checkpoint holds: optimizers that step without being prepared, and modules and tensors of the script's own that
 a training changes, that live at its end, and that nobody saves.
 
-Looks twice, when the first batch is about to come and when the loop is left, and changes nothing. What each step makes anew (a
-batch, a loss) is no state: of the script's variables, those that its loop sets before it reads them; of what modules and saved
-objects keep, what was not there, in this shape, before the first batch. Numpy's arrays count as tensors.
+Looks twice, when the first batch is about to come and when the training ends, and changes nothing. What each step makes anew (a
+batch, a loss) is no state: of the script's variables, those that its loop sets before it reads them.
 """
 
 import ast
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy
 import torch
 import xxhash
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, Dataset, Sampler
 
-from chaosrun.observe.contents import address_of
+from chaosrun.observe.contents import address_of, tensors_in
 from chaosrun.observe.fingerprint import local_part
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, is_own
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, is_own
 from chaosrun.observe.state import ObservedState
 
 LOOPS = ("batches", "windows")
@@ -31,7 +28,6 @@ SAMPLED = 1 << 16
 """So many elements of a tensor tell whether it has changed."""
 Tensors = dict[int, str]
 """Of one value: digests by the address of their memory."""
-Memory = torch.Tensor | numpy.ndarray
 
 
 class Outside:
@@ -43,16 +39,13 @@ class Outside:
         self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped.update({id(optimizer): optimizer}))
         self._loop = _loops_variables(sys._getframe())
         self._before = self._held()
-        self._found: list[str] | None = None
 
     def found(self) -> list[str]:
-        """What was changed and is saved by nobody, in words: as the first call sees it."""
-        if self._found is None:
-            self._hook.remove()
-            held = self._held()
-            changed = [name for name, (_, tensors) in held.items() if self._is_state(name) and self._differs(name, tensors)]
-            self._found = [*self._loose_optimizers(), *(f"{name} ({_told(*held[name])})" for name in changed)]
-        return self._found
+        """What was changed and is saved by nobody, in words."""
+        self._hook.remove()
+        held = self._held()
+        changed = [name for name, (_, tensors) in held.items() if self._is_state(name) and self._differs(name, tensors)]
+        return [*self._loose_optimizers(), *(f"{name} ({_told(*held[name])})" for name in changed)]
 
     def _is_state(self, name: str) -> bool:
         """Where the loop was not found, only what is a module is known to be none of a step's own."""
@@ -62,8 +55,6 @@ class Outside:
 
     def _differs(self, name: str, tensors: Tensors) -> bool:
         _, before = self._before.get(name, ("", {}))
-        if name in self._inside and _shapes(before) != _shapes(tensors):
-            return False
         return sorted(before.values()) != sorted(tensors.values())
 
     def _loose_optimizers(self) -> Iterator[str]:
@@ -80,124 +71,57 @@ class Outside:
 
     def _held(self) -> dict[str, tuple[str, Tensors]]:
         """By path, kind and digests of the tensors in it that nobody saves."""
-        components = self._state.components()
-        registered = components["registered"]
-        groups = list(_groups(self._state.variables(), self._kept_by(registered)))
-        live = {_address(each) for group in groups for each in group.memory}
-        saved = {_address(each) for each in _memory_in(components)}
-        # A state_dict may hand out copies, or the same in another form.
-        copies = {_digest(each) for each in _memory_in(registered) if _address(each) not in live and _counts(each)}
-        room = _size_of(registered, live)
+        known = {id(item) for item in [self, self._state, *self._state.prepared()]}
+        saved = {address_of(tensor) for tensor in tensors_in(self._state.components())}
         self._kinds: dict[str, type] = {}
-        self._inside: set[str] = set()
-        """Paths of what modules, and objects that are saved, keep."""
         found: dict[str, tuple[str, Tensors]] = {}
-        for path, value, memory, inside in groups:
-            own = {_address(each): _digest(each) for each in memory if _counts(each) and _address(each) not in saved}
-            if not own or copies.issuperset(own.values()) or (inside and _size_of(memory, saved) <= room):
-                continue
-            found[path], self._kinds[path] = (type(value).__name__, own), type(value)
-            self._inside |= {path} if inside else set()
-            saved |= own.keys()
+        for path, value, tensors in _groups(self._state.variables(), known):
+            own = {
+                address_of(tensor): _digest(tensor) for tensor in tensors if _counts(tensor) and address_of(tensor) not in saved
+            }
+            if own:
+                found[path], self._kinds[path] = (type(value).__name__, own), type(value)
+                saved |= own.keys()
         return found
-
-    def _kept_by(self, registered: Mapping[str, Any]) -> dict[int, bool]:
-        """Of prepared objects: whether only what was there before the first batch counts of what they keep; not of one that
-        was registered and hands out nothing. Loaders are left alone."""
-        empty = {id(self._state.registered[name]) for name in self._state.registered if not registered[name]}
-        kept = {id(item): id(item) not in empty for item in self._state.prepared() if not isinstance(item, DataLoader)}
-        return {**kept, **{id(item): True for item in self._state.optimizers()}}
-
-
-class _Group(NamedTuple):
-    path: str
-    value: Any
-    memory: Sequence[Memory]
-    inside: bool
 
 
 def _told(kind: str, tensors: Tensors) -> str:
-    what = "array" if kind == "ndarray" else "tensor"
-    return kind if kind in ("Tensor", "ndarray") else f"{kind}, {len(tensors)} {what}{'s' if len(tensors) > 1 else ''}"
+    return kind if kind == "Tensor" else f"{kind}, {len(tensors)} tensor{'s' if len(tensors) > 1 else ''}"
 
 
-def _groups(roots: Mapping[str, object], prepared: Mapping[int, bool]) -> Iterator[_Group]:
-    """Modules, containers of tensors and single tensors that can be reached, nearest first. Of optimizers, the prepared."""
-    met: set[int] = set()
-    waiting = deque((path, value, False) for path, value in roots.items())
+def _groups(roots: Mapping[str, object], known: set[int]) -> Iterator[tuple[str, Any, Sequence[torch.Tensor]]]:
+    """Modules, containers of tensors and single tensors that can be reached, nearest first."""
+    met = set(known)
+    waiting = deque(roots.items())
     looked_at = 0
     while waiting and looked_at < MOST_VALUES:
-        path, value, inside = waiting.popleft()
-        passed_over = isinstance(value, Outside | ObservedState | DataLoader | type)
-        if id(value) in met or passed_over or (isinstance(value, Optimizer) and id(value) not in prepared):
+        path, value = waiting.popleft()
+        if id(value) in met or isinstance(value, Optimizer | type):
             continue
         met.add(id(value))
         looked_at += 1
-        if isinstance(value, Memory):
-            yield _Group(path, value, [value], inside)
-            continue
-        if isinstance(value, torch.nn.Module):
-            yield _Group(path, value, [*value.parameters(), *value.buffers()], inside)
-        below = prepared.get(id(value), inside or isinstance(value, torch.nn.Module))
-        kept = [child for child in islice(children(value), MOST_CHILDREN) if not isinstance(child[1], PLAIN)]
-        if isinstance(value, Dataset | Sampler):
-            # An order, or what was read.
-            kept = [child for child in kept if not isinstance(child[1], numpy.ndarray)]
-        memory = [child for _, child in kept if isinstance(child, Memory)]
-        if memory and isinstance(value, Mapping | list | tuple | deque):
-            yield _Group(path, value, memory, inside)
-            met |= {id(each) for each in memory}
-        waiting.extend((f"{path}/{name}", child, below) for name, child in kept)
+        if isinstance(value, torch.Tensor):
+            yield path, value, [value]
+        elif isinstance(value, torch.nn.Module):
+            yield path, value, [*value.parameters(), *value.buffers()]
+        else:
+            inside = list(islice(children(value), MOST_CHILDREN))
+            tensors = [child for _, child in inside if isinstance(child, torch.Tensor)]
+            if tensors and isinstance(value, Mapping | list | tuple | deque):
+                yield path, value, tensors
+                met |= {id(tensor) for tensor in tensors}
+            waiting.extend((f"{path}/{name}", child) for name, child in inside)
 
 
-def _memory_in(value: Any) -> Iterator[Memory]:
-    match value:
-        case torch.Tensor() | numpy.ndarray():
-            yield value
-        case Mapping():
-            yield from (each for item in value.values() for each in _memory_in(item))
-        case list() | tuple():
-            yield from (each for item in value for each in _memory_in(item))
+def _counts(tensor: torch.Tensor) -> bool:
+    """Not what hangs in a graph, as a loss does, and not what has no bytes."""
+    return tensor.grad_fn is None and tensor.layout is torch.strided and tensor.device.type != "meta" and tensor.numel() > 0
 
 
-def _size_of(value: Any, left_out: Collection[int]) -> int:
-    """Numbers in a state, and letters; without the memory at these addresses."""
-    match value:
-        case torch.Tensor() | numpy.ndarray():
-            return 0 if _address(value) in left_out else value.numel() if isinstance(value, torch.Tensor) else value.size
-        case Mapping():
-            return sum(_size_of(item, left_out) for item in value.values())
-        case list() | tuple():
-            return sum(_size_of(item, left_out) for item in value)
-        case str() | bytes():
-            return len(value)
-        case _:
-            return 1
-
-
-def _address(value: Memory) -> int:
-    while isinstance(value, numpy.ndarray) and isinstance(value.base, Memory):
-        value = value.base
-    return address_of(value) if isinstance(value, torch.Tensor) else value.__array_interface__["data"][0]
-
-
-def _counts(value: Memory) -> bool:
-    """Not what hangs in a graph, as a loss does, what has no bytes, and what lies in a file."""
-    if isinstance(value, numpy.ndarray):
-        return value.dtype.kind in "biufc" and value.size > 0 and not isinstance(value, numpy.memmap)
-    return value.grad_fn is None and value.layout is torch.strided and value.device.type != "meta" and value.numel() > 0
-
-
-def _digest(value: Memory) -> str:
-    flat = value.reshape(-1) if isinstance(value, numpy.ndarray) else local_part(value).detach().reshape(-1)
-    sample = flat[:: max(1, len(flat) // SAMPLED)]
-    if isinstance(sample, torch.Tensor):
-        sample = sample.cpu().contiguous().view(torch.uint8).numpy()
-    return f"{tuple(value.shape)} {xxhash.xxh3_64_hexdigest(sample.tobytes())}"
-
-
-def _shapes(tensors: Tensors) -> list[str]:
-    return sorted(digest.rpartition(" ")[0] for digest in tensors.values())
+def _digest(tensor: torch.Tensor) -> str:
+    flat = local_part(tensor).detach().reshape(-1)
+    sample = flat[:: max(1, len(flat) // SAMPLED)].cpu().contiguous()
+    return f"{tuple(tensor.shape)} {xxhash.xxh3_64_hexdigest(sample.view(torch.uint8).numpy().tobytes())}"
 
 
 # What a step makes anew

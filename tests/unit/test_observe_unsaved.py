@@ -4,7 +4,6 @@ import ast
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,20 +17,6 @@ from tests.unit.legs import edit_trace, only, put, write_run
 class Holder:
     def __init__(self) -> None:
         self.shadow = [torch.zeros(3), torch.zeros(3)]
-
-
-class Registered:
-    """Hands out what a test says."""
-
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-
-class Kept(Registered, torch.utils.data.Dataset[int]):
-    pass
 
 
 class Training:
@@ -104,53 +89,6 @@ def test_what_is_saved_made_anew_or_left_alone_is_not(monkeypatch: pytest.Monkey
         ema.weight.add_(1)
     training.names |= {"x": torch.ones(2), "batch": {"x": torch.ones(2)}, "loss": training.model(torch.ones(2)).sum()}
     training.names["losses"].append(0.5)
-    assert watch.found() == []
-
-
-def test_what_saved_objects_keep_beside_what_they_hand_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training(seen=np.zeros(4))
-    vars(training.model)["shadow"] = shadow = {"weight": torch.zeros(2, 2)}
-    training.optimizer.average = [torch.zeros(2)]  # pyright: ignore[reportAttributeAccessIssue]
-    partial, empty = Registered(shadow=torch.zeros(3)), Registered(total=torch.zeros(()), values=[])
-    vars(partial)["state_dict"] = lambda: {"decay": 0.9}
-    vars(empty)["state_dict"] = dict
-    training.names |= {"partial": partial, "empty": empty}
-    training.registered = {"partial": partial, "empty": empty}
-    watch = watched(training, set(), monkeypatch)
-    step(training.optimizer, training.model)
-    training.names["seen"][1] += 1
-    shadow["weight"].add_(1)
-    training.optimizer.average[0].add_(1)  # pyright: ignore[reportAttributeAccessIssue]
-    partial.shadow.add_(1)
-    empty.total.add_(1)
-    empty.values.append(torch.ones(2))
-    found = watch.found()
-    assert sorted(found) == [
-        "empty/total (Tensor)",
-        "empty/values (list, 1 tensor)",
-        "model/shadow (dict, 1 tensor)",
-        "optimizer/average (list, 1 tensor)",
-        "partial/shadow (Tensor)",
-        "seen (ndarray)",
-    ]
-    training.names.clear()
-    assert watch.found() == found  # of the first look: a function's variables are gone when it has returned
-
-
-def test_what_saved_objects_make_anew_or_hand_out_otherwise_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = np.arange(8)
-    training = Training(dataset=Kept(order=order), still=np.zeros(3), mapped=np.zeros(2))
-    copied, rounded = Registered(shadow=torch.zeros(3)), Registered(shadow=torch.zeros(3))
-    vars(copied)["state_dict"] = lambda: {"shadow": copied.shadow.clone()}
-    vars(rounded)["state_dict"] = lambda: {"shadow": [round(value, 3) for value in rounded.shadow.tolist()]}
-    training.names |= {"copied": copied, "rounded": rounded}
-    training.registered = {"copied": copied, "rounded": rounded}
-    watch = watched(training, {"mapped"}, monkeypatch)
-    step(training.optimizer, training.model)
-    training.model.cache, training.optimizer.direction = torch.ones(3), torch.ones(3)  # pyright: ignore[reportAttributeAccessIssue]
-    order[:] = order[::-1].copy()
-    copied.shadow.add_(1)
-    rounded.shadow.add_(2)
     assert watch.found() == []
 
 
