@@ -14,6 +14,7 @@ import xxhash
 
 from chaosrun.observe import hooks
 from chaosrun.observe.fingerprint import digests, fingerprint, part_of, spots
+from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.traces import ALIVE, UNNAMED, StartRecord
 
@@ -64,7 +65,7 @@ class FoundState:
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Every parameter of the modules that hold what optimizers step, once, in the optimizers' order if they step all."""
         if self._named is None:
-            stepped = [p for optimizer in self.optimizers() for group in optimizer.param_groups for p in group["params"]]
+            stepped = [p for optimizer in self.optimizers() for p in parameters_of(optimizer)]
             known = {id(p) for root in self._roots for p in root.parameters()}
             if any(id(p) not in known for p in stepped):
                 self._roots = _holders(stepped) or self._roots
@@ -182,11 +183,6 @@ def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
 
 def _alive() -> list[torch.nn.Module]:
     return [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Those that it steps, in its order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def stepped_digest() -> str:

@@ -94,6 +94,11 @@ def install(listener: Listener) -> None:
     _see_seeds()
 
 
+def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
+    """Those that it steps, in its order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def seeded() -> bool:
     """The script has seeded torch, or restored its random stream."""
     return _seen.seeded
@@ -179,7 +184,7 @@ def _see_optimizers() -> None:
             listener.after_optimizer_step(optimizer)
 
     Optimizer.__init__ = __init__
-    _see_zero_grad(Optimizer, lambda optimizer: (each for group in optimizer.param_groups for each in group["params"]))
+    _see_zero_grad(Optimizer, parameters_of)
     _see_zero_grad(torch.nn.Module, lambda module: module.parameters())
     torch.amp.GradScaler.step = scaler_step
     register_optimizer_step_pre_hook(before)

@@ -24,7 +24,8 @@ from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Place, Standing, find
 from chaosrun.observe.contents import content_digest, tensors_in
-from chaosrun.observe.found_state import FoundState, let_go_of_replaced, parameters_of, stepped_digest
+from chaosrun.observe.found_state import FoundState, let_go_of_replaced, stepped_digest
+from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival, Beginning

@@ -124,6 +124,11 @@ class Drill:
             began=began,
         )
 
+    @property
+    def confirmed(self) -> LegHistory | None:
+        """The second undisturbed leg, where it came to its end."""
+        return self.confirming if self.confirming and self.confirming.outcome == "completed" else None
+
     @cached_property
     def streams_count(self) -> bool:
         """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""

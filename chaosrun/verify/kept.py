@@ -43,8 +43,7 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
             differing = set(differing_keys(expected.held, seen.held))
             apart |= {(_kind(seen), name) for name in differing}
             alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}
-    has_confirmed = drill.confirming is not None and drill.confirming.outcome == "completed"
-    if drill.spec.verify.confirm and not has_confirmed:
+    if drill.spec.verify.confirm and not drill.confirmed:
         alike |= _not_seen_before(drill)
     return frozenset(alike - apart)
 

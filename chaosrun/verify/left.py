@@ -15,14 +15,12 @@ from chaosrun.verify.kept import KeptDifference
 
 def left_difference(drill: Drill) -> KeptDifference | None:
     """The first entry that was otherwise in a file which a restarted attempt wrote; None: there is none, or nobody can tell."""
-    second = drill.confirming
     restarted = len(drill.chaos.attempts) > 1 and drill.ended_early is None
     if not drill.spec.verify.confirm or not drill.exact_weights or not restarted:
         return None
-    has_confirmed = second is not None and second.outcome == "completed"
     for path, held in sorted(drill.chaos.left.files.items()):
         expected = drill.reference.left.files.get(path, {})
-        again = second.left.files.get(path, {}) if second is not None and has_confirmed else expected
+        again = drill.confirmed.left.files.get(path, {}) if drill.confirmed else expected
         # Of another size is what is gathered while a script runs: losses, samples.
         differing = [
             name
