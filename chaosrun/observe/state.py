@@ -1,6 +1,6 @@
 """The training state of one rank, seen through the objects that accelerate prepared: named, and digested. Changes nothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -137,13 +137,7 @@ class ObservedState:
         states: dict[str, object] = {}
         for number, optimizer in enumerate(self.optimizers()):
             order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
-            state = optimizer.state_dict()
-            states[str(number)] = {
-                "state": {order[index]: entries for index, entries in state["state"].items()},
-                "param_groups": [
-                    {key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]
-                ],
-            }
+            states[str(number)] = _by_name(optimizer.state_dict(), order)
         scaler = self._accelerator.scaler
         if scaler is not None:
             states["scaler"] = scaler.state_dict()
@@ -151,3 +145,14 @@ class ObservedState:
 
     def _scheduler_states(self) -> dict[str, object]:
         return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self._accelerator._schedulers)}
+
+
+def _by_name(state: Any, order: Sequence[str]) -> Any:
+    """An optimizer's state dict with its parameters called by name. Entries of no parameter stay as they are, and so does a
+    state dict of the optimizer's own form."""
+    if not (isinstance(state, Mapping) and isinstance(state.get("state"), Mapping) and "param_groups" in state):
+        return state
+    numbered = dict(enumerate(order))
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
+    entries = {numbered.get(key, key): entries for key, entries in state["state"].items()}
+    return {**state, "state": entries, "param_groups": groups}

@@ -131,6 +131,8 @@ class Observer:
         self._restarts_here = True
         """An attempt goes on with the step that comes, or a later one might: there a difference begins, so that its record
         says the words of all tensors. Elsewhere the digests show that something differs, and `chaosrun diagnose` what."""
+        self._saved_here = False
+        """A checkpoint was taken after the last step, which itself changed nothing."""
         self._clear_window()
 
     def beginning(self) -> Beginning:
@@ -210,7 +212,7 @@ class Observer:
     def open_window(self) -> None:
         """The first batch of a step is there."""
         self._rng_before = self._rng()
-        if self._order.by == "script":
+        if self._order.by == "script" or self._saved_here:
             before = fingerprint(self.parameters).value
             self._began = "" if before == self._weights else before
 
@@ -277,7 +279,7 @@ class Observer:
                 began=self._began,
             )
         )
-        self._weights, self._restarts_here = parameters.value, False
+        self._weights, self._restarts_here, self._saved_here = parameters.value, False, False
         if self._inspector:
             self._inspector.step()
         self._clear_window()
@@ -302,7 +304,7 @@ class Observer:
             **{"changed": changed, "hooks": hooks, "own": own.digest, "unseen": own.unseen},
         )
         self._trace.write(record)
-        self._restarts_here = True
+        self._restarts_here, self._saved_here = True, not changed
         return record
 
     def state(self, step: int, own: OwnState) -> StateRecord:

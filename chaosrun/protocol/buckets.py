@@ -22,17 +22,19 @@ from chaosrun.errors import ChaosrunError, MisuseError
 
 
 def bucket_layout(model: DistributedDataParallel) -> list[list[int]]:
-    """Indices into the parameters that need gradients, bucket by bucket, in the order in which they lie in the bucket."""
-    index = {id(parameter): number for number, parameter in enumerate(p for p in model.parameters() if p.requires_grad)}
-    buckets = model.reducer._get_zeros_like_grad_buckets()
-    return [[index[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
+    """Indices into the parameters that needed gradients when it was wrapped, bucket by bucket, in the order in which they
+    lie in the bucket. One that is frozen since stays there."""
+    buckets = [bucket.parameters() for bucket in model.reducer._get_zeros_like_grad_buckets()]
+    reduced = {id(parameter) for bucket in buckets for parameter in bucket}
+    index = {id(parameter): number for number, parameter in enumerate(p for p in model.parameters() if id(p) in reduced)}
+    return [[index[id(parameter)] for parameter in bucket] for bucket in buckets]
 
 
 class BucketPrimer:
     """Stands before `accelerator.backward` until the first synchronised backward pass has been made.
 
     accelerate keeps the bare models and hands the DDP wrappers to the script only, so each wrapper is met at its first
-    forward pass.
+    forward pass that leads to gradients: one that makes none reduces nothing.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], *, saves_itself: bool = False, primes: bool = True) -> None:
@@ -58,8 +60,8 @@ class BucketPrimer:
 
     def _meet(self, bare: torch.nn.Module, _inputs: Any) -> None:
         wrapper = DistributedDataParallel._get_active_ddp_module()
-        if wrapper is None or wrapper.module is not bare:
-            return  # a forward pass outside DDP, an evaluation for instance
+        if wrapper is None or wrapper.module is not bare or not torch.is_grad_enabled():
+            return  # a forward pass outside DDP or without gradients, an evaluation for instance
         self._hooks.pop(id(bare)).remove()
         self._models.append(wrapper)
         if obstacle := _obstacle(wrapper):
@@ -77,8 +79,8 @@ class BucketPrimer:
 
     @property
     def primed(self) -> bool:
-        """At least one model is under DDP, and none of them can change its buckets after its first step any more."""
-        return self._primes and bool(self._models) and not self._waiting and not self.left
+        """At least one model is under DDP, and none of those in `layout` can change its buckets any more."""
+        return self._primes and bool(self._laid_out()) and (self.done or not self._saves_itself) and not self.left
 
     @property
     def synchronises(self) -> bool:
@@ -97,10 +99,16 @@ class BucketPrimer:
         return before != self._told
 
     def layout(self) -> list[list[int]] | None:
-        """The layouts of all DDP models, one after the other; None without DDP."""
-        if not self._models:
+        """The layouts of all DDP models that have reduced gradients, one after the other; None without any."""
+        if not self._laid_out():
             return None
-        return [bucket for model in self._models for bucket in bucket_layout(model)]
+        return [bucket for model in self._laid_out() for bucket in bucket_layout(model)]
+
+    def _laid_out(self) -> list[DistributedDataParallel]:
+        """All, where gradients may come past `prime`."""
+        if self.done or self._saves_itself or not self._primes:
+            return self._models
+        return [model for model in self._models if model not in self._waiting]
 
     def prime(self, backward: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         """`backward(loss)`, then its gradients once more through the rebuilt buckets.

@@ -1,8 +1,11 @@
 """What one rank does under `chaosrun.attach` beside its steps: it restores, takes checkpoints, and leaves on notice."""
 
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
+import torch
 from accelerate import Accelerator
 
 from chaosrun.observe.trace import Arrival
@@ -53,6 +56,18 @@ class Recorder(Steps):
         if self.order.resume:
             self.faults.reach("restore.end", position.step)
         return position
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record the gradients that it steps with. A closure makes them during the step: before it, those of the last step may
+        be there still."""
+
+        def see(stepping: torch.optim.Optimizer, given: Sequence[Any], named: Mapping[str, Any], *, closure: bool) -> None:
+            # The optimizer itself comes first in the call.
+            if closure == any(map(callable, (*given[1:], named.get("closure")))):
+                self.before_optimizer_step([p for group in stepping.param_groups for p in group["params"]])
+
+        optimizer.register_step_pre_hook(partial(see, closure=False))
+        optimizer.register_step_post_hook(partial(see, closure=True))
 
     def record(self, position: Position, primer: BucketPrimer | None, *, items: int | None = None) -> None:
         """It is complete when the script asks for more."""

@@ -98,6 +98,8 @@ class Session:
         """The last step is one that the script skipped: its gradients have to be gone before the next backward pass."""
         for optimizer in self._state.optimizers():
             optimizer.register_step_pre_hook(self._before_optimizer_step)
+            if self._recorder:
+                self._recorder.watch(optimizer)
 
     @property
     def is_active(self) -> bool:
@@ -172,6 +174,7 @@ class Session:
                 "a model or optimizer was prepared after chaosrun.attach()", hint="attach after the last accelerator.prepare()"
             )
         self._state.refuse_loose_parameters()
+        self._state.refuse_extra_state()
         self._begun = True
         per_epoch, restored = batches_of(loader), 0
         if self._recorder:
@@ -272,7 +275,7 @@ class Session:
         A step that the script skips (no `optimizer.step()`, as a gradient scaler of its own does on an overflow) is a step as
         well: it changes nothing, and its gradients have to be dropped before the next backward pass.
 
-        Raises MisuseError outside the loop, for a loss that is no scalar, and when DDP's gradients came past
+        Raises MisuseError outside the loop, for a loss that is no tensor or no scalar, and when DDP's gradients came past
         `accelerator.backward`.
         """
         if not self._batch_open:
@@ -280,10 +283,9 @@ class Session:
                 "run.step() was called without a batch",
                 hint="call it once for every batch of run.batches(), or window of run.windows()",
             )
-        if loss.numel() != 1:
-            raise MisuseError(
-                f"run.step() got a loss of shape {tuple(loss.shape)}", hint="pass the scalar you called backward on"
-            )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"loss of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise MisuseError(f"run.step() got a {got}", hint="pass the scalar tensor you called backward on, not loss.item()")
         window = self._window
         shares = [loss] if window is None else window.shares_of(loss)
         self._batch_open = False
@@ -355,8 +357,6 @@ class Session:
                 "accumulate gradients with accelerator.accumulate(model)",
             )
         self._optimizer_steps += 1
-        if self._recorder:
-            self._recorder.before_optimizer_step()
 
 
 def _state(accelerator: Accelerator, classes: Sequence[str]) -> TrainingState:

@@ -75,6 +75,9 @@ class ShardedState(TrainingState):
                     hint="pipeline stages are not supported by chaosrun.attach: let the script save and resume by itself",
                 )
 
+    def refuse_extra_state(self) -> None:
+        """DCP keeps what is no tensor, too."""
+
     def facts(self) -> dict[str, object]:
         """Meshes and placements, once each."""
         parameters = [parameter for _, parameter in self._named("named_parameters") if isinstance(parameter, DTensor)]

@@ -63,6 +63,20 @@ class TrainingState(ObservedState):
                             "state_dict holds it",
                         )
 
+    def refuse_extra_state(self) -> None:
+        """Raise MisuseError for a module whose `get_extra_state` gives no tensor: accelerate's files hold nothing else."""
+        for model in self.bare_models():
+            for name, module in model.named_modules():
+                if type(module).get_extra_state is torch.nn.Module.get_extra_state:
+                    continue
+                if not isinstance(module.get_extra_state(), torch.Tensor):
+                    raise MisuseError(
+                        f"get_extra_state() of {name or 'the model'} ({type(module).__name__}) gives no tensor, and files of "
+                        "weights hold tensors alone",
+                        hint="return a tensor, such as torch.frombuffer(bytearray(pickle.dumps(it)), dtype=torch.uint8); or "
+                        "have run.register save an object that keeps it",
+                    )
+
     def facts(self) -> dict[str, object]:
         """What a checkpoint must agree on."""
         return {}
@@ -169,11 +183,7 @@ class TrainingState(ObservedState):
     def _load_rank_values(self, saved: StateDict) -> None:
         """The random streams last."""
         self._accelerator.step = saved["micro_step"]
-        with torch.no_grad():
-            for name, buffer in self._buffers().items():
-                if name not in saved["buffers"]:
-                    raise RestoreMismatchError(f"buffer {name!r} was not saved", hint="the model has changed since the save")
-                self._local(buffer).copy_(saved["buffers"][name])
+        self._load_buffers(saved["buffers"])
         self._load_rest(saved)
         registered = self._all_registered()
         if saved["registered"].keys() != registered.keys():
@@ -184,6 +194,37 @@ class TrainingState(ObservedState):
         for name, item in registered.items():
             item.load_state_dict(self._as_live(saved["registered"][name], item))
         restore_rng(saved["rng"], self._accelerator.device)
+
+    def _load_buffers(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Raises RestoreMismatchError naming one that has no place, or was not saved."""
+        live = self._buffers()
+        for name, buffer in live.items():
+            if name not in saved:
+                raise RestoreMismatchError(f"buffer {name!r} was not saved", hint="the model has changed since the save")
+            own = self._local(buffer)
+            if own.shape == saved[name].shape:
+                with torch.no_grad():
+                    own.copy_(saved[name])
+        for name, value in saved.items():
+            if name not in live or self._local(live[name]).shape != value.shape:
+                self._put_buffer(name, value)
+
+    def _put_buffer(self, name: str, value: torch.Tensor) -> None:
+        """One that the first forward pass makes, or makes larger, as it was when it was saved."""
+        models = self.bare_models()
+        number, path = name.split(".", 1) if len(models) > 1 else ("0", name)
+        *owner, own = path.split(".")
+        try:
+            module = models[int(number)].get_submodule(".".join(owner))
+            if own in module._buffers:
+                setattr(module, own, value)
+            else:
+                module.register_buffer(own, value, persistent=False)
+        except (AttributeError, KeyError) as error:
+            raise RestoreMismatchError(
+                f"buffer {name!r} was saved and has no place in the model: {error}",
+                hint="build the same modules before the loop in every attempt",
+            ) from error
 
     def _load_prepared(self, directory: Path) -> None:
         """What `save` has written."""

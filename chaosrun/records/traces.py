@@ -158,7 +158,8 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     settings: str = ""
     """Of the optimizers' settings as the step used them, but for learning rates, where a script resumes by itself."""
     began: str = ""
-    """Of the parameters as the step began, where the script had changed them after the step before: it clips them, say."""
+    """Of the parameters as the step began, where the script had changed them after the step before: it clips them, say. Under
+    `chaosrun.attach` after a checkpoint alone."""
     attempt: int = 0
     rank: int = 0
     """Both those of its file."""

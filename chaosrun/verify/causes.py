@@ -13,7 +13,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
 from chaosrun.verify.ledger import displacement
-from chaosrun.verify.recovery import layout_at, wrong_position
+from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
 from chaosrun.verify.restored import (
     COMPONENTS,
     StateDifference,
@@ -75,11 +75,13 @@ class Moment:
             return found is not None and found.wrong in ((), ("rng",))  # random streams that matter are a cause of their own
         starts = [start for start in self.attempt.starts.values() if start.digests]
         known = starts and all(
-            reference_state(self.drill, start.rank, start.position.step)
-            or saved_before(self.drill, self.attempt, start.rank, start.position.step) == start.digests
-            for start in starts
+            reference_state(self.drill, start.rank, start.position.step) or self._restored_own(start) for start in starts
         )
         return bool(known) and restored_difference(self.drill, self.attempt) is None
+
+    def _restored_own(self, start: StartRecord) -> bool:
+        saved = saved_before(self.drill, self.attempt, start.rank, start.position.step)
+        return saved is not None and saved.digests == start.digests
 
 
 def of_field(field: Field, moment: Moment, mismatches: list[Mismatch]) -> Cause:
@@ -347,7 +349,7 @@ def _layout_suspect(moment: Moment) -> bool:
         reference_layout = layout_at(moment.drill.reference, expected) if expected else None
         if seen_layout is None or reference_layout is None or seen_layout.layout is None:
             continue
-        if seen_layout.layout != reference_layout.layout or not seen_layout.primed:
+        if not reduces_alike(seen_layout, reference_layout) or not seen_layout.primed:
             return True
     return False
 

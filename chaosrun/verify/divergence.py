@@ -19,7 +19,7 @@ from chaosrun.verify.compare import KINDS, Field, Kind, first_difference
 from chaosrun.verify.kept import KeptDifference, comparable, kept_difference
 from chaosrun.verify.left import left_difference
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
-from chaosrun.verify.steps import parameters_as_begun
+from chaosrun.verify.steps import parameters_expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +239,8 @@ def _weights(moment: Moment) -> Divergence | None:
         return None
     step = moment.step - 1
     starts = {rank: start for rank, start in attempt.starts.items() if start.position.step == step}
-    held = {rank: parameters_as_begun(drill, rank, step) for rank in starts}
-    found = [rank for rank, start in starts.items() if held[rank] not in (None, start.param)]
+    held = {rank: parameters_expected(drill, attempt, rank) for rank in starts}
+    found = [rank for rank in starts if held[rank] is not None]
     if not found:
         return None
     rank = found[0]

@@ -1,6 +1,7 @@
 """Checks of how the job came back: an unbroken lineage, the right checkpoint, replays that agree. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -84,11 +85,16 @@ def _set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
 def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str, str] | None:
     """Name and reason of a whole checkpoint that was put aside because the script's objects twice refused it."""
     for name in attempt.quarantined:
-        tried = [other for other in attempts if other.number < attempt.number and other.resume == name]
-        deaths = [(other, death) for other in tried for death in other.unplanned]
-        if len(deaths) > 1 and all(_raised_in_restore(other, death) for other, death in deaths):
-            return name, deaths[-1][1].reason
+        tried = [other for other in attempts if other.number < attempt.number and other.resume == name and other.unplanned]
+        if len(tried) > 1 and all(map(died_in_restore, tried)):
+            return name, tried[-1].unplanned[-1].reason
     return None
+
+
+def died_in_restore(attempt: Attempt) -> bool:
+    """The script's objects refused what it was given."""
+    deaths = attempt.unplanned
+    return attempt.resume is not None and bool(deaths) and all(_raised_in_restore(attempt, death) for death in deaths)
 
 
 def _raised_in_restore(attempt: Attempt, death: DeathUnplanned) -> bool:
@@ -191,13 +197,15 @@ def bucket_layout(drill: Drill) -> Check:
                 compared += len(steps)
                 under_ddp = under_ddp or seen.layout is not None
                 primed = seen.layout is None or (seen.primed and expected.primed)
+                if primed and reduces_alike(seen, expected):
+                    continue
                 # A script may have more models under DDP than those that made this step, or had them before.
                 at = next((step for step in steps if not (drill.by_script and _same_gradient(drill, trace, step))), None)
                 if at is None:
                     continue
                 if not primed:
                     unprimed.append(attempt.number)
-                if seen.layout != expected.layout:
+                if not reduces_alike(seen, expected):
                     why = "" if seen.primed and expected.primed else ": the buckets were not primed"
                     where = {"attempt": attempt.number, "step": at, "rank": rank}
                     layouts: Params = {"expected": expected.layout, "seen": seen.layout}
@@ -209,6 +217,20 @@ def bucket_layout(drill: Drill) -> Check:
     if unprimed:
         return inconclusive("buckets_not_primed", attempt=unprimed[0], attempts=sorted(set(unprimed)))
     return passed(f"one layout in {len(drill.chaos.attempts) + 1} attempts of both legs", records=compared)
+
+
+def reduces_alike(seen: BucketsRecord, expected: BucketsRecord) -> bool:
+    """In the same layout, as far as models train in both: one that trains now and then has none before it does."""
+    if seen.layout is None or expected.layout is None:
+        return seen.layout == expected.layout
+    one, other = (Counter(map(tuple, each)) for each in (seen.layout, expected.layout))
+    return not (one - other and other - one) and _whole((one - other) + (other - one))
+
+
+def _whole(buckets: Counter[tuple[int, ...]]) -> bool:
+    """These are all buckets of some models, or none: each numbers its parameters from 0."""
+    numbers = Counter(number for bucket in buckets.elements() for number in bucket)
+    return all(numbers[number - 1] >= seen for number, seen in numbers.items() if number)
 
 
 def layout_at(history: LegHistory, record: StepRecord) -> BucketsRecord | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import Digests
+from chaosrun.records.traces import CheckpointRecord, Digests
 from chaosrun.verify.check import Check, Drill, failed, passed, skipped
 from chaosrun.verify.compare import Kind, differing_keys
 from chaosrun.wording import listed
@@ -82,11 +82,11 @@ def reference_state(drill: Drill, rank: int, step: int) -> Digests | None:
     return next((saved.digests for saved in span.trace.checkpoints if saved.step == step), None) if span else None
 
 
-def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> Digests | None:
-    """What the chaos leg saved last at `step` on this rank, before this attempt; None where it did not digest it."""
+def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> CheckpointRecord | None:
+    """What the chaos leg saved last at `step` on this rank, before this attempt."""
     earlier = [other.traces[rank] for other in drill.chaos.attempts if other.number < attempt.number and rank in other.traces]
     saved = [checkpoint for trace in earlier for checkpoint in trace.checkpoints if checkpoint.step == step]
-    return saved[-1].digests if saved else None
+    return saved[-1] if saved else None
 
 
 def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | None:

@@ -23,6 +23,7 @@ from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.early_end import early_end, settled_step, up_to
 from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.premises import file_that_differs
+from chaosrun.verify.recovery import died_in_restore
 from chaosrun.verify.replicas import Replicas
 from chaosrun.wording import count
 
@@ -86,6 +87,7 @@ def rule(
         corrupted
         or unproven
         or (_never_came_back(drill, divergence) if drill.by_script else None)
+        or _not_taken_back(drill, checks)
         or _of_outcomes(drill.reference, drill.chaos, checks)
         or unfounded
         or drifted
@@ -120,6 +122,13 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     told = [f"{name} ({known[name].describe() if name in known else name})" for name in beside]
     reason = Cause.of("never_came_back", fault=" and ".join(told), message=_message(end))
     return Ruling(status="FAIL", reason=reason, hint=end.hint)
+
+
+def _not_taken_back(drill: Drill, checks: Sequence[Check]) -> Ruling | None:
+    """The script's objects refuse whole checkpoints, and the leg ended over it."""
+    found = next((check for check in checks if check.code == "checkpoint_not_taken_back"), None)
+    ended = drill.reference.outcome == "completed" and drill.chaos.outcome in ("user_error", "recovery_failed")
+    return of_check(found) if found and ended and died_in_restore(drill.chaos.attempts[-1]) else None
 
 
 def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Check]) -> Ruling | None:

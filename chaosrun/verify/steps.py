@@ -7,10 +7,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
+from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, streams_apart
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import Field, Mismatch, compared_fields, first_difference, unlike_orders
+from chaosrun.verify.restored import reference_state, saved_before
 
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 
@@ -154,8 +156,8 @@ def _wrong_restore(drill: Drill) -> Check | None:
     """The parameters right after a restore against the reference's after that step."""
     for attempt in drill.chaos.attempts:
         for rank, start in attempt.starts.items():
-            expected = parameters_as_begun(drill, rank, start.position.step)
-            if expected is not None and expected != start.param:
+            expected = parameters_expected(drill, attempt, rank)
+            if expected is not None:
                 where: Params = {"attempt": attempt.number, "step": start.position.step, "rank": rank}
                 return failed("weights_differ_at_start", **where, expected=expected, seen=start.param)
     return None
@@ -166,6 +168,26 @@ def parameters_as_begun(drill: Drill, rank: int, step: int) -> str | None:
     them then (it clips them, draws some anew, copies them from others). None where it recorded none."""
     following = drill.reference_lineage.at(rank, step + 1)
     return (following.began if following else "") or reference_parameters(drill, rank, step)
+
+
+def parameters_expected(drill: Drill, attempt: Attempt, rank: int) -> str | None:
+    """Fingerprint of the parameters that an attempt had to begin with, where it began with others. None where they are right.
+
+    Where the reference saved no checkpoint, or went no further, nobody recorded what the script made of them after `run.step`:
+    there those are right that were saved.
+    """
+    start = attempt.starts[rank]
+    step = start.position.step
+    expected = parameters_as_begun(drill, rank, step)
+    if expected in (None, start.param):
+        return None
+    held = reference_state(drill, rank, step)
+    if held is None or drill.reference_lineage.at(rank, step + 1) is None:
+        own = saved_before(drill, attempt, rank, step)
+        held = held or (own.digests if own and not own.changed else None)
+        if held and start.digests and held["model"] == start.digests["model"]:
+            return None
+    return expected
 
 
 def reference_parameters(drill: Drill, rank: int, step: int) -> str | None:

@@ -103,7 +103,7 @@ def sources(result: Any) -> list[str | None]:
 
 def test_restarted_ranks_are_restored_from_memory(drill: Any) -> None:
     """Where they were killed before a commit, the copy is of a later step than the newest checkpoint: the files are read."""
-    kills = ("rank: 1, at_step: 10", "rank: 0, at_step: 16, phase: checkpoint.precommit", "rank: 0, at_step: 22")
+    kills = ("rank: 1, at_step: 11", "rank: 0, at_step: 16, phase: checkpoint.precommit", "rank: 0, at_step: 23")
     result = drill(*kills, overrides=["checkpoint.memory=64MiB"])
     assert expect_exact(result) == [0, 8, 12, 20]
     assert sources(result) == [None, "memory", "storage", "memory"]

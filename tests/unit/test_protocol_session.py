@@ -89,6 +89,14 @@ def test_a_step_without_update_and_a_batch_left_out_count() -> None:
     assert job.run.position == Position(epoch=1, batches=3, step=6)
 
 
+def test_a_loss_that_is_no_tensor_is_refused() -> None:
+    job = Job()
+    with pytest.raises(MisuseError, match=r"run.step\(\) got a float") as raised:
+        for (samples,) in job.run.batches(job.loader, epochs=1):
+            job.run.step(job.model(samples).mean().item())
+    assert raised.value.hint and "not loss.item()" in raised.value.hint
+
+
 @pytest.mark.parametrize("done", [1, 2])
 @pytest.mark.parametrize("epoch", [0, 1, 3])
 def test_the_rest_of_an_epoch_is_what_the_whole_epoch_ends_with(epoch: int, done: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from chaosrun.errors import InvalidCheckpointError, MisuseError
+from chaosrun.errors import InvalidCheckpointError, MisuseError, RestoreMismatchError
 from chaosrun.protocol.state import TrainingState
 
 
@@ -167,3 +167,86 @@ def test_a_missing_rng_file_of_accelerate_changes_nothing(state: TrainingState, 
     assert state.digests() != before
     state.load(tmp_path, rank_file)
     assert state.digests() == before
+
+
+class Lazy(torch.nn.Linear):
+    """Makes a table, and lets another grow, in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("grown", torch.zeros(1), persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "made"):
+            self.register_buffer("made", torch.ones(3), persistent=False)
+            self.grown = torch.ones(4)
+        return super().forward(input)
+
+
+def lazy(*, other: bool = False) -> TrainingState:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2) if other else Lazy())
+    accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    return TrainingState(accelerator)
+
+
+def test_buffers_of_the_first_forward_pass_come_back(tmp_path: Path) -> None:
+    saved = lazy()
+    saved.bare_models()[0](torch.ones(1, 2))
+    rank_file = save(saved, tmp_path)
+    restored = lazy()
+    restored.load(tmp_path, rank_file)
+    assert restored.digests()["buffers"] == saved.digests()["buffers"]
+    assert [*saved.digests()["buffers"]] == ["0.grown", "0.made"]
+    assert [*restored.bare_models()[0].state_dict()] == ["0.weight", "0.bias"]
+
+
+def test_a_buffer_that_has_no_place_is_named(tmp_path: Path) -> None:
+    saved = lazy()
+    saved.bare_models()[0][0].sub = Lazy()  # pyright: ignore[reportIndexIssue]
+    values = saved._rank_values()
+    with pytest.raises(RestoreMismatchError, match=r"buffer '0.sub.grown' was saved and has no place in the model"):
+        lazy()._load_rank_values(values)
+    buffer = lazy()
+    buffer.bare_models()[0][0].made = 3  # pyright: ignore[reportIndexIssue]
+    with pytest.raises(RestoreMismatchError, match=r"buffer '0\.made'"):
+        buffer._load_buffers({"0.grown": torch.zeros(1), "0.made": torch.ones(3)})
+
+
+class OwnForm(torch.optim.SGD):
+    def state_dict(self) -> Any:
+        return {"base": super().state_dict(), "count": 3}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict["base"])
+
+
+def test_optimizer_state_of_any_form_is_digested() -> None:
+    accelerator = Accelerator(cpu=True)
+    models = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+    named = torch.optim.SGD(models[0].parameters(), momentum=0.9)
+    accelerator.prepare(*models, named, OwnForm(models[1].parameters()))
+    models[0](torch.ones(1, 2)).sum().backward()
+    named.step()
+    named.state["clip"]["mean"] = torch.ones(())  # pyright: ignore[reportArgumentType]
+    digests = TrainingState(accelerator).digests()["optimizer"]
+    assert {"0/state/0.weight/momentum_buffer", "0/state/clip/mean", "1/count", "1/base/param_groups/0/lr"} <= digests.keys()
+
+
+class Extra(torch.nn.Linear):
+    def __init__(self, state: Any) -> None:
+        super().__init__(2, 2)
+        self.state = state
+
+    def get_extra_state(self) -> Any:
+        return self.state
+
+
+def test_an_extra_state_that_is_no_tensor_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(Extra(torch.ones(2)))
+    accelerator.prepare(model)
+    TrainingState(accelerator).refuse_extra_state()
+    model.add_module("body", Extra({"calls": 1}))
+    with pytest.raises(MisuseError, match=r"get_extra_state\(\) of body \(Extra\) gives no tensor"):
+        TrainingState(accelerator).refuse_extra_state()

@@ -11,7 +11,7 @@ from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, pu
 
 from chaosrun.errors import ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.codec import convert
+from chaosrun.records.codec import changed, convert
 from chaosrun.records.events import JournalEvent
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
@@ -535,6 +535,44 @@ def test_a_whole_checkpoint_that_the_script_does_not_take_back(run: RunLayout, e
         assert verdict.cause == f"resume_points: checkpoint {name} is whole and cannot be restored: no"
         assert verdict.hint and "before" in verdict.hint
         assert (verdict.blame.whose, verdict.blame.part, verdict.blame.likely) == ("yours", "script", True)
+
+
+@pytest.mark.parametrize(("last", "said"), [(RAISED, "FAIL"), (None, "INCONCLUSIVE")])
+def test_a_leg_that_ends_as_the_script_takes_no_checkpoint_back(run: RunLayout, last: Any, said: str) -> None:
+    """None: what ended it is not the restore."""
+    drill = load(run)
+    first, second, *_ = drill.chaos.attempts
+    name, death = "step-00000006", {"event": "death.unplanned", "attempt": 1, "rank": 1, "reason": "no key 0.mask"}
+    deaths = [convert({**death, "error": error}, JournalEvent) for error in (RAISED, RAISED, last)]
+    given = [(name, 6), (name, 6), ("step-00000004", 4)]
+    tries = [
+        replace(second, number=number, resume=resume, resume_step=step, traces={}, unplanned=(death,))
+        for number, (death, (resume, step)) in enumerate(zip(deaths, given, strict=True), start=2)
+    ]
+    tries[-1] = replace(tries[-1], quarantined=(name,))
+    ended = changed(drill.chaos.journal[-1], outcome="user_error", message="the script failed")
+    chaos = replace(drill.chaos, attempts=(first, *tries), journal=(*drill.chaos.journal[:-1], ended))
+    verdict = judge_drill(replace(drill, chaos=chaos))
+    assert verdict.status == said, verdict.cause
+    assert said != "FAIL" or verdict.cause == f"resume_points: checkpoint {name} is whole and cannot be restored: no key 0.mask"
+
+
+def test_a_model_that_trains_now_and_then_has_no_layout_before(run: RunLayout) -> None:
+    edit_trace(run, "reference", 1, 1, only("buckets", put(layout=[[1, 0], [2, 1], [0]])))
+    assert checks_of(run)["bucket_layout"].status == "pass"
+    edit_trace(run, "reference", 1, 1, only("buckets", put(layout=[[1], [2, 1], [0]])))
+    assert checks_of(run)["bucket_layout"].status == "fail"
+
+
+@pytest.mark.parametrize(("saved", "status"), [(None, "pass"), ("0" * 16, "fail")])
+def test_weights_that_change_after_a_step_are_right_as_they_were_saved(run: RunLayout, saved: str | None, status: str) -> None:
+    """Where the reference saved nothing. `saved`: what was restored is not that."""
+    edit_trace(run, "reference", 1, 1, only("checkpoint", drop, step=4))
+    edit_trace(run, "chaos", 2, 1, only("start", put(param="0" * 16)))
+    if saved:
+        other = lambda line: {**line, "digests": {**line["digests"], "model": {"w": saved}}}  # noqa: E731
+        edit_trace(run, "chaos", 2, 1, only("start", other))
+    assert checks_of(run)["parameters"].status == status
 
 
 def test_one_worker_has_no_ranks_to_compare(tmp_path: Path) -> None:
