@@ -22,6 +22,7 @@ from chaosrun.records.events import NodePlace, PlacementAcquired
 from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.spec.hash_order import goes_by_hashes
 from chaosrun.spec.model import JobSpec
 
 ANSWER_LIMIT_S = 60.0
@@ -46,7 +47,9 @@ class ClusterWorkers:
         self._acquire_timeout_s = spec.recovery.acquire_timeout
         self._standby: int | Literal["all"] = spec.recovery.standby
         # Read by the interpreter when it starts, so it has to be in the fork server's environment.
-        self._env = {**spec.env, "PYTHONHASHSEED": str(spec.seed)}
+        self._hash_seed = None if spec.by == "script" and "PYTHONHASHSEED" in spec.env else spec.seed
+        """None: the job's own."""
+        self._env = {**spec.env, **self._hashing()}
         prepares = WHERE_INSTALLED if spec.by == "chaosrun" else ()
         self._runs: dict[str, Any] = {"preload": (*PRELOAD, *prepares, *spec.recovery.preload)}
         if spec.command:
@@ -121,10 +124,15 @@ class ClusterWorkers:
     def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
         """Fork all ranks of an attempt; returns their pids by rank (none where a command starts them, which is told by events),
         and the rendezvous address. Raises ResourcesError."""
+        if _hashes_anew(orders[0]):
+            self._cluster.start_servers({**self._env, **self._hashing(orders[0].attempt)}, **self._runs)
         started = self._cluster.start_attempt(orders[0].attempt, orders)
         if self._standby:
             self._cluster.stand_by(self._standby, self._env, avoid={*self._avoid, *self._lost, *self._leaving}, **self._runs)
         return started.pids, f"{orders[0].master_addr}:{started.port}"
+
+    def _hashing(self, attempt: int = 1) -> dict[str, str]:
+        return {} if self._hash_seed is None else {"PYTHONHASHSEED": str(self._hash_seed + attempt - 1)}
 
     def stop(self, attempt: int) -> None:
         """Begin to kill an attempt; each node reports when it has stopped."""
@@ -252,3 +260,9 @@ class ClusterWorkers:
         except RecoveryError:
             return None
         return {rank: answer for answers_of_node in answers for rank, answer in answers_of_node.items()}
+
+
+def _hashes_anew(order: WorkerOrder) -> bool:
+    """Any new process hashes texts otherwise: what becomes of a script that goes by that, a drill has to show."""
+    in_drill = order.by == "script" and order.reference_path is not None
+    return in_drill and order.attempt > 1 and goes_by_hashes(Path(order.script))

@@ -204,6 +204,17 @@ def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
         )
 
 
+def hashed_anew(drill: Drill) -> Iterator[str]:
+    """Restarts had another hash seed, as the script goes by hashes (`spec.hash_order`)."""
+    first, last = ((leg.environment or {}).get("python_hash_seed") for leg in (drill.reference, drill.chaos))
+    if drill.by_script and first != last:
+        yield (
+            "the script goes by hash(), or by the order of a set. New processes hash texts otherwise, so each restart had "
+            f"another PYTHONHASHSEED, at last {last}; undisturbed it was {first} (sort the set; or set PYTHONHASHSEED in the "
+            "job's `env`, and wherever the script runs without chaosrun)"
+        )
+
+
 def ranks_apart(drill: Drill) -> Iterator[str]:
     """Weights that ranks do not share, as with experts or Local SGD, or by mistake."""
     replicas = Replicas(drill.reference)
@@ -244,6 +255,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     ranks_apart,
     files_not_compared,
     seeded_by_chaosrun,
+    hashed_anew,
 )
 
 

@@ -115,7 +115,7 @@ def _reference_gap(drill: Drill) -> str | None:
 
 def environment(drill: Drill) -> Check:
     """Both legs ran in the same environment, and all processes compute the same bits (hazards K1, K2, K7)."""
-    expected, seen = (_comparable(leg.environment) for leg in (drill.reference, drill.chaos))
+    expected, seen = (_comparable(leg.environment, drill) for leg in (drill.reference, drill.chaos))
     if not expected or not seen:
         without = [leg.name for leg in (drill.reference, drill.chaos) if not leg.environment]
         return inconclusive("environment_not_recorded", which=" and ".join(without), legs=without)
@@ -133,9 +133,10 @@ def environment(drill: Drill) -> Check:
     return passed(summary, facts=len(expected), canaries=len(heard))
 
 
-def _comparable(environment: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    """Without the libraries that the script uses, which are known as far as it had come."""
-    return environment and {key: value for key, value in environment.items() if key != "libraries"}
+def _comparable(environment: Mapping[str, object] | None, drill: Drill) -> Mapping[str, object] | None:
+    """Without the libraries that the script uses, which are known as far as it had come, and what a restart has anew."""
+    left_out = {"libraries", "python_hash_seed"} if drill.by_script else {"libraries"}
+    return environment and {key: value for key, value in environment.items() if key not in left_out}
 
 
 def canaries(*legs: LegHistory) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.ray
 
 SCRIPT = Path(__file__).parent / "own_resume.py"
 KEEPER = SCRIPT.with_name("own_state.py")
+LABELLED = SCRIPT.with_name("own_labels.py")
 UNUSUAL = SCRIPT.with_name("own_ways.py")
 PASSES = SCRIPT.with_name("own_passes.py")
 STEPS, SAVED, KILLED = 15, 6, 8
@@ -165,6 +166,9 @@ class Drills:
     def passes(self, way: str) -> Verdict:
         return self._submit(PASSES, args=way, killed=13).verdict
 
+    def labelled(self, way: str) -> Verdict:
+        return self._submit(LABELLED, args=way, killed=13).verdict
+
     def exporting(self, way: str) -> api.RunResult:
         return self._submit(UNUSUAL, args=way, confirm="1")
 
@@ -282,6 +286,13 @@ def test_what_a_script_leaves_in_whatever_file_is_compared(drills: Drills, way: 
 def test_what_a_script_leaves_and_restores_passes(drills: Drills) -> None:
     verdict = drills.exporting("leaves-saved").verdict
     assert (verdict.status, verdict.code, verdict.confirmed) == ("PASS", "exact", 0), verdict.cause
+
+
+@pytest.mark.parametrize(("labels", "said"), [("hashed", "FAIL"), pytest.param("sorted", "PASS", marks=pytest.mark.nightly)])
+def test_a_restart_hashes_texts_otherwise(drills: Drills, labels: str, said: str) -> None:
+    verdict = drills.labelled(labels)
+    assert (verdict.status, verdict.attempts[1].resumed_step) == (said, 10), verdict.cause
+    assert any("another PYTHONHASHSEED, at last 2; undisturbed it was 1 " in warning for warning in verdict.warnings)
 
 
 def test_one_that_steps_without_an_optimizer_is_told_so(drills: Drills) -> None:
