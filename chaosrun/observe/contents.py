@@ -25,6 +25,9 @@ PLACES = (
 STATE_BYTES = (16, 5056)
 """Of torch's generators, on a GPU and on the CPU."""
 
+Components = Mapping[str, Mapping[str, object]]
+"""A training's state, by component and by name inside it."""
+
 
 def content_digest(content: Any) -> str:
     """A digest of all bytes of a batch or an item: tensors and arrays by content, dtype and shape, plain values by their text.

@@ -13,6 +13,7 @@ import torch
 import xxhash
 
 from chaosrun.observe import hooks
+from chaosrun.observe.contents import Components
 from chaosrun.observe.fingerprint import digests, fingerprint, part_of, spots
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
@@ -123,9 +124,9 @@ class FoundState:
         buffers = dict(self._of_roots("named_buffers"))
         return {"model": dict(self.parameters()), "buffers": buffers, "optimizer": kept, "scheduler": {}, "registered": {}}
 
-    def digests(self) -> dict[str, dict[str, str]]:
-        """Of everything, by component and by name inside it."""
-        components = self.components()
+    def digests(self, *, of: Components | None = None) -> dict[str, dict[str, str]]:
+        """As those of `ObservedState`."""
+        components = of or self.components()
         return {**{component: digests(components[component]) for component in DIGESTED}, "rng": digest_rng(self.device)}
 
     def beside(self) -> dict[str, str]:

@@ -83,7 +83,7 @@ def script_roots(accelerator: Accelerator) -> dict[str, object]:
     for module in [main, *_local_modules(folder)]:
         prefix = "" if module is main else f"{module.__name__}."
         for key, value in vars(module).items() if module else ():
-            if not key.startswith("__") and not isinstance(value, types.ModuleType):
+            if not key.startswith("__") and not issubclass(type(value), types.ModuleType):
                 roots.setdefault(prefix + key, value)
     for what, prepared in (("model", accelerator._models), ("optimizer", accelerator._optimizers)):
         for number, value in enumerate(prepared):
@@ -183,7 +183,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
         case Mapping() if type(value).__module__ in ("builtins", "collections"):
             for number, (key, child) in enumerate(value.items()):
                 yield (str(key) if isinstance(key, str | int) else str(number)), child
-        case list() | tuple() | deque():
+        case list() | tuple() | deque() if type(value).__iter__ in OWN_ITERATION:
             yield from ((str(number), child) for number, child in enumerate(value))
         case types.GeneratorType():
             if value.gi_frame is not None:
@@ -221,7 +221,8 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
-    if info := inspect.getattr_static(kind, "cache_info", None):
+    info = inspect.getattr_static(kind, "cache_info", None)
+    if isinstance(info, types.MethodDescriptorType):  # of functools; one of the script's own might do anything
         yield "cache", str(info(value))
     if kind.__module__.partition(".")[0] in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return

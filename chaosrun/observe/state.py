@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError
+from chaosrun.observe.contents import Components
 from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_state import script_roots, script_state
@@ -50,24 +51,24 @@ class ObservedState:
     def optimizer_settings(self) -> str:
         return ""
 
-    def components(self) -> Mapping[str, Mapping[str, object]]:
+    def components(self) -> Components:
         """The live state but for the random streams, by component: state dicts with parameters called by name."""
         return {
             "model": dict(self._named("named_parameters")),
             "buffers": self._buffers(),
             "optimizer": self._optimizer_states(),
             "scheduler": self._scheduler_states(),
-            "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
+            "registered": {name: item.state_dict() for name, item in self.all_registered().items()},
         }
 
-    def digests(self, *, whole: bool = True) -> dict[str, dict[str, str]]:
+    def digests(self, *, whole: bool = True, of: Components | None = None) -> dict[str, dict[str, str]]:
         """Digests of everything, by component and by name inside it; see `records.traces.EndRecord`. Not `whole`: of large
-        tensors only of `spots`, to be compared with their like.
+        tensors only of `spots`, to be compared with their like. `of`: the components, where the caller has them already.
 
         Raises MisuseError when a state dict holds something that has no bits to compare.
         """
         try:
-            found = self.components().items()
+            found = (of or self.components()).items()
             components = {component: digests(values if whole else spots(values)) for component, values in found}
             return {**components, "rng": self.rng()}
         except (TypeError, ValueError) as error:
@@ -113,10 +114,10 @@ class ObservedState:
     def prepared(self) -> list[Any]:
         """Whatever is saved as a whole, and what accelerate made of it."""
         own = self._accelerator
-        registered = self._all_registered().values()
+        registered = self.all_registered().values()
         return [own, *own._models, *self.bare_models(), *own._optimizers, *own._schedulers, *own._dataloaders, *registered]
 
-    def _all_registered(self) -> dict[str, Any]:
+    def all_registered(self) -> dict[str, Any]:
         """What the script registered here, and with accelerate, which saves it for rank 0 alone."""
         others = {f"accelerate/{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
         return {**self.registered, **others}

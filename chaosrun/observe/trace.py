@@ -5,7 +5,7 @@ The protocol calls it at the points that the script comes by; the form of the re
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from chaosrun.observe.canary import canary
-from chaosrun.observe.contents import content_digest
+from chaosrun.observe.contents import Components, content_digest
 from chaosrun.observe.environment import record_environment
 from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, part_of, tensor_digests
 from chaosrun.observe.own import OwnState
@@ -66,11 +66,13 @@ class State(Protocol):
         """A digest of what they are told beside learning rates; "" likewise."""
         ...
 
-    def digests(self) -> Digests: ...
+    def digests(self, *, of: Components | None = None) -> Digests:
+        """`of`: the components, where the caller has them already."""
+        ...
 
     def hooks(self) -> list[str]: ...
 
-    def components(self) -> Mapping[str, Mapping[str, object]]:
+    def components(self) -> Components:
         """Live, by component: model, buffers, optimizer, scheduler, registered."""
         ...
 
@@ -314,18 +316,25 @@ class Observer:
         self._trace.write(record)
         return record
 
+    def left(self) -> None:
+        """The script leaves its loop, whose variables can be seen now."""
+        if self._outside:
+            self._outside.left()
+
     def end(self, position: Position, *, checkpoint: str | None) -> None:
         """The training is complete: digests of everything."""
         if self._inspector:
             self._inspector.end()
+        # Asked for once, as on every other rank.
+        components = self._state.components()
         self._trace.write(
             EndRecord(
                 step=position.step,
                 position=position,
                 time_s=time.time(),
-                digests=self._state.digests(),
+                digests=self._state.digests(of=components),
                 checkpoint=checkpoint,
-                outside=tuple(self._outside.found()) if self._outside else (),
+                outside=tuple(self._outside.found(components)) if self._outside else (),
             )
         )
 

@@ -190,7 +190,13 @@ class Session:
             if self._recorder:
                 self._recorder.heart.beat("epoch", self._recorder.done + 1)
             with contextlib.closing(rest_of(loader, position)) as rest:
-                yield from rest
+                try:
+                    yield from rest
+                except GeneratorExit:
+                    # Left by `break`: the variables of the function around the loop are still there.
+                    if self._recorder:
+                        self._recorder.observer.left()
+                    raise
             position = Position(epoch=position.epoch + 1, step=self._position.step)
         self._refuse_a_loop_without_updates(epochs, restored)
         self.finish()

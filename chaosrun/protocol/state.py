@@ -50,7 +50,7 @@ class TrainingState(ObservedState):
         """Raise MisuseError for a parameter that an optimizer steps and no checkpoint holds: neither a prepared model nor
         anything that is registered has it."""
         saved = {id(parameter) for _, parameter in self._named("named_parameters")}
-        tensors = [value for item in self._all_registered().values() for value in tensors_in(item.state_dict())]
+        tensors = [value for item in self.all_registered().values() for value in tensors_in(item.state_dict())]
         memory = {address_of(tensor) for tensor in tensors}
         for number, optimizer in enumerate(self.optimizers()):
             for group, values in enumerate(optimizer.param_groups):
@@ -127,7 +127,7 @@ class TrainingState(ObservedState):
 
     def _rank_values(self, registered: Mapping[str, object] | None = None) -> dict[str, object]:
         if registered is None:
-            registered = {name: item.state_dict() for name, item in self._all_registered().items()}
+            registered = {name: item.state_dict() for name, item in self.all_registered().items()}
         return {
             "v": 1,
             "micro_step": self._accelerator.step,
@@ -185,7 +185,7 @@ class TrainingState(ObservedState):
         self._accelerator.step = saved["micro_step"]
         self._load_buffers(saved["buffers"])
         self._load_rest(saved)
-        registered = self._all_registered()
+        registered = self.all_registered()
         if saved["registered"].keys() != registered.keys():
             raise RestoreMismatchError(
                 f"registered state {sorted(saved['registered'])} was saved, the script registered {sorted(registered)}",

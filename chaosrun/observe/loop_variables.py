@@ -1,0 +1,100 @@
+"""The variables that a script's training loop makes anew in each step, as its source tells."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaosrun.observe.script_state import is_own
+
+LOOPS = ("batches", "windows")
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    name: str
+    stores: bool
+    branch: tuple[int, ...]
+    """The conditional statements around it."""
+
+
+def loop_variables(frame: Any) -> set[str] | None:
+    """Names that the script's training loop makes anew in each step; None when there is no such loop in its source."""
+    while frame is not None:
+        if is_own(frame.f_globals.get("__name__", "")):
+            try:
+                names = made_anew(ast.parse(Path(frame.f_code.co_filename).read_bytes()))
+            except (OSError, SyntaxError, ValueError):
+                names = None  # no file of Python's
+            if names is not None:
+                return names
+        frame = frame.f_back
+    return None
+
+
+def made_anew(tree: ast.Module) -> set[str] | None:
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For) and any(getattr(part, "attr", None) in LOOPS for part in ast.walk(node.iter))
+    ]
+    if not loops:
+        return None
+    names: set[str] = set()
+    for loop in loops:
+        uses = [*_uses(loop.target, ()), *(use for statement in loop.body for use in _uses(statement, ()))]
+        inside = {id(node) for node in ast.walk(loop)}
+        outside = {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in inside
+        }
+        first: dict[str, _Use] = {}
+        for use in uses:
+            first.setdefault(use.name, use)
+        for name, use in first.items():
+            reads = [other for other in uses if other.name == name and not other.stores]
+            covered = all(other.branch[: len(use.branch)] == use.branch for other in reads)
+            # What is set now and then, and read nowhere beside that, is kept for something.
+            kept = use.branch and (name in outside or not reads)
+            if use.stores and covered and not kept:
+                names.add(name)
+    return names
+
+
+def _uses(node: ast.AST, branch: tuple[int, ...]) -> Iterator[_Use]:
+    """Uses of variables in the order in which they are evaluated."""
+    match node:
+        case ast.Name():
+            yield _Use(node.id, isinstance(node.ctx, ast.Store), branch)
+        case ast.Assign():
+            yield from _uses(node.value, branch)
+            for target in node.targets:
+                yield from _uses(target, branch)
+        case ast.AugAssign():
+            if isinstance(node.target, ast.Name):
+                yield _Use(node.target.id, False, branch)
+            yield from _uses(node.value, branch)
+            yield from _uses(node.target, branch)
+        case ast.AnnAssign():
+            for part in (node.value, node.target):
+                if part is not None:
+                    yield from _uses(part, branch)
+        case ast.If() | ast.While():
+            yield from _uses(node.test, branch)
+            for number, part in enumerate((node.body, node.orelse)):
+                for statement in part:
+                    yield from _uses(statement, (*branch, id(node) + number))
+        case ast.For():
+            yield from _uses(node.iter, branch)
+            for part in (node.target, *node.body, *node.orelse):
+                yield from _uses(part, (*branch, id(node)))
+        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+            results = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+            yield from (use for part in (*node.generators, *results) for use in _uses(part, branch))
+        case ast.comprehension():
+            yield from (use for part in (node.iter, node.target, *node.ifs) for use in _uses(part, branch))
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from _uses(child, branch)
