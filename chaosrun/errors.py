@@ -81,6 +81,10 @@ class HookedStateError(RestoreMismatchError):
     """The state differs, and the script has hooks that run on saving or loading."""
 
 
+class OptimizerCastError(RestoreMismatchError):
+    """The state that differs was cast by torch when it was loaded, to the type of its parameter (hazard O3)."""
+
+
 class ResourcesError(ChaosrunError):
     exit_code = 7
 

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from chaosrun.errors import HookedStateError, MisuseError, ParameterOrderError, RegisteredStateError, RestoreMismatchError
+from chaosrun.errors import (
+    HookedStateError,
+    MisuseError,
+    OptimizerCastError,
+    ParameterOrderError,
+    RegisteredStateError,
+    RestoreMismatchError,
+)
 from chaosrun.faults.points import FaultPoints
 from chaosrun.protocol.background import Committed, Writer, refuse_changes
 from chaosrun.protocol.memory import copies_of, keeps_shared
@@ -155,7 +162,7 @@ class Checkpointer:
         touched, and hashes its own file if anybody has written into the checkpoint since. Afterwards the digests of the live
         state are compared with those taken at the save. Raises InvalidCheckpointError, MisuseError (another job's checkpoint)
         or RestoreMismatchError naming the component and the tensor; of those a ParameterOrderError when the optimizers hold
-        their parameters in another order: they are restored by number.
+        their parameters in another order (they are restored by number), an OptimizerCastError when torch casts what it loads.
         """
         directory = self._leg.checkpoints / name
         rank = self._order.rank
@@ -170,9 +177,24 @@ class Checkpointer:
             live = self._state.digests()
         # A replay for `chaosrun diagnose` goes on with what came back, to show what becomes of it.
         for component, values in expected.items() if not self._order.inspect else ():
+            if component == "optimizer" and not self._state.hooks():
+                self._refuse_cast(directory, values, live[component])
             _compare(component, values, live[component], name, rank, self._state.hooks())
         self.newest_step, self.digests = manifest.step, live
         return Position(**manifest.position.model_dump())
+
+    def _refuse_cast(self, directory: Path, expected: dict[str, str], live: dict[str, str]) -> None:
+        """Raise OptimizerCastError where torch's cast is all that differs."""
+        differing = _keys(expected, live)
+        cast = self._state.cast_on_load(directory, differing) if differing else None
+        if cast is not None:
+            saved, now = cast
+            raise OptimizerCastError(
+                f"rank {self._order.rank}: optimizer is not what checkpoint {directory.name} holds: {differing[0]!r} was "
+                f"{saved} when saved and is {now}, its parameter's type, after the restore: torch's Optimizer.load_state_dict "
+                "casts it",
+                hint="keep that state in the parameters' type, or give the optimizer a load_state_dict that restores its type",
+            )
 
     def _from_memory(self, manifest: Manifest, expected: Digests) -> dict[str, dict[str, str]] | None:
         """Load the copies that nodes keep of this checkpoint, and return their digests; None, on every rank, where one of them
@@ -271,12 +293,17 @@ def _differing(before: dict[str, dict[str, str]], after: dict[str, dict[str, str
     return found
 
 
+def _keys(expected: dict[str, str], live: dict[str, str]) -> list[str]:
+    """Of what differs."""
+    return [key for key in sorted(expected.keys() | live.keys()) if expected.get(key) != live.get(key)]
+
+
 def _compare(
     component: str, expected: dict[str, str], live: dict[str, str], name: str, rank: int, hooks: Sequence[str] = ()
 ) -> None:
     if expected == live:
         return
-    differing = [key for key in sorted(expected.keys() | live.keys()) if expected.get(key) != live.get(key)]
+    differing = _keys(expected, live)
     # What was saved and is gone says more than the empty container that stands in its place.
     first = next((key for key in differing if key in expected), differing[0])
     kind = RegisteredStateError if component == "registered" else HookedStateError if hooks else RestoreMismatchError

@@ -232,6 +232,30 @@ class TrainingState(ObservedState):
         with self._custom_objects_left_alone():
             self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
 
+    def cast_on_load(self, directory: Path, paths: Sequence[str]) -> tuple[torch.dtype, torch.dtype] | None:
+        """Of tensors of the optimizers that are not what a checkpoint's files hold, by their paths in `components`: the first
+        one's type there and here, where each of them is what it was, cast to its parameter's type; else None."""
+        parameters, files = dict(self.parameters()), dict[str, Any]()
+        types: list[tuple[torch.dtype, torch.dtype]] = []
+        try:
+            for path in paths:
+                number, _, rest = path.partition("/state/")
+                name, _, key = rest.partition("/")
+                optimizer, parameter = self.optimizers()[int(number)], parameters[name]
+                if number not in files:
+                    file = directory / ("optimizer.bin" if number == "0" else f"optimizer_{number}.bin")
+                    with plain_values(self._classes):
+                        files[number] = load_values(file, map_location="cpu")
+                order = [id(each) for group in optimizer.param_groups for each in group["params"]]
+                saved = files[number]["state"][order.index(id(parameter))][key]
+                live = optimizer.state.get(parameter, {})[key].cpu()
+                if saved.dtype == live.dtype or live.dtype != parameter.dtype or not torch.equal(saved.to(live.dtype), live):
+                    return None
+                types.append((saved.dtype, live.dtype))
+        except Exception:  # another kind of state or of checkpoint (sharded, for instance), which differs all the same
+            return None
+        return types[0]
+
     def _rest(self) -> StateDict:
         """What `save` leaves to the rank files."""
         return {}

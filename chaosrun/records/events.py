@@ -40,6 +40,7 @@ EndCode = Literal[
     "registered_state_changed_on_load",
     "parameter_order",
     "hook_changes_state",
+    "optimizer_state_cast_on_load",
     "launcher_ended",
     "launcher_misused",
 ]

@@ -145,6 +145,7 @@ _OF_TYPES: Mapping[str, EndCode] = {
     errors.RegisteredStateError.__name__: "registered_state_changed_on_load",
     errors.ParameterOrderError.__name__: "parameter_order",
     errors.HookedStateError.__name__: "hook_changes_state",
+    errors.OptimizerCastError.__name__: "optimizer_state_cast_on_load",
 }
 _SHORT_OF = re.compile(r"out of memory|\[Errno 5\]")
 _WITHOUT_RANK = re.compile(

@@ -57,6 +57,14 @@ _STATE_OF_SCRIPT: Mapping[str, Row] = {
         "keep averages and converted copies beside it (run.register, or files of their own)",
         "S11",
     ),
+    "optimizer_state_cast_on_load": Row(
+        "{message}",
+        Blame(
+            whose="library",
+            reason="torch's Optimizer.load_state_dict casts state to its parameter's type, outside chaosrun, too",
+        ),
+        hazard="O3",
+    ),
     "save_changes_state": Row(
         "a save hook of the script changes live state",
         script("a save of its checkpoint changes the training: {effect}"),

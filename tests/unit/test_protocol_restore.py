@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from chaosrun.errors import HookedStateError, ParameterOrderError, RestoreMismatchError
+from chaosrun.errors import HookedStateError, OptimizerCastError, ParameterOrderError, RestoreMismatchError
 from chaosrun.faults.points import FaultPoints
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.state import TrainingState
@@ -35,7 +35,15 @@ def reset() -> None:
 class Training:
     """One prepared training, as a new process would make it."""
 
-    def __init__(self, folder: Path, *, reorder: bool = False, lr: float = 0.1, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        reorder: bool = False,
+        lr: float = 0.1,
+        dtype: torch.dtype = torch.float32,
+        kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    ) -> None:
         reset()
         torch.manual_seed(0)
         self.accelerator = Accelerator(cpu=True)
@@ -43,7 +51,7 @@ class Training:
         self.accelerator.scaler = self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
         model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).to(dtype)
         parameters = list(model.parameters())
-        optimizer = torch.optim.AdamW(parameters[2:] + parameters[:2] if reorder else parameters, lr=lr)
+        optimizer = kind(parameters[2:] + parameters[:2] if reorder else parameters, lr=lr)
         self.dtype = dtype
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         leg = LegLayout(folder / "leg", None)
@@ -164,6 +172,25 @@ def test_moments_that_loading_rounds_to_the_parameters_type(tmp_path: Path) -> N
     name = saved.checkpointer.save(POSITION, {})
     with pytest.raises(RestoreMismatchError, match=r"optimizer is not what checkpoint .* holds: '0/state/.*/exp_avg'"):
         Training(tmp_path, dtype=torch.bfloat16).checkpointer.restore(name, {})
+
+
+def test_that_torch_casts_on_loading_is_told_where_it_is_all_that_differs(tmp_path: Path) -> None:
+    _, name = save(tmp_path, dtype=torch.bfloat16, kind=torch.optim.NAdam)
+    told = r"'0/state/0.bias/mu_product' was torch.float32 when saved and is torch.bfloat16, its parameter's type"
+    with pytest.raises(OptimizerCastError, match=told):
+        Training(tmp_path, dtype=torch.bfloat16, kind=torch.optim.NAdam).checkpointer.restore(name, {})
+
+    again = Training(tmp_path, dtype=torch.bfloat16, kind=torch.optim.NAdam)
+    load = again.optimizer.load_state_dict
+
+    def forgetful(state: Any) -> None:
+        load(state)
+        next(iter(again.optimizer.optimizer.state.values()))["exp_avg"].zero_()
+
+    again.optimizer.load_state_dict = forgetful  # type: ignore[method-assign]
+    with pytest.raises(RestoreMismatchError) as caught:
+        again.checkpointer.restore(name, {})
+    assert caught.type is RestoreMismatchError
 
 
 def test_another_argument_of_the_optimizer_gives_way_to_the_saved_one(tmp_path: Path) -> None:
