@@ -32,9 +32,10 @@ class Place(NamedTuple):
     found: Found
 
 
-def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False) -> Place:
-    """Hold what an attempt begins with against the `moments` of one trace; `own`: of an earlier attempt of the same leg."""
-    agreeing = _agreeing(standing, moments)
+def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False, alone: bool = False) -> Place:
+    """Hold what an attempt begins with against the `moments` of one trace. `own`: of an earlier attempt of the same leg.
+    `alone`: no other leg tells how the training goes on after the last of them; there weights and optimizer are known."""
+    agreeing = _agreeing(standing, moments, alone=alone)
     judged = [name for name in QUANTITIES if getattr(standing, name) is not None]
     decisive = next((name for name in ("weights", "data", "optimizer") if agreeing[name]), None)
     if decisive is None:
@@ -44,7 +45,7 @@ def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False) ->
     return Place(step=step, found=Found(step=step if whole else None, own=own, **_nearest(agreeing, step)))
 
 
-def _agreeing(standing: Standing, moments: Iterable[Moment]) -> Mapping[str, Mapping[int, None]]:
+def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:
     """By quantity, the steps after which it was the same. A step's data, stream and rates are told by the step after it; rates
     that a loop sets between the forward pass and the optimizer's step are at the forward pass still the step's own."""
     found: dict[str, dict[int, None]] = {name: {} for name in QUANTITIES}
@@ -61,6 +62,8 @@ def _agreeing(standing: Standing, moments: Iterable[Moment]) -> Mapping[str, Map
             found["rng"][step] = None
         if standing.data is not None and moment.data_after == standing.data:
             found["data"][step] = None
+        if alone and moment.data_after is None and step in found["weights"] and step in found["optimizer"]:
+            found |= {name: {**found[name], step: None} for name in ("rates", "rng", "data")}
     return found
 
 

@@ -9,6 +9,7 @@ for one tensor: compare only fingerprints of the same device type.
 
 import ctypes
 import math
+import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -250,19 +251,24 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def _rank() -> int:
+    """Of this process, also where the script has destroyed its process group before it ends."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else int(os.environ["RANK"])
+
+
 def part_of(tensor: torch.Tensor) -> str:
     """Which part of a sharded tensor this rank holds, as an index into the whole: "[8:16, 0:4]"; "" for one that is whole here.
 
     Ranks hold the same bits of a tensor where this is the same.
     """
     if hasattr(tensor, "_fqns"):
-        return f"[flat, rank {torch.distributed.get_rank()}]"
+        return f"[flat, rank {_rank()}]"
     placements = getattr(tensor, "placements", ())
     if all(placement.is_replicate() for placement in placements):
         return ""
     if not local_part(tensor).numel():
         # Where there are more ranks than rows. Two that hold nothing do not hold the same.
-        return f"[nothing, rank {torch.distributed.get_rank()}]"
+        return f"[nothing, rank {_rank()}]"
     # As torch.distributed.checkpoint asks for it.
     chunks = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
     return "+".join(

@@ -266,7 +266,7 @@ class ScriptTraining:
         )
         best: Place | None = None
         for moments, own in self._earlier():
-            place = find(standing, moments, own=own)
+            place = find(standing, moments, own=own, alone=self._order.reference_path is None)
             if place.found.step is not None:
                 return place
             if best is None or (place.found.weights and not best.found.weights):

@@ -50,7 +50,8 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
         return None
     _, *where = run_arguments(run)
     notes = _changes(run, Path(facts.job))
-    if facts.injected:
+    injected = () if facts.in_production else facts.injected  # a run takes faults while it runs only
+    if injected:
         notes.append("what was injected strikes at its time after the start again, not at its step")
     words = facts.typed or (shortest(Path(facts.job)),)
     dashes = words.index("--") if "--" in words else len(words)
@@ -61,7 +62,7 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
         "run" if facts.in_production else "submit",
         *words[:dashes],
         *facts.overrides,
-        *facts.injected,
+        *injected,
         *where,
         *words[dashes:],
     )

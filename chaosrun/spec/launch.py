@@ -78,6 +78,8 @@ def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
         if isinstance(first, Scalar) and first.text and "\0" not in first.text:
             yield from _program_problems(first, directory)
         script = next((item for item in command.items if isinstance(item, Scalar) and item.text.endswith(".py")), None)
+        if script is not None and " " in script.text and not (directory / script.text).exists():
+            script = None  # what a shell is to run
         if script is not None and script is not first and "{" not in script.text:
             yield from _script_problems(script, directory)
     yield from _placeholder_problems(root)

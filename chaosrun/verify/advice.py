@@ -13,7 +13,7 @@ from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.replicas import Replicas, is_sharded
+from chaosrun.verify.replicas import is_sharded, of_undisturbed
 from chaosrun.wording import count, listed
 
 ENOUGH = 8000
@@ -207,7 +207,7 @@ def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
 def hashed_anew(drill: Drill) -> Iterator[str]:
     """Restarts had another hash seed, as the script goes by hashes (`spec.hash_order`)."""
     first, last = ((leg.environment or {}).get("python_hash_seed") for leg in (drill.reference, drill.chaos))
-    if drill.by_script and first != last:
+    if drill.by_script and first and last and first != last:
         yield (
             "the script goes by hash(), or by the order of a set. New processes hash texts otherwise, so each restart had "
             f"another PYTHONHASHSEED, at last {last}; undisturbed it was {first} (sort the set; or set PYTHONHASHSEED in the "
@@ -217,7 +217,7 @@ def hashed_anew(drill: Drill) -> Iterator[str]:
 
 def ranks_apart(drill: Drill) -> Iterator[str]:
     """Weights that ranks do not share, as with experts or Local SGD, or by mistake."""
-    replicas = Replicas(drill.reference)
+    replicas = of_undisturbed(drill)
     own, usual = replicas.own, replicas.longest_parting
     if own:
         yield (

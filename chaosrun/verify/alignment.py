@@ -250,7 +250,7 @@ def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
 
 def _repeated(drill: Drill) -> list[frozenset[str]]:
     """The files that the script saves together, over and over: the most of them."""
-    counted = Counter(saved.kinds for saved in saves(drill.reference))
+    counted = Counter(saved.kinds for saved in saves(drill.reference if drill.reference.attempts else drill.chaos))
     often = [kinds for kinds, times in counted.items() if times > 1] or list(counted)
     return [max(often, key=len)] if often else []
 

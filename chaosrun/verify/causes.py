@@ -280,8 +280,8 @@ def _streams_apart(moment: Moment, rank: int) -> list[str]:
 
 
 def _loss(moment: Moment) -> Cause:
-    if moment.restored and _rescaled(moment):
-        return Cause.of("grad_scaler_not_restored")
+    if moment.restored and _rescaled(moment) and (moment.attempt.by == "script" or not moment.restored_right):
+        return Cause.of("grad_scaler_not_restored", because="of_losses")
     if moment.restored_right:
         return Cause.of("forward_pass", because="drew_before" if _drew_otherwise(moment) else "restored_right")
     return Cause.of("forward_pass", because="restored" if moment.restored else None)

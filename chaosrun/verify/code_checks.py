@@ -88,7 +88,12 @@ _PREMISES: Mapping[str, Row] = {
     "leg_unfinished": Row("the {leg} leg has not finished"),
     "leg_not_completed": Row("the {leg} leg ended with {outcome}: {message}"),
     "inexact_restore": Row("the restored state is not the saved one: {message}"),
-    "reference_ends_differ": Row("the reference leg ended at steps {steps}", _NO_END),
+    "reference_ends_differ": Row(
+        "the ranks of the reference leg ended at steps {steps:9}, not at one",
+        script("its ranks make different numbers of steps"),
+        "ranks are compared step by step: give each as many batches as the others (a DistributedSampler pads its shares; "
+        "uneven ones under torch's Join are not followed)",
+    ),
     "ended_at_another_step": Row(
         "the {leg} leg ended at step {step} on rank {rank}, expected was step {expected}",
         script("it ended at another step than expected: what ends it is not in the job's state", likely=True),

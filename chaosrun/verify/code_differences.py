@@ -92,6 +92,12 @@ _DATA: Mapping[str, Row] = {
         "dataset lists its samples in another order (sort what comes from a set or a directory)",
         "R5",
     ),
+    "batch_contents.own": detail(
+        hint="the same samples came with other contents: augmentation or a loader worker draws from a random stream that is "
+        "not restored, a cache holds what was augmented before, what decides how much of a batch is taken is lost (a running "
+        "loss, a stage of a curriculum), or the dataset lists its samples in another order (sort what comes from a set or a "
+        "directory)"
+    ),
     "batch_contents.unrepeatable": detail(hint="the same samples came with other contents: {probe}"),
     "batch_contents.held": detail(
         hint="the same samples came with other contents: {name} of the script's dataset is {seen} when epoch {epoch} is opened "
@@ -297,6 +303,10 @@ _STATE_DETAILS: Mapping[str, Row] = {
         hint="the weights are not those saved: the checkpoint was loaded in part, or changed"
     ),
     "weights_of_another_step.start": detail(hint="the weights are those after step {step}: another checkpoint was loaded"),
+    "grad_scaler_not_restored.of_losses": detail(
+        hint="every loss is what it should be, times the same power of two: the scale of a GradScaler, or another factor that "
+        "losses are multiplied by, is not as it was saved"
+    ),
     "rng_not_restored.elsewhere": detail(hint="the random streams do not stand where they stood when the checkpoint was saved"),
     "rng_not_restored.freshly_seeded": detail(hint=f"{FRESHLY_SEEDED}{{scope}}"),
     "rng_drifted.drawn": detail(

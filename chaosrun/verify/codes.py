@@ -34,7 +34,7 @@ _WORDS = _Words()
 OWN = "own"
 """Of a row that says more of a code where a script resumes by itself."""
 KEPT: Mapping[Any, str] = {
-    None: "pass it to run.register; `chaosrun diagnose` names what differs",
+    None: "pass it to run.register; in a drill, `chaosrun diagnose` names what differs",
     "script": "save it with the checkpoint, and load it again",
 }
 """What to do about state that no checkpoint holds, by who resumes."""
@@ -85,7 +85,8 @@ class Cause:
         return [TABLE[name] for name in (*names, self.code) if name in TABLE]
 
     def _filled(self, template: str) -> str:
-        return _WORDS.vformat(template, (), {"code": self.code, "kept": KEPT[self.params.get("by")], **self.params})
+        usual = {"code": self.code, "kept": KEPT[self.params.get("by")], "scope": ""}
+        return _WORDS.vformat(template, (), {**usual, **self.params})
 
 
 def _row(code: str) -> Row:

@@ -80,6 +80,9 @@ def reference(drill: Drill) -> Check:
         return inconclusive("fault_in_reference", faults=faults)
     if not chain.final_step:
         return inconclusive("reference_empty")
+    ends = {end.step for end in leg.ends.values()}
+    if len(ends) > 1:
+        return inconclusive("reference_ends_differ", steps=sorted(ends))
     last = leg.attempts[-1]
     earlier = any(trace.steps for attempt in leg.attempts[:-1] for trace in attempt.traces.values())
     if earlier or last.resume is not None or any(start.restored for start in last.starts.values()):

@@ -11,7 +11,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import RankTrace, Source
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify import alignment, landed, recovery, replicas
+from chaosrun.verify import alignment, landed, libraries, recovery, replicas
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.codes import Cause
@@ -103,7 +103,8 @@ def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: in
     attempt = history.attempts[-1]
     before = _up_to(history, attempt.number - 1)
     drill = Drill.of(before, history, spec, plan, recorded=recorded(before, since), looked_at=(attempt,))
-    return drill, divergence_of(drill, (attempt,))
+    divergence = divergence_of(drill, (attempt,))
+    return drill, libraries.told_of(divergence, drill) if divergence and drill.by_script else divergence
 
 
 def _near(history: LegHistory) -> LegHistory:

@@ -5,7 +5,7 @@ Of a sharded model, ranks are replicas in what they hold the same part of, by it
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 
@@ -185,12 +185,18 @@ class Replicas:
         return None
 
 
+def of_undisturbed(drill: Drill) -> Replicas:
+    """Those of the reference; of a run without one, those of its first attempt."""
+    leg = drill.reference
+    return Replicas(leg if leg.attempts else replace(drill.chaos, attempts=drill.chaos.attempts[:1]))
+
+
 def rank_agreement(drill: Drill) -> Check:
     """All ranks hold the same parameters when an attempt begins and after each step, in both legs; where the script lets them
     part undisturbed and joins them again (Local SGD), whenever it has joined them."""
     if drill.spec.workers == 1:
         return skipped("one worker has nobody to agree with")
-    replicas = Replicas(drill.reference)
+    replicas = of_undisturbed(drill)
     if not replicas.exist:
         return skipped("no two ranks hold the same part of any parameter")
     usual = replicas.longest_parting
@@ -220,7 +226,7 @@ def rank_agreement(drill: Drill) -> Check:
 
 def chaos_drift(drill: Drill) -> Drift | None:
     """Of the leg with the faults, in which ranks may part as they do undisturbed."""
-    return Replicas(drill.chaos).drift(Replicas(drill.reference).longest_parting)
+    return Replicas(drill.chaos).drift(of_undisturbed(drill).longest_parting)
 
 
 def is_sharded(leg: LegHistory) -> bool:

@@ -264,6 +264,9 @@ while step < 12:
         parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "rng": torch.get_rng_state()}
         torch.save(parts, "out/new.pt")
         os.replace("out/new.pt", saved)
+        if os.environ.get("DIES") and os.environ["CHAOSRUN_ATTEMPT"] == "1":
+            time.sleep(0.5)
+            os.kill(os.getpid(), 9)
     time.sleep(0.4)
 """
 
@@ -288,3 +291,12 @@ def test_a_script_that_resumes_by_itself_is_held_against_its_own_steps(shell: Sh
     else:
         (judged,) = events(run.leg("run"), "recovery.agreed")
         assert judged["steps"] >= 1 and judged["last"] == judged["steps"] + 4
+
+
+@pytest.mark.nightly
+def test_one_that_is_killed_right_after_its_save_is_judged_by_what_it_restored(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text(OWN)
+    job = shell.folder / "job.yaml"
+    job.write_text('name: small\nscript: train.py\nworkers: 1\noutputs: [out]\nenv: {DIES: "1"}\n')
+    done = shell.call("run", job)
+    assert done.returncode == 0 and "0 steps done twice" in done.stdout, done.stdout + done.stderr

@@ -62,6 +62,14 @@ def test_an_attempt_that_ended_at_once_is_judged_by_its_state_alone():
     assert find(standing(20, rates=None, rng=None, data=None, optimizer="o7"), TRACE).found.step is None
 
 
+def test_after_the_last_step_of_a_leg_that_is_compared_with_no_other_nothing_tells_what_comes():
+    assert find(standing(20), TRACE).found.step is None
+    assert find(standing(20), TRACE, own=True, alone=True).found.step == 20
+    wrong = find(standing(20, optimizer="o7"), TRACE, own=True, alone=True)
+    assert (wrong.step, wrong.found.step, wrong.found.optimizer) == (20, None, (7,))
+    assert find(standing(10, data="d2"), TRACE, own=True, alone=True).found.step is None
+
+
 def test_of_many_steps_the_nearest_are_told():
     constant = [replace(each, optimizer="none") for each in TRACE]
     found = find(standing(10, optimizer="none"), constant).found

@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 from chaosrun.observe import fingerprint as subject
-from chaosrun.observe.fingerprint import digests, fingerprint, tensor_digest
+from chaosrun.observe.fingerprint import digests, fingerprint, part_of, tensor_digest
 
 
 def device_digest(tensor, chunk_words=subject.CHUNK_WORDS):
@@ -261,3 +261,10 @@ def test_unknown_types_are_named_by_path(state, where):
 def test_two_leaves_with_one_path_are_refused():
     with pytest.raises(ValueError, match="'a/b'"):
         digests({"a": {"b": 1}, "a/b": 2})
+
+
+def test_the_rank_is_known_when_the_process_group_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = torch.zeros(2)
+    flat._fqns = ["weight"]  # type: ignore[attr-defined]
+    monkeypatch.setenv("RANK", "3")
+    assert part_of(flat) == "[flat, rank 3]"

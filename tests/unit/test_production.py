@@ -23,7 +23,7 @@ from chaosrun.supervise import judging
 from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.verify import production
 from chaosrun.verify.confirm import UNDISTURBED
-from chaosrun.verify.production import Recovery, judge_recovery
+from chaosrun.verify.production import Account, Recovery, judge_recovery, judge_run
 from tests.integration.object_server import free_port
 from tests.long_runs import write_long_run
 
@@ -43,6 +43,35 @@ def leg_of(run: RunLayout) -> tuple[LegLayout, JobSpec]:
 def judged(run: RunLayout, attempt: int, since: int = 1) -> Recovery:
     leg, spec = leg_of(run)
     return judge_recovery(read_leg(leg), attempt, spec, UNDISTURBED, since=since)
+
+
+def account(run: RunLayout) -> Account:
+    leg, spec = leg_of(run)
+    return judge_run(read_leg(leg), spec, UNDISTURBED)
+
+
+def test_ranks_that_hold_different_parts_of_a_model_have_nothing_to_agree_on(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for attempt in run.leg("chaos").attempts():
+        for rank in range(3):
+
+            def sharded(line: dict[str, Any], rank: int = rank) -> dict[str, Any]:
+                return {**line, "sharded": True, "parts": True, "tensors": [f"{name}[{rank}]" for name in line["tensors"]]}
+
+            edit_trace(run, "chaos", attempt, rank, only("start", sharded))
+    found = next(check for check in account(run).checks if check.name == "rank_agreement")
+    assert (found.status, found.summary) == ("skip", "no two ranks hold the same part of any parameter")
+
+
+def test_a_script_that_does_not_look_for_its_checkpoint_fails(tmp_path: Path) -> None:
+    ruling = account(write_script_run(tmp_path, bugs=Bugs(start_over=True))).ruling
+    assert (ruling.status, ruling.reason.code) == ("FAIL", "began_again"), ruling.place
+
+
+def test_a_script_s_difference_is_the_script_s(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2))
+    divergence = next(each for attempt in RESTARTS if (each := judged(run, attempt).divergence))
+    assert divergence.reason.code == "batches_repeated" and divergence.reason.blame.whose == "yours"
 
 
 def test_right_restarts_agree(tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("early_end", journal("chaos", only("leg.finished", put(outcome="settled"))), "inconclusive", "never shown to repeat"),
     ("completed", trace("chaos", 4, only("end", put(step=11))), "fail", "step 11 on rank 1"),
     ("completed", trace("reference", 1, only("end", put(step=0)), all_ranks), "inconclusive", "steps 0"),
+    ("reference", trace("reference", 1, only("end", put(step=11))), "inconclusive", "ended at steps 11, 12"),
     ("reference", trace("reference", 1, only("step", drop), all_ranks), "inconclusive", "no step was recorded"),
     ("reference", trace("reference", 1, only("step", drop, step=7)), "inconclusive", "rank 1 lacks step 7"),
     ("reference", forget_rank("reference", 2), "inconclusive", "ranks [0, 1]"),
