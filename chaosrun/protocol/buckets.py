@@ -10,7 +10,7 @@ learns the order of arrival in the second: it gets the gradients three times.
 This reaches into DDP's private reducer. `prime` checks the outcome (the layout is read back) instead of trusting it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -119,7 +119,7 @@ class BucketPrimer:
         one backward pass in the final layout. Raises ChaosrunError when this torch does not rebuild on request: every restart
         at three or more ranks would differ.
         """
-        parameters = [p for model in self._waiting for p in model.parameters() if p.requires_grad]
+        parameters = _trained(self._waiting)
         before = {id(p): None if p.grad is None else p.grad.detach().clone() for p in parameters}
         arrivals: list[_Arrival] = []
         hooks = [_keep_gradients(parameter, arrivals) for parameter in parameters]
@@ -130,18 +130,18 @@ class BucketPrimer:
                 hook.remove()
         reached = {id(arrival.parameter) for arrival in arrivals}
         complete = [model for model in self._waiting if _is_complete(model, reached)]
-        for model in complete:
-            own = {id(p) for p in model.parameters()}
+        for models in _sharing(complete):
+            own = {id(p) for p in _trained(models)}
             replay = [arrival for arrival in arrivals if id(arrival.parameter) in own]
-            if model.static_graph:
-                _send_again(model, replay, before)
-            _put_back(model, before)
-            if not model.reducer._rebuild_buckets():
+            if any(model.static_graph for model in models):
+                _send_again(models, replay, before)
+            _put_back(models, before)
+            if not all([model.reducer._rebuild_buckets() for model in models]):
                 raise ChaosrunError(
                     f"torch {torch.__version__} did not rebuild DDP's gradient buckets on request: no restart would be exact",
                     hint="pass DistributedDataParallelKwargs(find_unused_parameters=True), which never rebuilds",
                 )
-            _send_again(model, replay, before)
+            _send_again(models, replay, before)
         self._waiting = [model for model in self._waiting if model not in complete]
 
 
@@ -164,28 +164,44 @@ def _is_complete(model: DistributedDataParallel, reached: set[int]) -> bool:
     return any(needed) if model.static_graph else all(needed)
 
 
-def _put_back(model: DistributedDataParallel, before: _Before) -> None:
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            accumulated = before[id(parameter)]
-            # A copy: the replay accumulates and reduces in this very memory.
-            parameter.grad = None if accumulated is None else accumulated.clone()
+def _trained(models: Iterable[DistributedDataParallel]) -> list[torch.nn.Parameter]:
+    """Each once, also where models share it."""
+    return list({id(p): p for model in models for p in model.parameters() if p.requires_grad}.values())
 
 
-def _send_again(model: DistributedDataParallel, arrivals: Sequence[_Arrival], before: _Before) -> None:
+def _sharing(models: Iterable[DistributedDataParallel]) -> list[list[DistributedDataParallel]]:
+    """Models that share parameters, such as the trunk of an actor and a critic, reduce them in one pass."""
+    groups: list[list[DistributedDataParallel]] = []
+    for model in models:
+        own = {id(p) for p in _trained([model])}
+        joined = [group for group in groups if any(id(p) in own for p in _trained(group))]
+        groups = [group for group in groups if group not in joined]
+        groups.append([*(each for group in joined for each in group), model])
+    return groups
+
+
+def _put_back(models: Iterable[DistributedDataParallel], before: _Before) -> None:
+    for parameter in _trained(models):
+        accumulated = before[id(parameter)]
+        # A copy: the replay accumulates and reduces in this very memory.
+        parameter.grad = None if accumulated is None else accumulated.clone()
+
+
+def _send_again(models: Sequence[DistributedDataParallel], arrivals: Sequence[_Arrival], before: _Before) -> None:
     """The kept gradients through DDP, in the order in which they came: a static graph takes its layout from it."""
-    _put_back(model, before)
-    model.reducer.prepare_for_backward([])
-    with _without_hooks(model):
+    _put_back(models, before)
+    for model in models:
+        model.reducer.prepare_for_backward([])
+    with _without_hooks(_trained(models)):
         for arrival in arrivals:
             torch.autograd.backward([arrival.parameter], [arrival.gradient.clone()])
 
 
 @contextmanager
-def _without_hooks(model: DistributedDataParallel) -> Iterator[None]:
+def _without_hooks(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Take the script's gradient hooks off: what is sent again has been through them, and they may draw or count."""
     taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for parameter in model.parameters():
+    for parameter in parameters:
         if hooks := parameter._backward_hooks:
             taken.append((hooks, dict(hooks)))
             hooks.clear()

@@ -158,7 +158,10 @@ def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> 
     if told is None or held <= told:
         return None
     earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
-    for save in (save for each in earlier for trace in each.traces.values() for save in trace.saves):
+    # The reference saves alike, also where a rank was killed before it had written down that its own save was done.
+    for save in (
+        save for each in (*earlier, *drill.reference.attempts) for trace in each.traces.values() for save in trace.saves
+    ):
         named = {int(number) for number in re.findall(r"\d+", save.path)}
         if save.aside and save.how != REMOVED and told in named and held not in named:
             return Cause("saved_while_training", {"path": save.path, "base": told, "step": held, "stood": standing.words})
