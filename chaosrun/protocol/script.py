@@ -280,8 +280,11 @@ class ScriptTraining:
             reference = LegLayout(Path(order.reference_path))
             for attempt in reference.attempts():
                 yield read_moments(reference.attempt(attempt).trace(order.rank)), False
+        # What was not restored is as it was at the very beginning.
+        beginning = read_moments(self._context.leg.attempt(1).trace(order.rank), at_most=1)
         for attempt in range(order.attempt - 1, 0, -1):
-            yield read_moments(self._context.leg.attempt(attempt).trace(order.rank)), True
+            own = read_moments(self._context.leg.attempt(attempt).trace(order.rank))
+            yield (own if attempt == 1 else [*beginning, *own]), True
 
     def _finish_step(self, stepped: list[int]) -> None:
         self._backwards, self._recorded, self._stepped, self._began_with = 0, False, stepped, None

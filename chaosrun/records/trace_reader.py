@@ -93,7 +93,7 @@ class Moment:
     """Where the script changed them before the next step."""
 
 
-def read_moments(path: Path) -> list[Moment]:
+def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
     """The moments of one trace, from its start on, as far as it is sound; none where there is no trace."""
     moments: list[Moment] = []
     with suppress(DamagedRecordError, FileNotFoundError):
@@ -105,6 +105,8 @@ def read_moments(path: Path) -> list[Moment]:
                 rates = record.lr or moments[-1].rates
                 after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}
                 moments[-1] = replace(moments[-1], **after, weights_after=record.began or None)
+                if len(moments) == at_most:
+                    break
                 moments.append(Moment(step=record.step, weights=record.param, optimizer=record.state, rates=rates))
     return moments
 

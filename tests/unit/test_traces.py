@@ -298,6 +298,7 @@ def test_ends_are_those_of_the_whole(path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(ends.steps.values()) == list(everything.steps.values())[-len(ends.steps) :] and len(ends.steps) < 150
     assert read_start(path) == everything.start
     assert [moment.step for moment in read_moments(path)] == list(range(151))
+    assert read_moments(path, at_most=2) == read_moments(path)[:2]
 
 
 def test_a_trace_of_lines_is_named(tmp_path: Path) -> None:
