@@ -179,7 +179,8 @@ class Checkpointer:
         for component, values in expected.items() if not self._order.inspect else ():
             if component == "optimizer" and not self._state.hooks():
                 self._refuse_cast(directory, values, live[component])
-            _compare(component, values, live[component], name, rank, self._state.hooks())
+            own = self._state.own_loading() if component == "optimizer" else {}
+            _compare(component, values, live[component], name, rank, self._state.hooks(), own)
         self.newest_step, self.digests = manifest.step, live
         return Position(**manifest.position.model_dump())
 
@@ -299,8 +300,15 @@ def _keys(expected: dict[str, str], live: dict[str, str]) -> list[str]:
 
 
 def _compare(
-    component: str, expected: dict[str, str], live: dict[str, str], name: str, rank: int, hooks: Sequence[str] = ()
+    component: str,
+    expected: dict[str, str],
+    live: dict[str, str],
+    name: str,
+    rank: int,
+    hooks: Sequence[str],
+    own: Mapping[str, str],
 ) -> None:
+    """`own`: of optimizers with a load_state_dict of the script's, by number, their classes."""
     if expected == live:
         return
     differing = _keys(expected, live)
@@ -308,6 +316,8 @@ def _compare(
     first = next((key for key in differing if key in expected), differing[0])
     kind = RegisteredStateError if component == "registered" else HookedStateError if hooks else RestoreMismatchError
     beside = f"; the script's hooks on saving and loading: {', '.join(hooks)}" if kind is HookedStateError else ""
+    if kind is RestoreMismatchError and (optimizer := own.get(first.partition("/")[0])):
+        kind, beside = RegisteredStateError, f"; {optimizer} loads by a load_state_dict of its own"
     raise kind(
         f"rank {rank}: {component} is not what checkpoint {name} holds: {first!r} "
         f"was {expected.get(first, 'absent')} when saved and is {live.get(first, 'absent')} after the restore{beside}",

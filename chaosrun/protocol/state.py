@@ -17,6 +17,7 @@ from accelerate.state import PartialState
 from chaosrun.errors import MisuseError, RestoreMismatchError
 from chaosrun.observe.contents import address_of, tensors_in
 from chaosrun.observe.rng import capture_rng, restore_rng
+from chaosrun.observe.script_state import is_own
 from chaosrun.observe.state import ObservedState
 from chaosrun.protocol.loader_workers import worker_processes
 from chaosrun.protocol.plain_values import load_values, plain_values, refuse_code, unpicklable
@@ -231,6 +232,11 @@ class TrainingState(ObservedState):
         # By way of the CPU: accelerate's default would bring AdamW's step counters, which live there, back on the GPU.
         with self._custom_objects_left_alone():
             self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
+
+    def own_loading(self) -> dict[str, str]:
+        """Classes of optimizers that load by code of the script's, by number."""
+        loads = {str(number): type(optimizer) for number, optimizer in enumerate(self.optimizers())}
+        return {number: kind.__qualname__ for number, kind in loads.items() if is_own(kind.load_state_dict.__module__)}
 
     def cast_on_load(self, directory: Path, paths: Sequence[str]) -> tuple[torch.dtype, torch.dtype] | None:
         """Of tensors of the optimizers that are not what a checkpoint's files hold, by their paths in `components`: the first

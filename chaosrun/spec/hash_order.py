@@ -8,11 +8,16 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 from chaosrun.spec.launch import syntax_tree
 
 ORDERED = frozenset({"list", "tuple", "enumerate", "iter", "zip", "map", "filter", "join", "fromkeys", "array", "tensor"})
 """Functions that keep the order of what they are given."""
+UNORDERED = frozenset({"sorted", "set", "frozenset", "len", "any", "all", "max", "min", "update", "union"})
+"""Those of which no outcome depends on it."""
+COMBINING = frozenset({"union", "intersection", "difference", "symmetric_difference", "copy"})
+VIEWS = frozenset({"keys", "items"})
 MOST_FILES = 100
 
 
@@ -48,41 +53,72 @@ def _files(folder: Path, module: str) -> list[Path]:
 
 
 def _has_hash_order(tree: ast.Module) -> bool:
-    sets: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _is_set(node.value, sets):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            sets.update(map(ast.unparse, targets))
-    return any(_goes_through(node, sets) for node in ast.walk(tree))
+    sets = _Sets()
+    nodes = list(ast.walk(tree))
+    for node in nodes:
+        sets.learn(node)
+    unordered = {id(argument) for node in nodes if _is_called(node, UNORDERED) for argument in node.args}
+    return any(_goes_through(node, sets) for node in nodes if id(node) not in unordered)
 
 
-def _is_set(node: ast.expr, sets: set[str]) -> bool:
+class _Sets:
+    """Which expressions are sets, as far as the text tells: by variables and functions of these names, too."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._functions: set[str] = set()
+
+    def learn(self, node: ast.AST) -> None:
+        match node:
+            case ast.Assign(value=value, targets=targets) if value in self:
+                self._names.update(map(ast.unparse, targets))
+            case ast.AnnAssign(value=ast.expr() as value, target=target) if value in self:
+                self._names.add(ast.unparse(target))
+            case ast.FunctionDef(name=name):
+                returned = (part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value)
+                self._functions |= {name} if any(value in self for value in returned) else set()
+
+    def __contains__(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                return name in ("set", "frozenset") or name in self._functions
+            case ast.Call(func=ast.Attribute(attr=name, value=value)):
+                return (name in COMBINING and value in self) or name in self._functions
+            case ast.SetComp():
+                return True
+            case ast.Set():
+                return not all(isinstance(item, ast.Constant) and isinstance(item.value, int | float) for item in node.elts)
+            case ast.BinOp(op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor()):
+                return any(side in self or _is_called(side, VIEWS) for side in (node.left, node.right))
+            case ast.Name() | ast.Attribute():
+                return ast.unparse(node) in self._names
+            case _:
+                return False
+
+
+def _is_called(node: ast.AST, names: frozenset[str]) -> TypeGuard[ast.Call]:
+    """Without a key, which the first of equals decides on."""
     match node:
-        case ast.Call(func=ast.Name(id="set" | "frozenset")) | ast.SetComp():
-            return True
-        case ast.Set():
-            return not all(isinstance(item, ast.Constant) and isinstance(item.value, int | float) for item in node.elts)
-        case ast.BinOp(op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor()):
-            return _is_set(node.left, sets) or _is_set(node.right, sets)
-        case ast.Name() | ast.Attribute():
-            return ast.unparse(node) in sets
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), keywords=keywords):
+            return name in names and not any(word.arg == "key" for word in keywords)
         case _:
             return False
 
 
-def _goes_through(node: ast.AST, sets: set[str]) -> bool:
-    """In the order of hashes, or takes one of them. A set that is sorted, counted or made of another is let be."""
+def _goes_through(node: ast.AST, sets: _Sets) -> bool:
+    """In the order of hashes, or by hashes themselves. A set that is sorted, counted or made of another is let be."""
     match node:
-        case ast.For():
-            return _is_set(node.iter, sets)
-        case ast.ListComp() | ast.DictComp():
-            return any(_is_set(part.iter, sets) for part in node.generators)
-        case ast.Starred():
-            return _is_set(node.value, sets)
-        case ast.Call(func=ast.Name(id="hash")):
+        case ast.Name(id="hash", ctx=ast.Load()):
             return True
+        case ast.For():
+            return node.iter in sets
+        case ast.ListComp() | ast.DictComp() | ast.GeneratorExp():
+            return any(part.iter in sets for part in node.generators)
+        case ast.Starred():
+            return node.value in sets
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            popped = name == "pop" and isinstance(node.func, ast.Attribute) and _is_set(node.func.value, sets)
-            return popped or (name in ORDERED and any(_is_set(argument, sets) for argument in node.args))
+            popped = name == "pop" and isinstance(node.func, ast.Attribute) and node.func.value in sets
+            chosen = name in ("max", "min", "sorted") and not _is_called(node, UNORDERED)
+            return popped or ((name in ORDERED or chosen) and any(argument in sets for argument in node.args))
         case _:
             return False

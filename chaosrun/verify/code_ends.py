@@ -36,7 +36,7 @@ _ENDS: Mapping[str, Row] = {
     "recovery_failed": Row(_LEG, ours("recovery came to no end", likely=True)),
     "state_changed_on_load": Row("{message}", ours(f"the state {_CHANGED}", likely=True)),
     "registered_state_changed_on_load": Row(
-        "{message}", script("load_state_dict of a registered object does not bring back what its state_dict gave")
+        "{message}", script("load_state_dict of an object of its own does not bring back what its state_dict gave")
     ),
 }
 _ORDER_HINT = (

@@ -167,7 +167,9 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
     empty = LegHistory(name=history.name, layout=history.layout)
     drill = Drill.of(empty, history, spec, plan, recorded=recorded(history))
     points = alignment.resume_evidence if drill.by_script else recovery.resume_points
-    asked = (records, completed, environment, recovery.lineage, points, replicas.rank_agreement)
+    # A script that begins again leaves gaps in its lineage: where it went on says more.
+    came_back = (points, recovery.lineage) if drill.by_script else (recovery.lineage, points)
+    asked = (records, completed, environment, *came_back, replicas.rank_agreement)
     checks = run_checks(drill, (*asked, *([landed.faults_landed] if plan.faults else [])))
     checks += tuple(_check_of(each) for each in found)
     return Account(drill=drill, checks=checks, recoveries=tuple(found), ruling=_rule(drill, checks, found))

@@ -262,9 +262,11 @@ def _joined_after(attempt: Attempt, parting: Parting) -> int | None:
 
 
 def _end_of(attempt: Attempt, parting: Parting) -> tuple[int, bool]:
-    """The last step that these ranks recorded, and whether they came to the end of the training."""
+    """The last step that all of these ranks recorded, and whether they came to the end of the training: one that outlives
+    another goes on alone for a while, and nobody can have joined them there."""
     traces = [attempt.traces[rank] for rank in parting.values]
-    return max(parting.step, *(trace.steps.last for trace in traces)), all(trace.end for trace in traces)
+    last, ended = [trace.steps.last for trace in traces], all(trace.end for trace in traces)
+    return max(parting.step, max(last) if ended else min(last)), ended
 
 
 def _blocks(attempt: Attempt, ranks: Iterable[int]) -> Iterator[Block]:

@@ -18,6 +18,12 @@ from chaosrun.spec.hash_order import goes_by_hashes
         "shard = hash(name) % 8",
         "text = ','.join(frozenset(names))",
         "pairs = dict.fromkeys(set(names) - known)",
+        "words = set(a).union(b)\nnumbers = {w: n for n, w in enumerate(words)}",
+        "def vocabulary(text):\n    return set(text)\nfor word in vocabulary(text):\n    print(word)",
+        "words = sorted(words, key=hash)",
+        "have = set(words)\nlabels = dict(zip((word for word in have), numbers))",
+        "have = set(words)\nfirst = max(have, key=len)",
+        "for name in mine.keys() & other.keys():\n    print(name)",
     ],
 )
 def test_it_does(tmp_path: Path, text: str) -> None:
@@ -35,6 +41,9 @@ def test_it_does(tmp_path: Path, text: str) -> None:
         "for name in ['a', 'b']:\n    names.pop()",
         "seed = hashlib.sha256(name).hexdigest()",
         "labels = sorted(x for x in set(names))",
+        "have = set(words)\nmost = max(have)\nif any(word in text for word in have):\n    print(len(have))",
+        "def vocabulary(text):\n    return set(text)\nwords = sorted(vocabulary(text))",
+        "for name in mine.keys():\n    print(name)",
         "not python",
     ],
 )

@@ -1,6 +1,7 @@
 """A checkpoint restored into a script that is not quite the one that saved it: nothing of that goes unnoticed."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from chaosrun.errors import HookedStateError, OptimizerCastError, ParameterOrderError, RestoreMismatchError
+from chaosrun.errors import (
+    HookedStateError,
+    OptimizerCastError,
+    ParameterOrderError,
+    RegisteredStateError,
+    RestoreMismatchError,
+)
 from chaosrun.faults.points import FaultPoints
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.state import TrainingState
@@ -191,6 +198,18 @@ def test_that_torch_casts_on_loading_is_told_where_it_is_all_that_differs(tmp_pa
     with pytest.raises(RestoreMismatchError) as caught:
         again.checkpointer.restore(name, {})
     assert caught.type is RestoreMismatchError
+
+
+class Forgetful(torch.optim.SGD):
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict({**state_dict, "state": {}})
+
+
+def test_an_optimizer_whose_own_loading_leaves_something_out_is_named(tmp_path: Path) -> None:
+    kind = partial(Forgetful, momentum=0.9)
+    _, name = save(tmp_path, kind=kind)
+    with pytest.raises(RegisteredStateError, match="Forgetful loads by a load_state_dict of its own"):
+        Training(tmp_path, kind=kind).checkpointer.restore(name, {})
 
 
 def test_another_argument_of_the_optimizer_gives_way_to_the_saved_one(tmp_path: Path) -> None:

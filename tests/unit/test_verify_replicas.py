@@ -1,12 +1,16 @@
 """Replicas that drift apart, and epochs in one order: what a verdict says of jobs that recover exactly and train badly."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from legs import STEPS, TENSORS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
 
+from chaosrun.records.history import Attempt
 from chaosrun.records.layout import RunLayout
+from chaosrun.verify import replicas
+from chaosrun.verify.replicas import Parting
 from chaosrun.verify.verdict import judge
 
 
@@ -119,3 +123,12 @@ def test_a_tensor_that_is_whole_on_every_rank_is_compared_between_shards(run: Ru
     edit_trace(run, "chaos", 2, 1, only("start", other_last_word))
     found = agreement(run)
     assert (found.status, found.evidence["tensor"]) == ("fail", TENSORS[-1])
+
+
+def test_a_rank_that_outlives_another_is_not_apart_from_it() -> None:
+    traces = {rank: SimpleNamespace(steps=SimpleNamespace(last=last), end=None) for rank, last in ((0, 10), (1, 8))}
+    parting = SimpleNamespace(step=5, values={0: "a", 1: "b"})
+    assert replicas._end_of(cast(Attempt, SimpleNamespace(traces=traces)), cast(Parting, parting)) == (8, False)
+    for trace in traces.values():
+        trace.end = "an end"
+    assert replicas._end_of(cast(Attempt, SimpleNamespace(traces=traces)), cast(Parting, parting)) == (10, True)
