@@ -206,8 +206,8 @@ def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
 
 def hashed_anew(drill: Drill) -> Iterator[str]:
     """Restarts had another hash seed, as the script goes by hashes (`spec.hash_order`)."""
-    first, last = ((leg.environment or {}).get("python_hash_seed") for leg in (drill.reference, drill.chaos))
-    if drill.by_script and first and last and first != last:
+    if drill.hash_seeds:
+        first, last = drill.hash_seeds
         yield (
             "the script goes by hash(), or by the order of a set. New processes hash texts otherwise, so each restart had "
             f"another PYTHONHASHSEED, at last {last}; undisturbed it was {first} (sort the set; or set PYTHONHASHSEED in the "

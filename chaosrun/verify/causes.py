@@ -233,6 +233,8 @@ def _contents(moment: Moment, record: StepRecord) -> Cause:
         return Cause.of("batch_contents", because="unrepeatable", probe=seen)
     if moment.restored and (apart := _source_apart(moment, record)):
         return Cause.of("batch_contents", because="held", **apart)
+    if moment.restored and moment.drill.hash_seeds:
+        return Cause.of("batch_contents", because="hashes")
     independent = finding is not None and finding.items in ("independent", "draws")
     return Cause.of("batch_contents", because="independent" if independent else None)
 
@@ -282,6 +284,8 @@ def _streams_apart(moment: Moment, rank: int) -> list[str]:
 def _loss(moment: Moment) -> Cause:
     if moment.restored and _rescaled(moment) and (moment.attempt.by == "script" or not moment.restored_right):
         return Cause.of("grad_scaler_not_restored", because="of_losses")
+    if moment.restored and moment.drill.hash_seeds:
+        return Cause.of("forward_pass", because="hashes")
     if moment.restored_right:
         return Cause.of("forward_pass", because="drew_before" if _drew_otherwise(moment) else "restored_right")
     return Cause.of("forward_pass", because="restored" if moment.restored else None)

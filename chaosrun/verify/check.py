@@ -129,6 +129,12 @@ class Drill:
         """The second undisturbed leg, where it came to its end."""
         return self.confirming if self.confirming and self.confirming.outcome == "completed" else None
 
+    @property
+    def hash_seeds(self) -> tuple[object, object] | None:
+        """PYTHONHASHSEED undisturbed, and in the last attempt, where restarts had others: see `spec.hash_order`."""
+        first, last = ((leg.environment or {}).get("python_hash_seed") for leg in (self.reference, self.chaos))
+        return (first, last) if self.by_script and first and last and first != last else None
+
     @cached_property
     def streams_count(self) -> bool:
         """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""

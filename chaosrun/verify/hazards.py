@@ -20,6 +20,7 @@ HAZARDS: Mapping[str, str] = {
     "D14": "the cut of the data into batches has changed",
     "D15": "a sampler or a stream of the script's own that no set_epoch reaches",
     "D19": "a resume at the end of an epoch drops an epoch",
+    "D21": "an order that follows hashes, which each process has otherwise",
     "R1": "starting an iterator draws from the global random stream",
     "R2": "the random state was not loaded, and nobody said so",
     "R4": "a generator that the global seed does not reach",
