@@ -12,6 +12,11 @@ KEPT_BESIDE = (
     "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights by "
     "something that no checkpoint holds ({kept})"
 )
+_HASHES = detail(
+    hint="the script goes by hash(), or by the order of a set, and a new process hashes texts otherwise: what it numbers, "
+    f"chooses or lists is not what it was (sort the set). If that makes no difference, {BESIDE}",
+    hazard="D21",
+)
 FRESHLY_SEEDED = "the random streams stand where they stood before step 1: freshly seeded instead of restored"
 
 
@@ -157,11 +162,8 @@ _STEP: Mapping[str, Row] = {
         "same data, weights and RNG, another loss: a kernel is not deterministic, or the thread count differs",
         "K4",
     ),
-    "hashes": detail(
-        hint="the script goes by hash(), or by the order of a set, and a new process hashes texts otherwise: what it numbers, "
-        f"chooses or lists is not what it was (sort the set). If that makes no difference, {BESIDE}",
-        hazard="D21",
-    ),
+    "forward_pass.hashes": _HASHES,
+    "batch_contents.hashes": _HASHES,
     "forward_pass.drew_before": detail(
         hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
         "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
