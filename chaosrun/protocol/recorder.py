@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.trace import Arrival
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
@@ -64,7 +65,7 @@ class Recorder(Steps):
         def see(stepping: torch.optim.Optimizer, given: Sequence[Any], named: Mapping[str, Any], *, closure: bool) -> None:
             # The optimizer itself comes first in the call.
             if closure == any(map(callable, (*given[1:], named.get("closure")))):
-                self.before_optimizer_step([p for group in stepping.param_groups for p in group["params"]])
+                self.before_optimizer_step(parameters_of(stepping))
 
         optimizer.register_step_pre_hook(partial(see, closure=False))
         optimizer.register_step_post_hook(partial(see, closure=True))

@@ -281,7 +281,7 @@ class ScriptTraining:
             for attempt in reference.attempts():
                 yield read_moments(reference.attempt(attempt).trace(order.rank)), False
         # What was not restored is as it was at the very beginning.
-        beginning = read_moments(self._context.leg.attempt(1).trace(order.rank), at_most=1)
+        beginning = read_moments(self._context.leg.attempt(1).trace(order.rank), at_most=1) if order.attempt > 2 else []
         for attempt in range(order.attempt - 1, 0, -1):
             own = read_moments(self._context.leg.attempt(attempt).trace(order.rank))
             yield (own if attempt == 1 else [*beginning, *own]), True

@@ -16,6 +16,7 @@ from accelerate.state import PartialState
 
 from chaosrun.errors import MisuseError, RestoreMismatchError
 from chaosrun.observe.contents import address_of, tensors_in
+from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import capture_rng, restore_rng
 from chaosrun.observe.script_state import is_own
 from chaosrun.observe.state import ObservedState
@@ -252,7 +253,7 @@ class TrainingState(ObservedState):
                     file = directory / ("optimizer.bin" if number == "0" else f"optimizer_{number}.bin")
                     with plain_values(self._classes):
                         files[number] = load_values(file, map_location="cpu")
-                order = [id(each) for group in optimizer.param_groups for each in group["params"]]
+                order = list(map(id, parameters_of(optimizer)))
                 saved = files[number]["state"][order.index(id(parameter))][key]
                 live = optimizer.state.get(parameter, {})[key].cpu()
                 if saved.dtype == live.dtype or live.dtype != parameter.dtype or not torch.equal(saved.to(live.dtype), live):
