@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -50,7 +51,7 @@ from chaosrun.cluster.preloads import import_all
 from chaosrun.cluster.standby import Standby, Target, fork_standby
 from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.order import WorkerOrder
+from chaosrun.records.order import COPIES, WorkerOrder
 
 TARGET = "chaosrun.protocol.worker:main"
 PRELOAD = (
@@ -84,7 +85,7 @@ class ForkServer:
         self._unread = b""
         self._attempt: RunningAttempt | None = None
         self._standbys: list[Standby] = []
-        self._memory_of_leg, self._memory = "", dict[int, int]()
+        self._memory_of_leg, self._memory = "", dict[int, tuple[int, ...]]()
         """By rank, file descriptors of memory that outlives it."""
         self._wanted = standbys
         self._replenish_s = time.monotonic()
@@ -190,19 +191,20 @@ class ForkServer:
             if listener is not None:
                 listener.close()
 
-    def _memory_of(self, orders: Sequence[WorkerOrder]) -> dict[int, tuple[int, int]]:
-        """By rank, where it keeps a copy of its checkpoint, and where the node's one with what ranks share lies. They outlive
+    def _memory_of(self, orders: Sequence[WorkerOrder]) -> dict[int, tuple[int, ...]]:
+        """By rank, where it keeps copies of its checkpoints, and where the node's ones with what ranks share lie. They outlive
         the ranks of an attempt, until another leg begins."""
         leg = orders[0].leg_path
         if self._memory_of_leg != leg:
-            for descriptor in self._memory.values():
+            for descriptor in chain.from_iterable(self._memory.values()):
                 os.close(descriptor)
             self._memory_of_leg, self._memory = leg, {}
         for order in orders:
             if order.rank not in self._memory:
-                self._memory[order.rank] = os.memfd_create(f"chaosrun-rank-{order.rank}", os.MFD_CLOEXEC)
+                names = (f"chaosrun-rank-{order.rank}-{number}" for number in range(COPIES))
+                self._memory[order.rank] = tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
         shared = next(order.rank for order in orders if order.local_rank == 0)
-        return {order.rank: (self._memory[order.rank], self._memory[shared]) for order in orders}
+        return {order.rank: (*self._memory[order.rank], *self._memory[shared]) for order in orders}
 
     def _start_process(
         self,
@@ -227,7 +229,7 @@ class ForkServer:
             self._channel.fileno(),
             self._woken,
             self._waker,
-            *self._memory.values(),
+            *chain.from_iterable(self._memory.values()),
             *(standby.channel.fileno() for standby in self._standbys),
         ]
         self._standbys.append(fork_standby(self._target, close))

@@ -26,8 +26,8 @@ Target = Callable[[WorkerOrder, int | None], int]
 """What a rank runs: (order, listening socket of rank 0 or None) → exit code."""
 
 HEADER_BYTES = 8
-MOST_DESCRIPTORS = 4
-"""The output, two of memory, a listener."""
+MOST_DESCRIPTORS = 6
+"""The output, four of memory, a listener."""
 
 
 @dataclass(frozen=True, slots=True)

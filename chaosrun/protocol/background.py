@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
@@ -31,8 +32,9 @@ from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import restore_rng
 from chaosrun.processes import die_with_parent
+from chaosrun.protocol.memory import arenas_of
 from chaosrun.protocol.saving import Digests, RankFiles, Saver, state_of
-from chaosrun.protocol.snapshot import Arena, Layout, Sealed, Taken, read
+from chaosrun.protocol.snapshot import SPARE_BYTES, Arena, Layout, Sealed, Taken, read
 from chaosrun.protocol.state import TrainingState, payload_of
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
@@ -45,10 +47,13 @@ FOR_EVER = timedelta(days=365)
 
 class _Save(NamedTuple):
     layout: Layout
+    place: int
+    """Index of the arena."""
 
 
 class _Reserve(NamedTuple):
     size: int
+    place: int
 
 
 class _Reserved(NamedTuple):
@@ -85,7 +90,9 @@ class Writer:
     def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
         """Fork it. Call it before this process has threads."""
         self._rank = order.rank
-        self._arena = Arena(order.memory[0] if order.memory else None)
+        self._arenas = arenas_of(order)
+        self._places = deque(range(len(self._arenas)))
+        """Of the arenas, in the order in which they are written next."""
         self._connection, theirs = Pipe()
         self.saving: int | None = None
         """The step of the save that is under way."""
@@ -96,16 +103,24 @@ class Writer:
         self._pid = os.fork()
         if self._pid == 0:
             self._connection.close()
-            _live(order, leg, theirs, self._arena, rank_pid)
+            _live(order, leg, theirs, self._arenas, rank_pid)
         theirs.close()
 
     def prepare(self, size: int) -> None:
-        """Have the writer get memory for a snapshot of this size, while the training goes on."""
-        self._tell(_Reserve(size))
+        """Have the writer get memory for the next snapshot, of this size, while the training goes on."""
+        self._tell(_Reserve(size, self._places[0]))
         self._asked += 1
 
     def reserve(self, taken: Taken) -> str:
         """Have memory for it in both processes; returns why it cannot be had. No save may be under way."""
+        problem = self._reserve(taken)
+        if problem and len(self._places) > 1:
+            # The copy of the newest checkpoint makes room for this one.
+            self._places.popleft()
+            problem = self._reserve(taken)
+        return problem
+
+    def _reserve(self, taken: Taken) -> str:
         size, problem = taken.layout.size, ""
         if self._asked or not self._arena.holds(size):
             self.prepare(size)
@@ -121,6 +136,11 @@ class Writer:
                 problem = str(error)
         return problem
 
+    @property
+    def _arena(self) -> Arena:
+        """That is written next."""
+        return self._arenas[self._places[0]]
+
     def leave(self) -> None:
         """Have it end: it is not needed. No save may be under way."""
         self._tell(None)
@@ -134,7 +154,10 @@ class Writer:
     def save(self, taken: Taken, step: int) -> None:
         """Begin to save what was copied."""
         self.saving = step
-        self._tell(_Save(taken.layout))
+        self._tell(_Save(taken.layout, self._places[0]))
+        self._places.rotate(-1)
+        if not self._arena.holds(taken.layout.size):
+            self.prepare(taken.layout.size)
 
     def look(self, faults: FaultPoints) -> list[Committed]:
         """What became of the save: what was committed since the last look. Raises what it raised."""
@@ -184,7 +207,7 @@ class Writer:
         )
 
 
-def _live(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Arena, rank_pid: int) -> NoReturn:
+def _live(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: Sequence[Arena], rank_pid: int) -> NoReturn:
     code = 1
     try:
         die_with_parent(rank_pid)
@@ -192,7 +215,7 @@ def _live(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Are
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         torch.set_num_threads(1)
-        _serve(order, leg, connection, arena, rank_pid)
+        _serve(order, leg, connection, arenas, rank_pid)
         code = 0
     except BaseException:
         # The edge of the process: there is nobody above to tell but the log.
@@ -203,7 +226,7 @@ def _live(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Are
         os._exit(code)
 
 
-def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Arena, rank_pid: int) -> None:
+def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: Sequence[Arena], rank_pid: int) -> None:
     def ask(fault: Fault, step: int, at: Mapping[str, object]) -> None:
         connection.send(_Due(fault.id, step, {name: value for name, value in at.items() if isinstance(value, Path)}))
         connection.recv()
@@ -222,9 +245,10 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Ar
         if message is None:
             return
         if isinstance(message, _Reserve):
-            connection.send(_Reserved(_reserve(arena, message.size, order.memory_limit)))
+            connection.send(_Reserved(_reserve(arenas, message, order.memory_limit)))
             continue
         assert isinstance(message, _Save)
+        arena = arenas[message.place]
         try:
             found = read(arena, message.layout)
             lay.clear()
@@ -240,11 +264,13 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arena: Ar
         connection.send(copied.committed(saver))
 
 
-def _reserve(arena: Arena, size: int, limit: int | None) -> str:
-    if limit is not None and size > limit:
-        return f"a copy takes {size >> 20} MiB, checkpoint.memory allows {limit >> 20} MiB"
+def _reserve(arenas: Sequence[Arena], asked: _Reserve, limit: int | None) -> str:
+    size, others = asked.size, sum(arena.size for place, arena in enumerate(arenas) if place != asked.place)
+    if limit is not None and size + others > limit:
+        return f"a copy takes {size >> 20} MiB, checkpoint.memory allows {(limit - others) >> 20} MiB"
     try:
-        arena.reserve(size)
+        # A second copy is not worth more than what else wants memory: it leaves as much as it takes.
+        arenas[asked.place].reserve(size, spare=max(SPARE_BYTES, size if others else 0))
     except (OSError, MemoryError) as error:
         return str(error)
     return ""

@@ -1,7 +1,8 @@
 """Restores from the copies of a checkpoint that a node keeps in memory, which outlive the ranks: no file is read.
 
-Only where every rank finds its copy, sealed when that very checkpoint was committed. What came back is compared with the
-manifest's digests, like any other restore; where it is not what was saved, on any rank, all of them read the files.
+Only where every rank finds its copy, sealed when that very checkpoint was committed. Each rank has room for two, in turns: that
+of the newest checkpoint lasts until the next is committed, however long the storage takes. What came back is compared with
+the manifest's digests, like any other restore; where it is not what was saved, on any rank, all of them read the files.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import torch
 
 from chaosrun.protocol.snapshot import Arena, read
 from chaosrun.records.manifest import Manifest
-from chaosrun.records.order import WorkerOrder
+from chaosrun.records.order import COPIES, WorkerOrder
 
 
 class Copies(NamedTuple):
@@ -28,12 +29,23 @@ def keeps_shared(order: WorkerOrder) -> bool:
 
 def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> Copies | None:
     """Those that this node has of a checkpoint; None: not both. What lay on a GPU is on this device, the rest in the copies."""
+    own, shared = order.memory[:COPIES], order.memory[COPIES:]
     found: list[Any] = []
     # The rank that keeps what ranks share has one copy of all.
-    for descriptor in order.memory[:1] if keeps_shared(order) else order.memory:
-        arena = Arena(descriptor)
-        sealed = arena.sealed()
-        if sealed is None or (sealed.step, sealed.attempt) != (manifest.step, manifest.attempt):
+    for descriptors in (own,) if keeps_shared(order) else (own, shared):
+        for arena in map(Arena, descriptors):
+            sealed = arena.sealed()
+            if sealed is not None and (sealed.step, sealed.attempt) == (manifest.step, manifest.attempt):
+                found.append(read(arena, sealed.layout, device).state)
+                break
+        else:
             return None
-        found.append(read(arena, sealed.layout, device).state)
-    return Copies(found[0], found[-1]) if found else None
+    return Copies(found[0], found[-1])
+
+
+def arenas_of(order: WorkerOrder) -> list[Arena]:
+    """Where this rank keeps its copies, the one to be written next first: the newest copy that is sealed comes last."""
+    arenas = [Arena(descriptor) for descriptor in order.memory[:COPIES]] or [Arena()]
+    if not order.from_memory:
+        return arenas[:1]
+    return sorted(arenas, key=lambda arena: (sealed.attempt, sealed.step) if (sealed := arena.sealed()) else (0, 0))

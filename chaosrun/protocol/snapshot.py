@@ -60,11 +60,16 @@ class Arena:
         self._pinned: tuple[int, int] | None = None
         """Address and size of what CUDA has locked."""
 
-    def reserve(self, size: int) -> None:
-        """Have memory of this size at hand. Raises OSError or MemoryError where there is not enough."""
-        size, has = max(size, HEADER_BYTES), os.fstat(self._descriptor).st_size
+    @property
+    def size(self) -> int:
+        """Bytes that were reserved, by whomever."""
+        return os.fstat(self._descriptor).st_size
+
+    def reserve(self, size: int, spare: int = SPARE_BYTES) -> None:
+        """Have memory of this size at hand. Raises OSError or MemoryError where less than `spare` bytes would be left free."""
+        size, has = max(size, HEADER_BYTES), self.size
         if size > has:
-            if (room := free_memory()) < size - has + SPARE_BYTES:
+            if (room := free_memory()) < size - has + spare:
                 raise MemoryError(f"{(size - has) >> 20} MiB of shared memory are needed, {room >> 20} MiB are free")
             os.posix_fallocate(self._descriptor, 0, size)
         self.memory()
@@ -75,7 +80,7 @@ class Arena:
 
     def memory(self, *, present: bool = True) -> mmap.mmap:
         """All that was reserved; its pages at hand, or fetched as they are read."""
-        size = os.fstat(self._descriptor).st_size
+        size = self.size
         if self._mapped is None or len(self._mapped) != size:
             self._unpin()
             self._mapped = mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if present else 0))
@@ -110,7 +115,7 @@ class Arena:
     def sealed(self) -> Sealed | None:
         """The snapshot that lies here, if its checkpoint was committed and nothing was written here since. Nobody has made sure
         of its tensors' bytes."""
-        if os.fstat(self._descriptor).st_size < HEADER_BYTES:
+        if self.size < HEADER_BYTES:
             return None
         memory = self.memory(present=False)
         told, (digest,) = memory[: _SEAL.size], _DIGEST.unpack_from(memory, _SEAL.size)

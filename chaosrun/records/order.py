@@ -9,6 +9,8 @@ from chaosrun.records.opened import TrainingTime
 DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
 """How a restarted attempt finds its place in the data; see `protocol.strategies`."""
 
+COPIES = 2
+"""Of its state that a rank may keep in memory, in turns: the newest checkpoint's, and that of the save under way."""
 ASYNC_FROM_BYTES = 32 << 20
 """Of state. Below it a save takes milliseconds, and a restart point that does not depend on timing is worth more."""
 Settle = Literal["", "watch", "stop", "go_on"]
@@ -69,7 +71,7 @@ class WorkerOrder:
     from_memory: bool = False
     """Whether a restore may come from the copies that nodes keep: see `protocol.memory`."""
     memory: tuple[int, ...] = ()
-    """File descriptors, in this process, of the node's memory for copies: this rank's; that with what ranks share."""
+    """File descriptors, in this process, of the node's memory for copies: two of this rank's; two with what ranks share."""
     classes: tuple[str, ...] = ()
     """Classes of the user's own that checkpoints may hold; see `protocol.plain_values`."""
     data_resume: DataResume = "seedable"

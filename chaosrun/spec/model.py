@@ -65,9 +65,10 @@ class CheckpointSpec(Section):
     )
     memory: Memory = Field(
         default="auto",
-        description="what each rank may take of its node's memory for the copy of an asynchronous save, such as 8GiB; restarts "
-        "are restored from these copies, as long as their nodes live. auto: as much as is free; `chaosrun run` restores from "
-        "them, drills from the storage, which is what they are to prove",
+        description="what each rank may take of its node's memory for the copies of asynchronous saves, such as 8GiB; restarts "
+        "are restored from these, as long as their nodes live. With room for two, the newest checkpoint's is kept until the "
+        "next is committed. auto: as much as is free, for the second one where that leaves as much as it takes; `chaosrun run` "
+        "restores from them, drills from the storage, which is what they are to prove",
     )
     storage: Text | None = Field(
         default=None,

@@ -102,12 +102,12 @@ def sources(result: Any) -> list[str | None]:
 
 
 def test_restarted_ranks_are_restored_from_memory(drill: Any) -> None:
-    """Where they were killed before a commit, the copy is of a later step than the newest checkpoint: the files are read."""
+    """Where they were killed before a commit, too: the newest checkpoint's copy is there until the next is committed."""
     kills = ("rank: 1, at_step: 11", "rank: 0, at_step: 16, phase: checkpoint.precommit", "rank: 0, at_step: 23")
     result = drill(*kills, overrides=["checkpoint.memory=64MiB"])
     assert expect_exact(result) == [0, 8, 12, 20]
-    assert sources(result) == [None, "memory", "storage", "memory"]
-    assert "2 restarts from copies in memory" in result.verdict.cause
+    assert sources(result) == [None, "memory", "memory", "memory"]
+    assert "3 restarts from copies in memory" in result.verdict.cause
     assert sources(drill(*kills)) == [None, "storage", "storage", "storage"], "what a drill is to prove is in the storage"
 
 

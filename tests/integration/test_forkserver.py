@@ -143,7 +143,7 @@ def test_a_rank_has_its_own_session_output_environment_and_no_descriptor_of_the_
     eventually(lambda: folder.joinpath("1").readlink() == log)
     # The fourth is for the stacks of a rank that hangs, wherever its script leads 1 and 2.
     # And the memory that outlives it: its own, and the node's.
-    held = ["/dev/null", *3 * [str(log)], *2 * ["/memfd:chaosrun-rank-0 (deleted)"]]
+    held = ["/dev/null", *3 * [str(log)], *2 * [f"/memfd:chaosrun-rank-0-{copy} (deleted)" for copy in range(2)]]
     eventually(lambda: sorted(str(entry.readlink()) for entry in folder.iterdir()) == sorted(held))
     status = Path(f"/proc/{pid}/status").read_text()
     assert "SigBlk:\t0000000000000000" in status

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.protocol import checkpointing
+from chaosrun.protocol import background, checkpointing, snapshot
 from chaosrun.protocol.snapshot import HEADER_BYTES, Arena
 from chaosrun.records.position import Position
 from tests.unit.test_background_save import EVERYWHERE, POSITION, Job, fresh_accelerate
@@ -16,20 +16,24 @@ from tests.unit.test_background_save import EVERYWHERE, POSITION, Job, fresh_acc
 __all__ = ["fresh_accelerate"]
 
 
+Memory = tuple[int, int]
+
+
 @pytest.fixture
-def memory() -> Iterator[int]:
-    """The node's, of one rank."""
-    descriptor = os.memfd_create("node")
-    yield descriptor
-    os.close(descriptor)
+def memory() -> Iterator[Memory]:
+    """The node's, of one rank; the first copy lies in the first."""
+    descriptors = os.memfd_create("node"), os.memfd_create("node")
+    yield descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
-def job(folder: Path, memory: int, mode: str = "async", **about: Any) -> Job:
+def job(folder: Path, memory: Memory, mode: str = "async", **about: Any) -> Job:
     """A rank of the next attempt."""
-    return Job(folder, mode, memory=(memory, memory), **about)
+    return Job(folder, mode, memory=(*memory, *memory), **about)
 
 
-def saved(folder: Path, memory: int, **about: Any) -> tuple[Job, str]:
+def saved(folder: Path, memory: Memory, **about: Any) -> tuple[Job, str]:
     """A rank that has saved a checkpoint, and gone on."""
     first = job(folder, memory, **about).learn(3)
     name = first.checkpointer.save(POSITION, {})
@@ -39,7 +43,7 @@ def saved(folder: Path, memory: int, **about: Any) -> tuple[Job, str]:
 
 @EVERYWHERE
 def test_all_of_it_comes_back_without_a_file_being_read(
-    tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, device: str
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     first, name = saved(tmp_path, memory, device=device, width=256)
     at = first.state.digests()
@@ -61,7 +65,7 @@ def test_all_of_it_comes_back_without_a_file_being_read(
     assert by_files.learn(2).state.digests() == later != at
 
 
-def test_the_files_are_read_where_it_is_not_allowed(tmp_path: Path, memory: int) -> None:
+def test_the_files_are_read_where_it_is_not_allowed(tmp_path: Path, memory: Memory) -> None:
     first, name = saved(tmp_path, memory)
     again = job(tmp_path, memory)
     again.checkpointer._order = replace(again.checkpointer._order, from_memory=False)
@@ -69,36 +73,72 @@ def test_the_files_are_read_where_it_is_not_allowed(tmp_path: Path, memory: int)
     assert (again.checkpointer.source, again.state.digests()) == ("storage", first.state.digests())
 
 
-@pytest.mark.parametrize("spoil", ["never saved", "skeleton", "header", "unsealed", "later", "another attempt", "shrunk"])
-def test_a_copy_that_is_not_the_committed_one_is_not_used(tmp_path: Path, memory: int, spoil: str) -> None:
+@pytest.mark.parametrize("spoil", ["never saved", "skeleton", "header", "unsealed", "another attempt", "shrunk"])
+def test_a_copy_that_is_not_the_committed_one_is_not_used(tmp_path: Path, memory: Memory, spoil: str) -> None:
     first, name = saved(tmp_path, memory)
-    at, arena = first.state.digests(), Arena(memory)
+    at, arena = first.state.digests(), Arena(memory[0])
     sealed = arena.sealed()
     assert sealed is not None
     match spoil:
         case "never saved":
-            memory = os.memfd_create("other")
+            memory = os.memfd_create("other"), memory[1]
         case "skeleton":
             arena.memory()[sealed.layout.skeleton + 20] ^= 1
         case "header":
             arena.memory()[3] ^= 1
         case "unsealed":
             arena.unseal()
-        case "later":
-            # Copied, and killed before the commit.
-            first.learn().checkpointer.save(Position(epoch=0, batches=4, step=4), {})
         case "another attempt":
             arena.seal(sealed._replace(attempt=2))
         case "shrunk":
-            os.ftruncate(memory, HEADER_BYTES // 2)
-    again = Job(tmp_path, "sync", memory=(memory, memory))
+            os.ftruncate(memory[0], HEADER_BYTES // 2)
+    again = job(tmp_path, memory, "sync")
     again.checkpointer.restore(name, {})
     assert (again.checkpointer.source, again.state.digests()) == ("storage", at)
 
 
-def test_a_flipped_bit_of_a_copy_is_seen(tmp_path: Path, memory: int, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("room", ["two", "limit", "short"])
+def test_the_copy_of_the_newest_checkpoint_lasts_until_the_next_is_committed(
+    tmp_path: Path, memory: Memory, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is room for two; else it makes room."""
+    width, enough = 256, 5 << 18
+    if room == "short":
+        # Enough for a copy, and for what a first one leaves; not for a second that has to leave as much as it takes.
+        monkeypatch.setattr(snapshot, "SPARE_BYTES", 0)
+        monkeypatch.setattr(background, "SPARE_BYTES", 0)
+        monkeypatch.setattr(snapshot, "free_memory", lambda: enough)
+    first, name = saved(tmp_path, memory, width=width, **({"memory_limit": enough} if room == "limit" else {}))
+    at = first.state.digests()
+    assert enough / 2 < Arena(memory[0]).size < enough
+    first.learn().checkpointer.save(Position(epoch=0, batches=4, step=4), {})
+    assert first.checkpointer.pending
+    again = job(tmp_path, memory, width=width)
+    again.checkpointer.restore(name, {})
+    assert again.state.digests() == at
+    assert again.checkpointer.source == ("memory" if room == "two" else "storage")
+
+
+def test_a_restarted_rank_writes_over_the_older_copy(tmp_path: Path, memory: Memory) -> None:
+    name, at = "", {}
+    for batches in range(4, 7):
+        rank = job(tmp_path, memory)
+        if name:
+            rank.checkpointer.restore(name, {})
+            assert (rank.checkpointer.source, rank.state.digests()) == ("memory", at)
+            # Before it is committed, it is killed.
+            rank.learn().checkpointer.save(Position(epoch=0, batches=9, step=9), {})
+            rank = job(tmp_path, memory)
+            rank.checkpointer.restore(name, {})
+            assert rank.checkpointer.source == "memory"
+        name = rank.learn().checkpointer.save(Position(epoch=0, batches=batches, step=batches), {})
+        at = rank.state.digests()
+        rank.checkpointer.wait()
+
+
+def test_a_flipped_bit_of_a_copy_is_seen(tmp_path: Path, memory: Memory, capfd: pytest.CaptureFixture[str]) -> None:
     first, name = saved(tmp_path, memory)
-    Arena(memory).memory()[HEADER_BYTES + 2] ^= 4
+    Arena(memory[0]).memory()[HEADER_BYTES + 2] ^= 4
     again = job(tmp_path, memory)
     again.checkpointer.restore(name, {})
     assert (again.checkpointer.source, again.state.digests()) == ("storage", first.state.digests())
@@ -106,7 +146,7 @@ def test_a_flipped_bit_of_a_copy_is_seen(tmp_path: Path, memory: int, capfd: pyt
 
 
 @pytest.mark.parametrize("answers", [[[False]], [[True], [False]]])
-def test_where_one_rank_reads_its_files_all_do(tmp_path: Path, memory: int, answers: list[list[bool]]) -> None:
+def test_where_one_rank_reads_its_files_all_do(tmp_path: Path, memory: Memory, answers: list[list[bool]]) -> None:
     """What the other rank says: that it has no copy; that its copy is not what was saved."""
     _, name = saved(tmp_path, memory)
     again, left = job(tmp_path, memory), list(answers)
@@ -116,16 +156,16 @@ def test_where_one_rank_reads_its_files_all_do(tmp_path: Path, memory: int, answ
     assert again.checkpointer.source == "storage" and not left
 
 
-def test_a_copy_larger_than_allowed_is_not_taken(tmp_path: Path, memory: int) -> None:
+def test_a_copy_larger_than_allowed_is_not_taken(tmp_path: Path, memory: Memory) -> None:
     first = job(tmp_path, memory, memory_limit=4 << 20, width=1024).learn(3)
     first.checkpointer.save(POSITION, {})
     assert not first.checkpointer.pending
     assert "checkpoint.memory allows 4 MiB" in first.checkpointer.because
-    assert Arena(memory).sealed() is None
+    assert [Arena(each).sealed() for each in memory] == [None, None]
 
 
 @pytest.mark.gpu
-def test_where_memory_cannot_be_locked_the_training_waits_and_goes_on(tmp_path: Path, memory: int) -> None:
+def test_where_memory_cannot_be_locked_the_training_waits_and_goes_on(tmp_path: Path, memory: Memory) -> None:
     first = job(tmp_path, memory, device="cuda").learn(3)
     assert first.writer is not None
     arena = first.writer._arena
