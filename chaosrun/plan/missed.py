@@ -11,6 +11,8 @@ from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 class Missed:
     fault: Fault
     why: str
+    taken: bool = False
+    """The script's own handler took the notice."""
 
     def message(self) -> str:
         return f"{self.fault.id} ({self.fault.describe()}) can no longer happen: {self.why}"

@@ -8,15 +8,12 @@ Faults at a checkpoint's phases are due in the writer. Those of the storage stri
 for any other the writer stays at its point until the rank comes to look, and strikes itself.
 """
 
-import json
 import os
 import signal
 import sys
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,16 +30,13 @@ from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import restore_rng
 from chaosrun.processes import die_with_parent
 from chaosrun.protocol.memory import arenas_of
-from chaosrun.protocol.saving import Digests, RankFiles, Saver, state_of
+from chaosrun.protocol.saving import Digests, Saver, StorePeers, state_of
 from chaosrun.protocol.snapshot import SPARE_BYTES, Arena, Layout, Sealed, Taken, read
 from chaosrun.protocol.state import TrainingState, payload_of
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.manifest import FileEntry
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
-
-FOR_EVER = timedelta(days=365)
 
 
 class _Save(NamedTuple):
@@ -233,7 +227,7 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: S
 
     points = FaultPoints(order, leg, rank_pid=rank_pid, ask=ask)
     saver = Saver(order, leg, points, _Relayed(connection))
-    peers = _StorePeers(order)
+    peers = StorePeers(order)
     lay: dict[int, str] = {}
     # What lay on a GPU is saved as that, and is loaded there again.
     torch.serialization.register_package(0, lambda storage: lay.get(storage.data_ptr()), lambda storage, location: None)
@@ -366,48 +360,3 @@ class _Holder(SimpleNamespace):
 
     def state_dict(self) -> object:
         return self.state
-
-
-class _StorePeers:
-    """The writers of the other ranks, met in the rendezvous store. A rank that is gone leaves nobody waiting for long: its
-    attempt is over, and all are killed."""
-
-    def __init__(self, order: WorkerOrder) -> None:
-        self._rank, self._size = order.rank, order.world_size
-        self._connect = partial(torch.distributed.TCPStore, order.master_addr, order.master_port, is_master=False)
-        self._store: torch.distributed.Store | None = None
-        self._number = 0
-
-    def begin(self) -> None:
-        """Of the next save."""
-        self._number += 1
-        if self._size > 1 and self._store is None:
-            self._store = torch.distributed.PrefixStore("chaosrun/saves", self._connect(timeout=FOR_EVER))
-
-    def gather(self, value: RankFiles) -> list[RankFiles]:
-        if self._store is None:
-            return [value]
-        if self._rank:
-            self._store.set(f"{self._number}/{self._rank}", _packed(value))
-            return [value]
-        keys = [f"{self._number}/{rank}" for rank in range(1, self._size)]
-        others = [_unpacked(self._store.get(key)) for key in keys]
-        for key in keys:
-            self._store.delete_key(key)
-        return [value, *others]
-
-    def wait(self, what: str) -> None:
-        if self._store is not None:
-            key = f"{self._number}/{what}"
-            if self._store.add(key, 1) == self._size:
-                self._store.set(f"{key}/all", "1")
-            self._store.wait([f"{key}/all"], FOR_EVER)
-
-
-def _packed(sealed: RankFiles) -> str:
-    return json.dumps([{name: entry.model_dump() for name, entry in sealed.files.items()}, sealed.digests])
-
-
-def _unpacked(packed: bytes) -> RankFiles:
-    files, own = json.loads(packed)
-    return RankFiles({name: FileEntry(**entry) for name, entry in files.items()}, own)

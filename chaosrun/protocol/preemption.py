@@ -6,7 +6,7 @@ looks at the end of every step, after its gradients were reduced, so all of them
 checkpoint, whether or not one is due, and leave with PREEMPTED_EXIT_CODE. A step costs one look (some 30 µs), no collective. A
 single rank has nobody to tell and leaves after s. After the last step there is nowhere to leave from: the training ends.
 
-A script that installs its own handler of SIGTERM replaces this one: it then does as it likes.
+A script that installs its own handler of SIGTERM replaces this one: it then does as it likes, and its end record says so.
 """
 
 import contextlib
@@ -45,16 +45,23 @@ class Preemption:
         self._told = False
         self._held = threading.local()
         """The signals that the forking thread had blocked before."""
+        self._listens = False
         self.left: int | None = None
         """The step after which this rank has left the training."""
 
     def listen(self) -> None:
         """From now on SIGTERM is a notice. Call it in the main thread."""
         signal.signal(signal.SIGTERM, self._hear)
+        self._listens = True
         # Nothing that native code waits for is cut short: there is time until the end of the step.
         signal.siginterrupt(signal.SIGTERM, False)
         # What the script forks (a pool of processes, say) is to end by a SIGTERM, as ever, even by one that comes at once.
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
+
+    @property
+    def replaced(self) -> bool:
+        """A handler of the script's own has taken the place of this one."""
+        return self._listens and signal.getsignal(signal.SIGTERM) != self._hear
 
     def meet(self, store: "torch.distributed.Store | None" = None) -> None:
         """Talk to the other ranks by this store, which all of them share; by default that of the process group.

@@ -6,10 +6,13 @@ that dies after it leaves a whole one. The store knows files, this knows ranks.
 """
 
 import errno
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -32,6 +35,7 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
 
 _T = TypeVar("_T")
+_FOR_EVER = timedelta(days=365)
 Digests = Mapping[str, Mapping[str, str]]
 
 
@@ -187,6 +191,51 @@ class GroupPeers:
 
     def wait(self, what: str) -> None:
         self._accelerator.wait_for_everyone()
+
+
+class StorePeers:
+    """The writers of the other ranks (`protocol.background`), met in the rendezvous store. A rank that is gone leaves nobody
+    waiting for long: its attempt is over, and all are killed."""
+
+    def __init__(self, order: WorkerOrder) -> None:
+        self._rank, self._size = order.rank, order.world_size
+        self._connect = partial(torch.distributed.TCPStore, order.master_addr, order.master_port, is_master=False)
+        self._store: torch.distributed.Store | None = None
+        self._number = 0
+
+    def begin(self) -> None:
+        """Of the next save."""
+        self._number += 1
+        if self._size > 1 and self._store is None:
+            self._store = torch.distributed.PrefixStore("chaosrun/saves", self._connect(timeout=_FOR_EVER))
+
+    def gather(self, value: RankFiles) -> list[RankFiles]:
+        if self._store is None:
+            return [value]
+        if self._rank:
+            self._store.set(f"{self._number}/{self._rank}", _packed(value))
+            return [value]
+        keys = [f"{self._number}/{rank}" for rank in range(1, self._size)]
+        others = [_unpacked(self._store.get(key)) for key in keys]
+        for key in keys:
+            self._store.delete_key(key)
+        return [value, *others]
+
+    def wait(self, what: str) -> None:
+        if self._store is not None:
+            key = f"{self._number}/{what}"
+            if self._store.add(key, 1) == self._size:
+                self._store.set(f"{key}/all", "1")
+            self._store.wait([f"{key}/all"], _FOR_EVER)
+
+
+def _packed(sealed: RankFiles) -> str:
+    return json.dumps([{name: entry.model_dump() for name, entry in sealed.files.items()}, sealed.digests])
+
+
+def _unpacked(packed: bytes) -> RankFiles:
+    files, own = json.loads(packed)
+    return RankFiles({name: FileEntry(**entry) for name, entry in files.items()}, own)
 
 
 @contextmanager

@@ -146,7 +146,8 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
         inputs = json.dumps(_imported_files(Path(order.script)), indent=1)
         write_durably(context.leg.path / "inputs.json", inputs.encode())
     about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
-    end = changed(end, **about, began_with=context.team_files and context.team_files.began_with)
+    of_script = {"began_with": context.team_files and context.team_files.began_with, "own_sigterm": context.preemption.replaced}
+    end = changed(end, **about, **of_script)
     write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
 
 

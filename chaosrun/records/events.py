@@ -31,6 +31,7 @@ EndCode = Literal[
     "out_of_memory",
     "killed",
     "told_to_leave",
+    "notice_taken",
     "left_apart",
     "node_lost",
     "unkillable",

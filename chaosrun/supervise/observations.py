@@ -5,6 +5,7 @@ A fault counts as observed when something outside its own intention agrees with 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
@@ -123,7 +124,15 @@ class Observations:
             observed=self.observed,
             ended_by=self._ended_by,
         )
-        return first_missed(list(self._faults.values()), outlook)
+        missed = first_missed(list(self._faults.values()), outlook)
+        return missed and replace(missed, taken=self._was_taken(missed.fault))
+
+    def _was_taken(self, notice: Fault) -> bool:
+        """Whether the script itself ended the rank that was told to leave."""
+        if not notice.facts.notice or (marker := read_marker(self._leg, notice.id)) is None:
+            return False
+        end = read_end(self._leg.attempt(marker.attempt), marker.rank)
+        return end is not None and end.own_sigterm
 
     def of_hang(self, attempt: int, rank: int, found: SilentRank) -> str | None:
         """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""

@@ -315,13 +315,14 @@ class Supervisor:
         self._audited = selection.signature
         step = selection.manifest.step if selection.manifest else 0
         if missed := self._observations.missed(self._template, resume=step, passed=self._passed):
-            hint = "which rank comes first is chance: let the faults strike at different steps, or run it again"
-            self._end("fault_missed", missed.message(), hint)
-            return
+            hint = None if missed.taken else "which rank comes first is chance: let the faults strike apart, or run it again"
+            return self._end("fault_missed", missed.message(), hint, "notice_taken" if missed.taken else None)
         self._pending.append(lifecycle.Audited(resume=selection.name, step=step))
 
-    def _end(self, outcome: recorded.Outcome, message: str, hint: str | None = None) -> None:
-        self._pending.append(lifecycle.EndLeg(lifecycle.Finish(outcome=outcome, message=message, hint=hint)))
+    def _end(
+        self, outcome: recorded.Outcome, message: str, hint: str | None = None, code: recorded.EndCode | None = None
+    ) -> None:
+        self._pending.append(lifecycle.EndLeg(lifecycle.Finish(outcome=outcome, message=message, hint=hint, code=code)))
 
     def _record_quarantined(self, bad: Quarantined) -> None:
         self._record(recorded.CheckpointQuarantined(name=bad.name, step=bad.step, reason=bad.reason, moved_to=bad.moved_to))

@@ -134,6 +134,14 @@ def test_an_attempt_that_ends_before_a_fault_was_seen_ends_the_drill(warm_drills
 
 
 @pytest.mark.ray
+def test_a_script_that_takes_its_notice_itself_is_told_so(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    job = write_job(tmp_path, ["kind: preempt, rank: 1, at_step: 7"], script=OWN, args="--variant, own-exit", steps=12)
+    verdict = warm_drills(job, root=tmp_path / "root").verdict
+    assert (verdict.status, verdict.outcome, landed(verdict)) == ("INCONCLUSIVE", "fault_missed", [False])
+    assert verdict.reason.code == "notice_taken" and verdict.blame.part == "script"
+
+
+@pytest.mark.ray
 def test_a_script_with_a_handler_of_its_own_is_killed_when_grace_runs_out(warm_drills: WarmDrills, tmp_path: Path) -> None:
     faults = ["kind: preempt, rank: 1, at_step: 7, phase: forward, grace: 300ms"]
     job = write_job(tmp_path, faults, script=OWN, args="--variant, own-handler", steps=12)

@@ -204,7 +204,7 @@ LIVE: list[torch.Tensor] = []
 
 def mutant(folder: Path, monkeypatch: pytest.MonkeyPatch, width: int = 8) -> Job:
     """Its writer begins when there is a file "go"."""
-    monkeypatch.setattr(background._StorePeers, "begin", lambda self: until((folder / "go").exists))
+    monkeypatch.setattr(background.StorePeers, "begin", lambda self: until((folder / "go").exists))
     job = Job(folder, "async", width=width).learn(3)
     LIVE[:] = job.model.parameters()
     monkeypatch.setattr(Taken, "copy", live)

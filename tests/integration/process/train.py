@@ -2,6 +2,7 @@
 
 import argparse
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,14 @@ def wait_for_the_notice(step: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=["swallow", "own-handler", "cleanup", "linger"], required=True)
+    parser.add_argument("--variant", choices=["swallow", "own-handler", "own-exit", "cleanup", "linger"], required=True)
     args = parser.parse_args()
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3))
     set_seed(3)
     if args.variant == "own-handler":
         signal.signal(signal.SIGTERM, take_forever)
+    if args.variant == "own-exit":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     loader: Any = DataLoader(TensorDataset(torch.linspace(-1, 1, SAMPLES).unsqueeze(1)), batch_size=2, shuffle=True)
     model: Any = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
