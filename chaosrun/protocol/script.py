@@ -353,9 +353,11 @@ class ScriptTraining:
         files = self._context.team_files
         if files and files.began_with:
             return hiding(files.began_with)
+        ranks = self._order.world_size
+        each = f"; each of {ranks} ranks has to train: one that only serves others cannot be drilled" if ranks > 1 else ""
         return (
             "name the script that trains (a step is a call of an optimizer of torch: a loop that changes its weights by itself "
-            "makes none); a process that it starts by itself is drilled by its command"
+            f"makes none); a process that it starts by itself is drilled by its command{each}"
         )
 
 
