@@ -111,8 +111,8 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_14_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
-    strike_at_random(submit, 14)
+def test_10_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
+    strike_at_random(submit, 10)
 
 
 @pytest.mark.ray
