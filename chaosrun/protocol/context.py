@@ -37,6 +37,8 @@ class WorkerContext:
     """Where checkpoints are saved beside the training."""
     session: "Session | None" = None
     """The session that the script attached, once it has."""
+    results: list[str] = field(default_factory=list)
+    """Files that the script writes when its training is complete, absolute; of one that attached."""
     script: "ScriptTraining | None" = None
     """What is seen of a script that resumes by itself."""
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -11,11 +11,15 @@ from chaosrun.errors import UsageError
 from chaosrun.records.codec import Record
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import read_end
 from chaosrun.records.run_file import read_record
 from chaosrun.records.tensor_files import Entry, entries, is_one
 
 MOST_BYTES = 1 << 29
 """Of all files that are read, the newest first; others are left out."""
+
+CLOCK_S = 0.1
+"""By which clocks of ranks and file systems may differ."""
 
 
 class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -24,17 +28,21 @@ class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
     """By path below the outputs and entry, its bytes, how many and their digest; see `tensor_files.entries`."""
     left_out: tuple[str, ...] = ()
     """Files that were not read, as there were too many bytes."""
+    ranks: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Of a script that attached: which rank wrote each file."""
 
 
 NOTHING_LEFT = Left()
 
 
-def note_left(leg: LegLayout) -> None:
-    """Raises OSError where it cannot be written."""
+def note_left(leg: LegLayout, attached: int = 0) -> None:
+    """Nothing where there are no such files. `attached`: how many ranks attached, of which each has said what it wrote when its
+    training was complete; 0: of all files below the outputs. Raises OSError where it cannot be written."""
     found: dict[str, Mapping[str, Entry]] = {}
+    ranks: dict[str, int] = {}
     left_out: list[str] = []
     room = MOST_BYTES
-    for _, size, path, name in sorted(_files(leg), reverse=True):
+    for _, size, path, name, rank in sorted(_results(leg, attached) if attached else _files(leg), reverse=True):
         if size > room:
             left_out.append(name)
             continue
@@ -45,24 +53,54 @@ def note_left(leg: LegLayout) -> None:
             continue
         if held:
             found[name] = held
-    write_durably(leg.left, msgspec.json.encode(Left(files=found, left_out=tuple(sorted(left_out)))))
+            ranks |= {} if rank is None else {name: rank}
+    if found or left_out:
+        left = Left(files=found, left_out=tuple(sorted(left_out)), ranks=ranks)
+        write_durably(leg.left, msgspec.json.encode(left))
 
 
-def _files(leg: LegLayout) -> Iterator[tuple[float, int, Path, str]]:
-    """Those that may hold tensors, no links: when each was changed, its size, and its path below the outputs."""
+class _File(NamedTuple):
+    changed_s: float
+    size: int
+    path: Path
+    name: str
+    rank: int | None
+
+
+def _files(leg: LegLayout) -> Iterator[_File]:
+    """Those below the outputs that may hold tensors."""
     for output in (leg.output, leg.work):
         for folder, _, names in os.walk(output):
             for path in (Path(folder, name) for name in names):
-                try:
-                    if path.is_symlink() or not path.is_file():
-                        continue
-                    with path.open("rb") as file:
-                        head = file.read(8)
-                    about = path.stat()
-                except OSError:
-                    continue
-                if is_one(head, path.suffix):
-                    yield about.st_mtime, about.st_size, path, str(path.relative_to(output))
+                yield from _file(path, str(path.relative_to(output)))
+
+
+def _results(leg: LegLayout, workers: int) -> Iterator[_File]:
+    """Those that the ranks of the last attempt wrote at the end; of one that several wrote the first of them."""
+    attempt, seen = leg.attempt(leg.attempts()[-1]), set[str]()
+    for rank in range(workers):
+        end = read_end(attempt, rank)
+        for path in map(Path, end.results if end else ()):
+            own = path.is_relative_to(leg.output)
+            name = str(path.relative_to(leg.output) if own else path)
+            if end is not None and name not in seen:
+                seen.add(name)
+                # What lies elsewhere another drill may have written since.
+                yield from (file for file in _file(path, name, rank) if own or file.changed_s <= end.time_s + CLOCK_S)
+
+
+def _file(path: Path, name: str, rank: int | None = None) -> Iterator[_File]:
+    """Where it may hold tensors, and is no link."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return
+        with path.open("rb") as file:
+            head = file.read(8)
+        about = path.stat()
+    except OSError:
+        return
+    if is_one(head, path.suffix):
+        yield _File(about.st_mtime, about.st_size, path, name, rank)
 
 
 def read_left(leg: LegLayout, problems: list[str]) -> Left:

@@ -59,6 +59,8 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Of status preempted: the rank that was told to leave, which all others left with."""
     began_with: str | None = None
     """A checkpoint in the job's directory that the script read, of an earlier run perhaps."""
+    results: tuple[str, ...] = ()
+    """Files that it wrote when its training was complete, absolute."""
     own_sigterm: bool = False
     """A handler of the script's own had taken the place of chaosrun's, by which a rank leaves on notice."""
 

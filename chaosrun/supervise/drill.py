@@ -282,8 +282,8 @@ class Drill:
         template = beginning.keeping(template, spec, info.early)
         template = replace(template, survey=self.survey, earlier=earlier)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
-        if result.outcome == "completed" and spec.by == "script":
-            note_left(leg)
+        if result.outcome == "completed":
+            note_left(leg, 0 if spec.by == "script" else spec.workers)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
             raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)

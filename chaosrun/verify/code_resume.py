@@ -49,6 +49,17 @@ _RESUME: Mapping[str, Row] = {
         "{where}: a restart has to load it, too (an average of the weights, a counter, a best loss)",
         "O8",
     ),
+    "result_differs": Row(
+        "what the script writes when its training is complete differs: {name}",
+        script("it writes something that no checkpoint holds, and a restart began with anew", likely=True),
+        "{where}, although the training came back: run.register(name, object) before the loop saves and restores what it is "
+        "made of (an average of the weights, a best loss)",
+        "O8",
+    ),
+    "result_differs.outside": detail(
+        hint="{where}, although the training came back: the training changes what no checkpoint holds: {what:6}; "
+        "run.register(name, object) before the loop saves and restores it"
+    ),
     "saved_while_training": Row(
         "the save of step {base} holds tensors of step {step}",
         script("it saves in the background while training changes what it saves"),

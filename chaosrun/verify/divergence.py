@@ -71,7 +71,7 @@ def first_divergence(drill: Drill) -> Divergence | None:
     moments = (moment for attempt in drill.chaos.attempts if kept for moment in _moments(drill, attempt))
     if found := next(filter(None, (_at_own_save(moment, kept) for moment in moments)), None):
         return found
-    left = left_difference(drill) if drill.by_script else None
+    left = left_difference(drill)
     if left is None:
         return None
     moment = Moment(drill=drill, attempt=drill.chaos.attempts[-1], step=drill.chaos_lineage.final_step, records={})

@@ -15,9 +15,10 @@ from chaosrun.verify.kept import KeptDifference
 
 def left_difference(drill: Drill) -> KeptDifference | None:
     """The first entry that was otherwise in a file which a restarted attempt wrote; None: there is none, or nobody can tell."""
-    restarted = len(drill.chaos.attempts) > 1 and drill.ended_early is None
+    restarted = len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
     if not drill.spec.verify.confirm or not drill.exact_weights or not restarted:
         return None
+    ranks = drill.chaos.left.ranks
     for path, held in sorted(drill.chaos.left.files.items()):
         expected = drill.reference.left.files.get(path, {})
         again = drill.confirmed.left.files.get(path, {}) if drill.confirmed else expected
@@ -27,13 +28,17 @@ def left_difference(drill: Drill) -> KeptDifference | None:
             for name, seen in held.items()
             if seen != expected.get(name, seen) and again.get(name) == expected[name] and seen[0] == expected[name][0]
         ]
-        if differing and (rank := _saved_alike(drill, path)) is not None:
+        if differing and (rank := ranks.get(path, _saved_alike(drill, path))) is not None:
             name = f"{path}: {differing[0]}" if differing[0] else path
             where = f"at the end, {name} is not what every undisturbed run leaves there"
             step = drill.chaos_lineage.final_step
             about = {"name": name, "path": path, "step": step, "rank": rank, "where": where, "differing": differing}
             values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
-            return KeptDifference(rank=rank, name=name, **values, cause=Cause("kept_state_not_restored", about))
+            if drill.by_script:
+                return KeptDifference(rank=rank, name=name, **values, cause=Cause("kept_state_not_restored", about))
+            about["what"] = [each for _, end in sorted(drill.reference.ends.items()) for each in end.outside]
+            cause = Cause("result_differs", about, "outside" if about["what"] else None)
+            return KeptDifference(rank=rank, name=name, **values, cause=cause)
     return None
 
 
