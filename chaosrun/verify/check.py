@@ -85,8 +85,8 @@ class Drill:
     plan: FaultPlan
     in_both: int
     """Steps of the lineages that both hold, over all ranks."""
-    apart: Mapping[int, AbstractSet[int]]
-    """By rank, steps of which some attempt of the chaos leg has a record that is not the reference's in everything."""
+    apart: Mapping[tuple[int, int], AbstractSet[int]]
+    """By attempt of the chaos leg and rank, steps of which it has a record that is not the reference's in everything."""
     confirming: LegHistory | None = None
     """A second undisturbed leg, where there is one."""
     ended_early: int | None = None
@@ -150,7 +150,7 @@ class Drill:
         records = (
             record
             for trace in self.chaos.traces
-            for step in sorted(self.apart.get(trace.rank, ()))
+            for step in sorted(self.apart.get((trace.attempt, trace.rank), ()))
             if (record := trace.steps.get(step))
         )
         pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
@@ -181,6 +181,14 @@ class Drill:
         """Says why a model under DDP was left as it was."""
         return next((record for trace in self.chaos.traces for record in trace.buckets if record.left), None)
 
+    def apart_in(self, attempt: Attempt) -> set[int]:
+        """Steps of which a record is to be held against the reference's field by field."""
+        return set[int]().union(*(self.apart.get((attempt.number, rank), ()) for rank in attempt.traces))
+
+    def is_apart(self, record: StepRecord) -> bool:
+        """Whether this record of the chaos leg is."""
+        return record.step in self.apart.get((record.attempt, record.rank), ())
+
     @property
     def exact_weights(self) -> bool:
         return exact_weights(self.spec.verify)
@@ -209,16 +217,17 @@ class Drill:
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", second))
 
 
-def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[int, set[int]]:
-    """What is not alike is compared field by field, and nothing else has to be. Blocks of equal digests are not opened."""
-    found: dict[int, set[int]] = {}
+def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[tuple[int, int], set[int]]:
+    """By attempt and rank, what is not alike: it is compared field by field, and nothing else has to be. Blocks of equal
+    digests are not opened."""
+    found: dict[tuple[int, int], set[int]] = {}
     for attempt in attempts:
         for rank, trace in attempt.traces.items():
             rest = attempt.start_of(rank) + 1 if attempt.by == "script" else None
             for span in trace.spans:
                 pairs = (pair for pair in expected.unlike(span) if not alike(*pair))
                 apart = {seen.step for held, seen in pairs if not (seen.step == rest and completes(held, seen))}
-                found.setdefault(rank, set()).update(apart)
+                found.setdefault((attempt.number, rank), set()).update(apart)
     return found
 
 

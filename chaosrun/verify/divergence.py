@@ -98,7 +98,7 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
     steps = attempt.steps
     saved = {checkpoint.step for trace in attempt.traces.values() for checkpoint in trace.checkpoints}
     began = {start.position.step + 1 for start in attempt.starts.values()}
-    apart = set[int]().union(*drill.apart.values())
+    apart = drill.apart_in(attempt)
     # Of the others it is known that nothing differs.
     for step in (step for step in steps if step in saved or step in began or step in apart):
         moment = Moment(drill=drill, attempt=attempt, step=step, records=steps[step] if step in apart else {})
@@ -209,7 +209,7 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
         mismatches = [
             mismatch
             for rank, record in moment.records.items()
-            if moment.step in drill.apart[rank]
+            if drill.is_apart(record)
             and (expected := drill.reference_lineage.at(rank, moment.step))
             and (mismatch := drill.mismatch(expected, record, (field,)))
         ]

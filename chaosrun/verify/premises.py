@@ -261,10 +261,10 @@ def _in_both(drill: Drill, attempt: Attempt, until: int) -> int:
 
 
 def _pairs_apart(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
-    """Records of the attempt with the reference's, in the order of time, where some attempt's is not alike."""
+    """Records of the attempt with the reference's, in the order of time, where they are not alike."""
     steps = attempt.steps
-    apart = set[int]().union(*drill.apart.values())
+    apart = drill.apart_in(attempt)
     for step in (step for step in steps if step in apart):
         for rank, record in steps[step].items():
-            if step in drill.apart[rank] and (expected := drill.reference_lineage.at(rank, step)):
+            if drill.is_apart(record) and (expected := drill.reference_lineage.at(rank, step)):
                 yield expected, record

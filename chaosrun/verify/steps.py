@@ -87,8 +87,8 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
     for rank in drill.ranks:
         expected, seen = (each.of(rank) for each in (drill.reference_lineage, drill.chaos_lineage))
         # Of the others it is known that nothing differs.
-        for step in sorted(drill.apart.get(rank, ())):
-            if step not in expected or step not in seen:
+        for step in sorted({step for (_, each), steps in drill.apart.items() if each == rank for step in steps}):
+            if step not in expected or step not in seen or not drill.is_apart(seen[step]):
                 continue
             if mismatch := drill.mismatch(expected[step], seen[step], fields):
                 differing += 1
