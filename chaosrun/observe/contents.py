@@ -1,6 +1,8 @@
 """The digest of a batch: all its bytes, whatever it is made of; and the tensors in it."""
 
+import logging
 import os
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +27,14 @@ PLACES = (
 STATE_BYTES = (16, 5056)
 """Of torch's generators, on a GPU and on the CPU."""
 
+MOST_OBJECTS = 4096
+"""That one digest looks into: of one that holds half the program (a logger, a thread pool) only types count then."""
+MOST_NESTED = 100
+NAMED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, logging.Logger)
+"""What leads to all of a program; its name is all that counts."""
+OPAQUE = (torch.nn.Module, torch.device, torch.dtype, torch.utils.data.DataLoader, type)
+"""Of these only the type counts."""
+
 Components = Mapping[str, Mapping[str, object]]
 """A training's state, by component and by name inside it."""
 
@@ -32,10 +42,13 @@ Components = Mapping[str, Mapping[str, object]]
 def content_digest(content: Any) -> str:
     """A digest of all bytes of a batch or an item: tensors and arrays by content, dtype and shape, plain values by their text.
 
-    Objects are looked into, once on the way down; of one without attributes only its type counts (a repr may hold an address).
+    Objects are looked into, each once; of one without attributes only its type counts (a repr may hold an address), of a
+    function or a module its name, of an optimizer or a schedule its state_dict.
     """
     hasher = xxhash.xxh3_64()
     inside: set[int] = set()
+    known: dict[int, tuple[Any, str]] = {}
+    """By id, objects, which are kept alive, and their digests."""
 
     def visit(value: Any) -> None:
         match value:
@@ -48,9 +61,13 @@ def content_digest(content: Any) -> str:
                 hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
             case str() | bytes() | int() | float() | complex() | None:
                 hasher.update(repr(value).encode())
-            case torch.nn.Module() | torch.device() | torch.dtype() | type():
+            case _ if isinstance(value, OPAQUE):
                 hasher.update(type(value).__qualname__.encode())
-            case _ if id(value) in inside:
+            case _ if isinstance(value, NAMED):
+                hasher.update(str(getattr(value, "__qualname__", None) or getattr(value, "__name__", value)).encode())
+            case os.PathLike():
+                hasher.update(repr(os.fspath(value)).encode())
+            case _ if id(value) in inside or len(inside) > MOST_NESTED:
                 hasher.update(b"<")
             case _:
                 inside.add(id(value))
@@ -75,11 +92,26 @@ def content_digest(content: Any) -> str:
                 hasher.update(f"{value.dtype.str}{value.shape}".encode())
                 visit(value.tolist())
             case _:
-                hasher.update(type(value).__qualname__.encode())
-                visit(dict(attributes(value)))
+                hasher.update(type(value).__qualname__.encode() + digest_of(value).encode())
+
+    def digest_of(value: Any) -> str:
+        nonlocal hasher
+        if id(value) not in known and len(known) < MOST_OBJECTS:
+            outer, hasher = hasher, xxhash.xxh3_64()
+            known[id(value)] = value, ""
+            visit(_state_of(value))
+            known[id(value)] = value, hasher.hexdigest()
+            hasher = outer
+        return known[id(value)][1] if id(value) in known else ""
 
     visit(content)
     return hasher.hexdigest()
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
+        return value.state_dict()
+    return dict(attributes(value))
 
 
 def contents(saved: Any) -> dict[str, str]:
@@ -109,6 +141,8 @@ def _is_stream(value: Any) -> bool:
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    if isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
+        value = value.state_dict()  # pickled as a whole
     match value:
         case torch.Tensor() if value.is_floating_point() and value.ndim:
             yield path, content_digest(value)

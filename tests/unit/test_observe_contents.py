@@ -1,5 +1,9 @@
 """What the digest of a batch sees, and what it can be given."""
 
+import argparse
+import copy
+import functools
+import logging
 from typing import Any
 
 import numpy
@@ -78,3 +82,62 @@ def test_a_large_state_is_told_in_fewer_words() -> None:
     assert len(held) < MOST_ENTRIES and held["step"] == "3"
     state["model"]["layer 7"]["b"] = torch.zeros(1)
     assert {name for name, value in contents(state).items() if value != held[name]} == {"model/layer 7"}
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def method(self) -> None: ...
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "held",
+    [
+        torch.nn.functional.relu,
+        torch.relu,
+        functools.partial(torch.nn.functional.relu, inplace=True),
+        Holder(1).method,
+        logging.getLogger("training"),
+        torch,
+        argparse.Namespace(act=lambda x: x),
+        torch.utils.data.DataLoader([1, 2, 3]),  # pyright: ignore[reportArgumentType]
+        Holder(functools.lru_cache(lambda: 1)),
+    ],
+    ids=str,
+)
+def test_what_leads_to_all_of_a_program_counts_by_its_name(held: Any) -> None:
+    """Every attribute of every module was looked into, each once for each way there: a save of it never came to an end."""
+    assert content_digest(Holder(held)) == content_digest(Holder(held)) != content_digest(Holder(print))
+    assert contents({"model": {"act": held}})
+
+
+def test_each_object_is_looked_into_once_and_a_deep_one_not_to_its_end() -> None:
+    shared: Any = Holder(torch.ones(2))
+    for _ in range(60):
+        shared = Holder([shared, shared])
+    assert content_digest(shared)
+    deep: Any = None
+    for _ in range(5000):
+        deep = Holder(deep)
+    assert content_digest(deep)
+
+
+def test_what_is_shared_is_equal_to_two_of_its_kind() -> None:
+    """Saved and loaded, two names of one object may be two objects."""
+    one = Holder(torch.ones(2))
+    assert content_digest([one, one]) == content_digest([one, Holder(torch.ones(2))]) != content_digest([one, Holder(1)])
+
+
+def test_optimizers_and_schedules_that_are_saved_whole_are_told_by_their_state() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    (weight * 2).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    found = contents({"optimizer": optimizer, "scheduler": scheduler})
+    assert found == contents({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()})
+    assert "optimizer/state/0/exp_avg" in found and found["scheduler/last_epoch"] == "1"
+    assert content_digest(Holder(optimizer)) == content_digest(Holder(copy.deepcopy(optimizer)))
