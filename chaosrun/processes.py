@@ -19,6 +19,8 @@ from pathlib import Path
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 """Where this chaosrun lies: a process that it starts is to find the same one."""
+MARK_VARIABLE = "CHAOSRUN_SESSION"
+"""In the environment of whatever an agent starts: a mark by which it is found again."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 STACKS_SIGNAL = signal.SIGRTMIN + 11
@@ -60,6 +62,11 @@ def die_with_parent(parent_pid: int) -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(128 + signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Take back what `die_with_parent` asked for."""
+    _prctl(PR_SET_PDEATHSIG, 0)
 
 
 START_FIELD, EXIT_STATUS_FIELD = 19, 49

@@ -52,6 +52,7 @@ from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.node_evidence import RankEnd
 from chaosrun.faults.outside import NodeProcesses, OutsideStrike, StrikeOrder
 from chaosrun.processes import (
+    MARK_VARIABLE,
     ProcessIdentity,
     catches,
     identify,
@@ -65,7 +66,6 @@ from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
-MARK_VARIABLE = "CHAOSRUN_SESSION"
 MESSAGE_LIMIT = 1 << 24
 # One thread each while modules are imported: a thread would not survive a fork, and it would not be safe to fork beside it.
 IMPORT_ENVIRONMENT = {

@@ -6,6 +6,7 @@ once, and how it ended is what the kernel keeps for others than its parent: its 
 its pidfd afterwards (Linux 6.15). Kills nothing, and knows neither Ray nor the supervisor.
 """
 
+import faulthandler
 import fcntl
 import os
 import select
@@ -18,10 +19,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from chaosrun.cluster.messages import Announced, LauncherFailed
 from chaosrun.faults.kinds import KINDS
-from chaosrun.processes import EXIT_STATUS_FIELD, PACKAGE_ROOT, START_FIELD, ProcessIdentity, identify, stat_fields
+from chaosrun.processes import (
+    EXIT_STATUS_FIELD,
+    MARK_VARIABLE,
+    PACKAGE_ROOT,
+    START_FIELD,
+    ProcessIdentity,
+    die_with_parent,
+    identify,
+    kill_marked,
+    outlive_parent,
+    stat_fields,
+)
 from chaosrun.records.announcements import VARIABLE, Announcement, Answer, LauncherCode, Startup, decode_announcement
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import LegLayout
@@ -42,14 +55,37 @@ _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 
 
 def main(order: WorkerOrder, _listener: int | None) -> int:
-    """In a freshly forked process, output already in its log: become the command."""
-    arguments = filled_in(order)
+    """In a freshly forked process, output already in its log: run the command, and let nothing of it outlive the fork server.
+
+    That may be killed outright, with the agent of a Ray that others use. Its own children die with it; what the command has
+    started would train on, beside the attempt that follows.
+    """
     os.chdir(order.cwd)
+    mine, server = os.getpid(), os.pidfd_open(os.getppid())
+    outlive_parent()
+    command = os.fork()
+    if command == 0:
+        die_with_parent(mine)
+        _become(filled_in(order), environment(order, os.environ))
+    poller = select.poll()
+    for descriptor in (ended := os.pidfd_open(command), server):
+        poller.register(descriptor, select.POLLIN)
+    if ended not in dict(poller.poll()):
+        kill_marked(os.environ[MARK_VARIABLE])
+    _, status = os.waitpid(command, 0)
+    if os.WIFSIGNALED(status):
+        faulthandler.disable()
+        os.kill(mine, os.WTERMSIG(status))
+    return os.waitstatus_to_exitcode(status)
+
+
+def _become(arguments: list[str], variables: Mapping[str, str]) -> NoReturn:
     try:
-        os.execvpe(arguments[0], arguments, environment(order, os.environ))
+        os.execvpe(arguments[0], arguments, variables)
     except OSError as error:
         print(f"cannot start {arguments[0]}: {error.strerror}", file=sys.stderr)
-    return NOT_FOUND_EXIT_CODE
+    sys.stderr.flush()
+    os._exit(NOT_FOUND_EXIT_CODE)
 
 
 def filled_in(order: WorkerOrder) -> list[str]:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from chaosrun.cluster.agent import MARK_VARIABLE, RAY_SETTINGS, is_raylet, leave_with_the_raylet
+from chaosrun.cluster.agent import RAY_SETTINGS, is_raylet, leave_with_the_raylet
 from chaosrun.cluster.guard import KILL_S
 from chaosrun.cluster.probing import Call, Outcome
 from chaosrun.faults.observed import signal_name
-from chaosrun.processes import kill_marked, with_package
+from chaosrun.processes import MARK_VARIABLE, kill_marked, with_package
 
 PRINTED_BYTES = 1 << 14
 """Of what a probe printed: the end is looked at, for the reason of a death."""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.command import TARGET
-from chaosrun.processes import identify, is_alive
+from chaosrun.processes import identify, is_alive, marked, wait_gone
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
-from tests.integration.ranks import make_orders
+from tests.integration.ranks import eventually, make_orders
 from tests.integration.test_forkserver import Server
 
 HERE = Path(__file__).parent / "commanded"
@@ -79,6 +79,16 @@ def test_a_rank_that_is_killed_takes_the_others_and_the_launcher_along_at_once(s
     assert how == {1: (signal.SIGKILL, False, False), 0: (signal.SIGKILL, True, False)}
     assert exits[0]["rank"] == 1 and stopped["killed"] == [0]
     assert launcher and not is_alive(launcher)
+
+
+def test_nothing_of_a_command_outlives_a_fork_server_that_is_killed_outright(server: Server, tmp_path: Path) -> None:
+    """As Ray kills it with the agent, when its driver dies: the ranks, children of torchrun's, trained on."""
+    start(server, tmp_path, *TORCHRUN, TRAIN, FOR_EVER)
+    ranks = [identify(pid) for pid in all_announced(server).values()]
+    server.process.kill()
+    server.process.wait()
+    assert None not in ranks and not wait_gone([rank for rank in ranks if rank], timeout_s=30)
+    eventually(lambda: not marked(server.mark))
 
 
 @pytest.mark.nightly
