@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False, alone: bool = False) -> Place:
     """Hold what an attempt begins with against the `moments` of one trace. `own`: of an earlier attempt of the same leg.
-    `alone`: no other leg tells how the training goes on after the last of them; there weights and optimizer are known."""
+    `alone`: no other leg tells how the training goes on after the last of them; there weights and optimizer alone are known."""
     agreeing = _agreeing(standing, moments, alone=alone)
     judged = [name for name in QUANTITIES if getattr(standing, name) is not None]
     decisive = next((name for name in ("weights", "data", "optimizer") if agreeing[name]), None)
@@ -62,7 +62,7 @@ def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> 
             found["rng"][step] = None
         if standing.data is not None and moment.data_after == standing.data:
             found["data"][step] = None
-        if alone and moment.data_after is None and step in found["weights"] and step in found["optimizer"]:
+        if alone and moment.data_after is None and step in found["weights"]:
             found |= {name: {**found[name], step: None} for name in ("rates", "rng", "data")}
     return found
 

@@ -45,67 +45,74 @@ def content_digest(content: Any) -> str:
     Objects are looked into, each once; of one without attributes only its type counts (a repr may hold an address), of a
     function or a module its name, of an optimizer or a schedule its state_dict.
     """
-    hasher = xxhash.xxh3_64()
-    inside: set[int] = set()
-    known: dict[int, tuple[Any, str]] = {}
-    """By id, objects, which are kept alive, and their digests."""
+    digest = _Digest()
+    digest.visit(content)
+    return digest.hasher.hexdigest()
 
-    def visit(value: Any) -> None:
+
+class _Digest:
+    def __init__(self) -> None:
+        self.hasher = xxhash.xxh3_64()
+        self._inside: set[int] = set()
+        """By id, what is being looked into."""
+        self._known: dict[int, tuple[Any, str]] = {}
+        """By id, objects, which are kept alive, and their digests."""
+
+    def visit(self, value: Any) -> None:
         match value:
             case torch.Tensor() if value.grad_fn is not None:
                 # Computed, by another module perhaps: no content of a batch.
-                hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
+                self._add(f"{value.dtype}{tuple(value.shape)}")
             case torch.Tensor():
-                hasher.update(tensor_digest(value).to_bytes(8, "little"))
+                self.hasher.update(tensor_digest(value).to_bytes(8, "little"))
             case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
-                hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
+                self.hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
             case str() | bytes() | int() | float() | complex() | None:
-                hasher.update(repr(value).encode())
+                self._add(repr(value))
             case _ if isinstance(value, OPAQUE):
-                hasher.update(type(value).__qualname__.encode())
+                self._add(type(value).__qualname__)
             case _ if isinstance(value, NAMED):
-                hasher.update(str(getattr(value, "__qualname__", None) or getattr(value, "__name__", value)).encode())
+                self._add(str(getattr(value, "__qualname__", None) or getattr(value, "__name__", value)))
             case os.PathLike():
-                hasher.update(repr(os.fspath(value)).encode())
-            case _ if id(value) in inside or len(inside) > MOST_NESTED:
-                hasher.update(b"<")
+                self._add(repr(os.fspath(value)))
+            case _ if id(value) in self._inside or len(self._inside) > MOST_NESTED:
+                self._add("<")
             case _:
-                inside.add(id(value))
-                look_into(value)
-                inside.discard(id(value))
+                self._inside.add(id(value))
+                self._look_into(value)
+                self._inside.discard(id(value))
 
-    def look_into(value: Any) -> None:
+    def _look_into(self, value: Any) -> None:
         match value:
             case Mapping():
-                hasher.update(f"{{{len(value)}".encode())
+                self._add(f"{{{len(value)}")
                 for key in value:
-                    visit(key)
-                    visit(value[key])
+                    self.visit(key)
+                    self.visit(value[key])
             case list() | tuple():
-                hasher.update(f"[{len(value)}".encode())
+                self._add(f"[{len(value)}")
                 for item in value:
-                    visit(item)
+                    self.visit(item)
             case set() | frozenset():
                 # The order of a set is no content.
-                hasher.update(f"({len(value)}".encode() + "".join(sorted(map(content_digest, value))).encode())
+                self._add(f"({len(value)}" + "".join(sorted(map(content_digest, value))))
             case numpy.ndarray():
-                hasher.update(f"{value.dtype.str}{value.shape}".encode())
-                visit(value.tolist())
+                self._add(f"{value.dtype.str}{value.shape}")
+                self.visit(value.tolist())
             case _:
-                hasher.update(type(value).__qualname__.encode() + digest_of(value).encode())
+                self._add(type(value).__qualname__ + self._of_object(value))
 
-    def digest_of(value: Any) -> str:
-        nonlocal hasher
-        if id(value) not in known and len(known) < MOST_OBJECTS:
-            outer, hasher = hasher, xxhash.xxh3_64()
-            known[id(value)] = value, ""
-            visit(_state_of(value))
-            known[id(value)] = value, hasher.hexdigest()
-            hasher = outer
-        return known[id(value)][1] if id(value) in known else ""
+    def _of_object(self, value: Any) -> str:
+        if id(value) not in self._known and len(self._known) < MOST_OBJECTS:
+            outer, self.hasher = self.hasher, xxhash.xxh3_64()
+            self._known[id(value)] = value, ""
+            self.visit(_state_of(value))
+            self._known[id(value)] = value, self.hasher.hexdigest()
+            self.hasher = outer
+        return self._known[id(value)][1] if id(value) in self._known else ""
 
-    visit(content)
-    return hasher.hexdigest()
+    def _add(self, text: str) -> None:
+        self.hasher.update(text.encode(errors="surrogatepass"))
 
 
 def _state_of(value: Any) -> Any:

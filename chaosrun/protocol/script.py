@@ -266,6 +266,8 @@ class ScriptTraining:
         )
         best: Place | None = None
         for moments, own in self._earlier():
+            if not moments:
+                continue  # killed before it had done anything: there is nothing to hold this against
             place = find(standing, moments, own=own, alone=self._order.reference_path is None)
             if place.found.step is not None:
                 return place

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord
+from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, completes, differing_keys
@@ -92,7 +92,7 @@ def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -
     """What the first step of a rank shows to be the reference's, whatever the rank was seen to begin with: the script passes
     something else through its model first, and drops the gradients; or it puts another optimizer in the place of the one that
     it had, each epoch perhaps, after which all that the optimizer keeps, and the weights, are the reference's."""
-    own, other = attempt.traces[rank].steps.get(step), drill.reference_lineage.at(rank, step)
+    own, other = attempt.traces[rank].steps.get(step), _done_before(drill, attempt, rank, step)
     if own is None or other is None:
         return set()
     shown = {"data"} if own.batch == other.batch else set[str]()
@@ -101,6 +101,14 @@ def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -
     if own.state and (own.state, own.param, own.lr, own.settings) == (other.state, other.param, other.lr, other.settings):
         shown |= {"optimizer", "rates"}
     return shown
+
+
+def _done_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> StepRecord | None:
+    """A step as the reference did it; of a run without one, as the attempts before this one did."""
+    if drill.reference.attempts:
+        return drill.reference_lineage.at(rank, step)
+    earlier = (each for each in reversed(drill.chaos.attempts) if each.number < attempt.number)
+    return next(filter(None, (each.traces[rank].steps.get(step) for each in earlier if rank in each.traces)), None)
 
 
 def _steps(found: Found, quantity: str) -> set[int]:
@@ -221,6 +229,8 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             if _is_complete(own) and _went_on(attempt, own):
                 kinds = frozenset("".join(each for each in saved.path if not each.isdigit()) for _, saved in own)
                 path = next(saved.path for _, saved in own if saved.how in WRITERS)
+                # Written beside, and given its name afterwards.
+                path = next((saved.path for _, saved in own if saved.how == "rename" and path.startswith(saved.path)), path)
                 yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds)
 
 

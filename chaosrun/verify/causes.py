@@ -284,6 +284,8 @@ def _streams_apart(moment: Moment, rank: int) -> list[str]:
 def _loss(moment: Moment) -> Cause:
     if moment.restored and _rescaled(moment) and (moment.attempt.by == "script" or not moment.restored_right):
         return Cause.of("grad_scaler_not_restored", because="of_losses")
+    if moment.attempt.number > 1 and _changed_between(moment):
+        return Cause.of("forward_pass", because="changed_between")
     if moment.restored and moment.drill.hash_seeds:
         return Cause.of("forward_pass", because="hashes")
     if moment.restored_right:
@@ -301,6 +303,12 @@ def _rescaled(moment: Moment) -> bool:
     ]
     factors = {seen / expected if expected else math.nan for expected, seen in pairs}
     return len(factors) == 1 and abs(math.frexp(factors.pop())[0]) == 0.5
+
+
+def _changed_between(moment: Moment) -> bool:
+    """Somebody changed the weights after the step before, and otherwise than undisturbed."""
+    pairs = ((record, moment.drill.reference_lineage.at(rank, moment.step)) for rank, record in moment.records.items())
+    return any(other and record.began != other.began for record, other in pairs)
 
 
 def _drew_otherwise(moment: Moment) -> bool:

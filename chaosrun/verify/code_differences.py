@@ -164,6 +164,11 @@ _STEP: Mapping[str, Row] = {
     ),
     "forward_pass.hashes": _HASHES,
     "batch_contents.hashes": _HASHES,
+    "forward_pass.changed_between": detail(
+        hint="the script changes the weights between the steps (it averages, clips or swaps them), and here it made something "
+        f"else of them than undisturbed: what that goes by no checkpoint holds, or {BESIDE}",
+        hazard="O8",
+    ),
     "forward_pass.drew_before": detail(
         hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
         "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "

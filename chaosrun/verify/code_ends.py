@@ -100,10 +100,10 @@ _VERDICTS: Mapping[str, Row] = {
     ),
     "recoveries_agree": Row(
         "completed: {steps:step} on {ranks:rank}, {times:restart} judged, each equal to what was recorded before "
-        "({again:step} done twice)",
+        "({again:step} done twice){more}",
         nobody("it came back each time as it had been"),
     ),
-    "undisturbed_run": Row("completed: {steps:step} on {ranks:rank}, without a restart", nobody("nothing had to be recovered")),
+    "undisturbed_run": Row("completed: {steps:step} on {ranks:rank}, {restarts}", nobody("nothing had to be recovered")),
     "never_restored": Row("no checkpoint was restored", hint="let a fault strike after the first checkpoint to test a restore"),
     "corruption_injected": Row(
         "silent corruption, as injected",

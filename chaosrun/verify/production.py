@@ -21,7 +21,7 @@ from chaosrun.verify.premises import bits_differ, canaries, not_ended, records_d
 from chaosrun.verify.restored import reference_state
 from chaosrun.verify.ruling import Ruling, first_of, of_check, of_divergence, of_end
 from chaosrun.verify.steps import reference_parameters
-from chaosrun.wording import count
+from chaosrun.wording import count, listed
 
 Judged = Literal["steps", "state", "nothing"]
 
@@ -38,6 +38,8 @@ class Recovery:
     """Ranks whose restored state was held against what was saved, or recorded after that step."""
     source: Source | None = None
     trained: bool = False
+    lost: bool = True
+    """There was something to lose: a step had been done before."""
     divergence: Divergence | None = None
     problem: str | None = None
     """Why it could not be looked at."""
@@ -56,9 +58,9 @@ class Recovery:
             case "state":
                 return f"judged by restored state alone, no step was done twice: {states}"
             case "nothing":
-                return self.problem or (
-                    "nothing of it is known from before" if self.trained else "it ended before it began to train"
-                )
+                if self.problem or (self.trained and self.lost):
+                    return self.problem or "nothing of it is known from before"
+                return "no step had been done before" if self.trained else "it ended before it began to train"
 
 
 def judge_recovery(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, *, since: int = 1) -> Recovery:
@@ -94,6 +96,7 @@ def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, si
         states=sum(_is_comparable(drill, attempt, rank) for rank in attempt.starts),
         source=attempt.source,
         trained=bool(attempt.steps),
+        lost=any(trace.spans for each in whole.attempts[:-1] for trace in each.traces.values()),
         divergence=divergence,
     )
 
@@ -188,9 +191,11 @@ def completed(drill: Drill) -> Check:
     if lacking := not_ended(leg, drill, ("completed",)):
         return lacking
     ends = {rank: end.step for rank, end in leg.ends.items()}
-    other = next((rank for rank in drill.ranks if ends[rank] != ends[0]), None)
+    done = {span.last for trace in leg.traces for span in trace.spans} if drill.by_script else set[int]()
+    expected = max(ends[0], *done, 0)
+    other = next((rank for rank in drill.ranks if ends[rank] != expected), None)
     if other is not None:
-        return failed("ended_at_another_step", leg=leg.name, rank=other, step=ends[other], expected=ends[0])
+        return failed("ended_at_another_step", leg=leg.name, rank=other, step=ends[other], expected=expected)
     return passed(f"ended at step {ends[0]} on every rank")
 
 
@@ -207,9 +212,17 @@ def _check_of(found: Recovery) -> Check:
     if found.divergence:
         what, where = found.divergence.cause, f"step {found.divergence.step}, rank {found.divergence.rank}"
         return replace(failed("recovery_differs", attempt=found.attempt, what=what, where=where, **about), name=name)
-    if found.judged == "nothing" and found.trained:
+    if found.judged == "nothing" and (found.problem or (found.trained and found.lost)):
         return replace(inconclusive("recovery_unjudged", attempt=found.attempt, why=found.words, **about), name=name)
     return replace(passed(found.words, **about), name=name)
+
+
+def _in_part(drill: Drill, attempts: Sequence[int]) -> str:
+    """What is not known of these attempts, which did no step twice. Of one that attached, all is restored and compared."""
+    if not attempts or not drill.by_script:
+        return ""
+    which = f"attempt{'s' if len(attempts) > 1 else ''} {listed(list(map(str, attempts)))}"
+    return f"; {which} by weights and optimizer alone, as no step was done twice: not by data, random streams, learning rates"
 
 
 def _rule(drill: Drill, checks: Sequence[Check], found: Sequence[Recovery]) -> Ruling:
@@ -237,5 +250,7 @@ def _rule(drill: Drill, checks: Sequence[Check], found: Sequence[Recovery]) -> R
             ranks=drill.spec.workers,
             times=len(judged),
             again=sum(each.steps for each in judged),
+            restarts=f"{count(len(found), 'restart')}, with no step done before" if found else "without a restart",
+            more=_in_part(drill, [each.attempt for each in judged if each.judged == "state"]),
         ),
     )

@@ -67,6 +67,7 @@ def test_after_the_last_step_of_a_leg_that_is_compared_with_no_other_nothing_tel
     assert find(standing(20), TRACE, own=True, alone=True).found.step == 20
     wrong = find(standing(20, optimizer="o7"), TRACE, own=True, alone=True)
     assert (wrong.step, wrong.found.step, wrong.found.optimizer) == (20, None, (7,))
+    assert all(20 in getattr(wrong.found, name) for name in ("rates", "rng", "data")), "what is not known is not wrong"
     assert find(standing(10, data="d2"), TRACE, own=True, alone=True).found.step is None
 
 

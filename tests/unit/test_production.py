@@ -9,9 +9,10 @@ import psutil
 import pytest
 from legs import Bugs, edit_trace, only, put, write_run
 from run_files import write_info
-from script_legs import write_script_run
+from script_legs import Habits, write_script_run
 from test_verify_began import BUGS
 
+from chaosrun.faults.fault import Fault
 from chaosrun.records.events import Judgement, RecoveryAgreed, RecoveryDiverged, RecoveryUnjudged
 from chaosrun.records.history import LegHistory, journal_events, read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
@@ -72,6 +73,28 @@ def test_a_script_s_difference_is_the_script_s(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2))
     divergence = next(each for attempt in RESTARTS if (each := judged(run, attempt).divergence))
     assert divergence.reason.code == "batches_repeated" and divergence.reason.blame.whose == "yours"
+
+
+def test_a_script_that_ends_before_what_had_been_done_fails(tmp_path: Path) -> None:
+    kills = (Fault(id="F1", rank=1, phase="step", at_step=11, source="faults.schedule[0]"),)
+    ruling = account(write_script_run(tmp_path, kills=kills, habits=Habits(ends_at=9))).ruling
+    assert (ruling.status, ruling.reason.code) == ("FAIL", "ended_at_another_step"), ruling
+    assert ruling.reason.params["expected"] == 11
+
+
+def test_where_no_step_is_done_twice_it_is_said_what_is_not_known(tmp_path: Path) -> None:
+    kills = (Fault(id="F1", rank=1, phase="step", at_step=8, source="faults.schedule[0]"),)
+    ruling = account(write_script_run(tmp_path, kills=kills)).ruling
+    assert ruling.status == "PASS" and "attempt 2 by weights and optimizer alone" in ruling.reason.sentence, ruling
+    ruling = account(write_run(tmp_path / "attached", kills=kills)).ruling
+    assert ruling.status == "PASS" and "alone" not in ruling.reason.sentence, ruling
+
+
+def test_a_death_before_the_first_step_costs_nothing(tmp_path: Path) -> None:
+    kills = (Fault(id="F1", rank=1, phase="reduce", at_step=1, source="faults.schedule[0]"),)
+    found = account(write_run(tmp_path, kills=kills))
+    assert [each.words for each in found.recoveries] == ["no step had been done before"]
+    assert found.ruling.status == "PASS" and "1 restart, with no step done before" in found.ruling.reason.sentence
 
 
 def test_right_restarts_agree(tmp_path: Path) -> None:

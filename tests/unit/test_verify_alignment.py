@@ -259,6 +259,18 @@ def test_one_that_removed_its_newest_checkpoint_is_told_so(tmp_path: Path) -> No
     assert judge(run).code == "newest_removed"
 
 
+def test_and_so_is_one_that_wrote_it_beside_and_renamed_it(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True), kills=LATER)
+    trace, path = run.leg("chaos").attempt(1).trace(0), "ckpt-8/model.pt"
+    lines = [{**line, "path": f"{path}.tmp"} if line.get("path") == path else line for line in read_lines(trace)]
+    saved = next(line for line in reversed(lines) if line["kind"] == "save")
+    place = lines.index(saved) + 1
+    more = [{**saved, "path": path, "how": how, "done": True} for how in ("rename", "remove")]
+    write_lines(trace, [*lines[:place], *more, *lines[place:]])
+    verdict = judge(run)
+    assert verdict.code == "newest_removed" and f"({path})" in verdict.cause, verdict.cause
+
+
 def test_before_the_first_checkpoint_a_restart_begins_at_the_beginning(tmp_path: Path) -> None:
     kills = (Fault(id="F1", rank=1, phase="step", at_step=3, source="faults.schedule[0]"),)
     verdict = judge(write_script_run(tmp_path, kills=kills, spec={"verify": {"confirm": False}}))

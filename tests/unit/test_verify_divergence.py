@@ -397,3 +397,17 @@ def test_missing_records_are_no_divergence(run: RunLayout) -> None:
     verdict = judge(run)
     assert verdict.divergence is None
     assert (verdict.status, verdict.cause) == ("FAIL", "lineage: rank 1 lacks step 7")
+
+
+def test_weights_that_the_script_changed_between_two_steps_are_told(tmp_path: Path) -> None:
+    """An optimizer around another one pulls them to weights of its own, which it keeps for itself."""
+    run = write_run(tmp_path, bugs=Bugs(keep_buffers=False, with_digests=False), reference_bugs=Bugs(with_digests=False))
+    for rank in range(3):
+
+        def pulled(line: dict[str, Any]) -> dict[str, Any]:
+            return {**line, "began": "f" * 16} if line["step"] == 5 else line
+
+        edit_trace(run, "chaos", 2, rank, only("step", pulled))
+    found = diverging(run)
+    assert (found.code, found.reason.because) == ("forward_pass", "changed_between")
+    assert "changes the weights between the steps" in found.hint
