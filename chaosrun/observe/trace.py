@@ -226,14 +226,17 @@ class Observer:
             self._inspector.batch(batch, ids)
 
     def drop_window(self) -> None:
-        """What has been seen since the last step leads to none; but it is where that began."""
+        """What went backward since the last step leads to none; but it is where that began."""
         kept = self._rng_before, self._began
+        forward = self._ids[self._went_back :], self._digests[self._went_back :]
         self._clear_window()
         self._rng_before, self._began = kept
+        self._ids, self._digests = forward
 
     def losses(self, losses: Sequence[torch.Tensor]) -> None:
         """Of the micro-batches that are done since the last call, one scalar each."""
         self._losses.extend(loss.detach() for loss in losses)
+        self._went_back = len(self._digests)
         if self._inspector:
             self._inspector.losses(losses)
 
@@ -341,6 +344,8 @@ class Observer:
     def _clear_window(self) -> None:
         self._ids: list[list[Any] | None] = []
         self._digests: list[str] = []
+        self._went_back = 0
+        """How many of them a backward pass has come of."""
         self._losses: list[torch.Tensor] = []
         self._rng_before = self._began = self._settings = ""
         # Of a step that a gradient scaler skipped there is neither.

@@ -11,7 +11,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.began import digest_of, saved_in
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile
-from chaosrun.records.traces import BucketsRecord, StartRecord, StepRecord
+from chaosrun.records.traces import BucketsRecord, RankTrace, StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import (
@@ -24,6 +24,7 @@ from chaosrun.verify.compare import (
     compared_fields,
     completes,
     exact_weights,
+    streams_seen_elsewhere,
     undecided,
 )
 from chaosrun.verify.lineage import Lineage, lineage
@@ -226,9 +227,17 @@ def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[tuple[int, in
             rest = attempt.start_of(rank) + 1 if attempt.by == "script" else None
             for span in trace.spans:
                 pairs = (pair for pair in expected.unlike(span) if not alike(*pair))
-                apart = {seen.step for held, seen in pairs if not (seen.step == rest and completes(held, seen))}
-                found.setdefault((attempt.number, rank), set()).update(apart)
+                steps = (seen for _, seen in pairs if not (seen.step == rest and _comes_to_the_same(expected, trace, seen)))
+                found.setdefault((attempt.number, rank), set()).update(seen.step for seen in steps)
     return found
+
+
+def _comes_to_the_same(known: Lineage, trace: RankTrace, seen: StepRecord) -> bool:
+    """As the first step of an attempt."""
+    expected, following = (known.at(seen.rank, step) for step in (seen.step, seen.step + 1))
+    if expected is None:
+        return False
+    return completes(expected, seen) or streams_seen_elsewhere(expected, seen, following, trace.steps.get(seen.step + 1))
 
 
 def _began_at(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> int:

@@ -118,6 +118,19 @@ def completes(expected: StepRecord, seen: StepRecord) -> bool:
     return 0 < left_out < len(expected.batch) and bool(seen.grad) and same and ends
 
 
+_COMPUTED = attrgetter("batch", "loss", "grad", "grads", "lr", "param", "params", "state", "settings")
+
+
+def streams_seen_elsewhere(
+    expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
+) -> bool:
+    """Only the random streams that a step began with differ, and neither what came of it nor those of the next: one of the two
+    was looked at before a pass that led to nothing, which a restart from a checkpoint behind that pass does not make."""
+    if next_expected is None or next_seen is None or not seen.grad or _COMPUTED(expected) != _COMPUTED(seen):
+        return False
+    return (next_expected.rng, next_expected.batch) == (next_seen.rng, next_seen.batch)
+
+
 def compare(
     field: Field, expected: StepRecord, seen: StepRecord, history: LegHistory, losses: Tolerance = EXACT
 ) -> Mismatch | None:

@@ -16,7 +16,12 @@ PER_EPOCH = 5
 path = Path(os.environ["CHAOSRUN_OUTPUT"]) / "last.pt"
 dist.init_process_group("gloo")
 torch.manual_seed(7)
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2 if way == "samples" else 0.0), nn.Linear(16, 4))
+model = nn.Sequential(
+    nn.Linear(8, 16),
+    nn.Tanh(),
+    nn.Dropout(0.2 if way in ("samples", "measures", "measures-wrongly") else 0.0),
+    nn.Linear(16, 4),
+)
 parameters = dict(model.named_parameters())
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
 if way == "full-batch":
@@ -27,7 +32,8 @@ if path.exists():
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     step = state["step"]
-    torch.set_rng_state(state["rng"])
+    if way != "measures-wrongly":
+        torch.set_rng_state(state["rng"])
 
 
 def loss_of(values: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -55,6 +61,8 @@ def evaluate() -> None:
     inputs = torch.ones(4, 8, requires_grad=True)
     if way == "samples":
         print(torch.stack([model(inputs) for _ in range(3)]).std().item())
+    if way in ("measures", "measures-wrongly"):
+        model(inputs).square().mean().backward()  # how sharp it is: dropped by the next step
     if way == "attacks":
         model.eval()
         model(inputs).square().mean().backward()

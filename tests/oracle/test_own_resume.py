@@ -135,7 +135,7 @@ WAYS = {
     "within-a-step": 6,
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
-PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "full-batch")
+PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "measures", "full-batch")
 WAYS_BY_DAY = ("anew", "shares", "zero", "on-notice")
 UNUSUAL_AND_WRONG = {
     "assigns": ("weights_not_restored", "tensors that no model has any more"),
@@ -248,6 +248,12 @@ def test_unusual_gradients_and_passes_come_back(drills: Drills, way: str) -> Non
     verdict = drills.passes(way)
     assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
     assert verdict.steps == STEPS and verdict.attempts[1].resumed_step == 10, verdict.attempts
+
+
+@pytest.mark.nightly
+def test_streams_that_a_pass_drew_from_before_a_save_are_missed_where_they_are_lost(drills: Drills) -> None:
+    verdict = drills.passes("measures-wrongly")
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "rng_not_restored", "yours"), verdict.cause
 
 
 @pytest.mark.nightly
