@@ -36,20 +36,20 @@ _ORDER_OF_SCRIPT = script("the order of its samples follows a seed or a state th
 _OTHER_LOSS = script("the same data, weights and random numbers give it another loss", likely=True)
 _OTHER_GRADIENT = script("the same data, weights and loss give it another gradient")
 
+OF_EPOCH = "the samples are those of epoch {epoch} {where}, expected was epoch {expected}"
+
 _DATA: Mapping[str, Row] = {
     "sampler_epoch_not_set": Row(
         "sampler epoch not set",
         _sampled("sampler epoch not set"),
-        "the samples are those of epoch {epoch} {where}, expected was epoch {expected}: the sampler's epoch was not set (call "
-        "set_epoch in every epoch)",
+        f"{OF_EPOCH}: the sampler's epoch was not set (call set_epoch in every epoch)",
         "D1",
     ),
+    "sampler_epoch_not_set.place": detail(hint=OF_EPOCH),
     "sampler_epoch_ahead": Row(
-        "sampler epoch ahead",
-        _sampled("sampler epoch ahead"),
-        "the samples are those of epoch {epoch} {where}, expected was epoch {expected}: epochs were counted twice",
-        "D19",
+        "sampler epoch ahead", _sampled("sampler epoch ahead"), f"{OF_EPOCH}: epochs were counted twice", "D19"
     ),
+    "sampler_epoch_ahead.place": detail(hint=OF_EPOCH),
     "batches_skipped": Row(
         "{batches:batch} skipped",
         _sampled("{batches:batch} skipped"),
@@ -77,6 +77,7 @@ _DATA: Mapping[str, Row] = {
         "sampler with an explicit data_seed)",
         "D5",
     ),
+    "data_order_not_restored.place": detail(hint="no recorded step saw this batch"),
     "source_keeps_its_place": Row(
         "the script's sampler or stream counts its own passes: {name}",
         script("its sampler or stream keeps its place by itself, and no checkpoint holds that"),

@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Mapping
 
 from chaosrun.verify.blame import Blame, Row, detail, nobody, script
-from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS
+from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS, OF_EPOCH
 
 _OWN = script("its own resume, or the library that it leaves that to, did not bring it back", likely=True)
 _MIXED = script("its own resume puts together what is not of one step")
@@ -89,18 +89,24 @@ _RESUME: Mapping[str, Row] = {
     "beside.saved": _BESIDE,
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }
-_NOT_SET = "the samples are those of epoch {epoch} {where}, expected was epoch {expected}"
+_TOLD = "a sampler that has set_epoch (DistributedSampler) has to be told each epoch"
+_DRAWN = (
+    "an order that is drawn from a random stream (shuffle=True, RandomSampler) comes back with that stream, saved as it stands "
+    "when an epoch begins and restored before the loader is opened (torch.get_rng_state, or the loader's generator), or with a "
+    "generator that is seeded by the epoch"
+)
+_COUNTED = "a source that counts its own passes has to be given their count"
 _BY_LIBRARY: Mapping[str, Row] = {
     "sampler_epoch_not_set.accelerate": detail(
-        hint=f"{_NOT_SET}: call set_epoch in every epoch, of a loader that skips, too; accelerate hands it to a sampler that "
+        hint=f"{OF_EPOCH}: call set_epoch in every epoch, of a loader that skips, too; accelerate hands it to a sampler that "
         "has an epoch, Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)); another draws "
         "from a random stream that a restart begins anew"
     ),
     "sampler_epoch_not_set.lightning-fabric": detail(
-        hint=f"{_NOT_SET}: tell the loader that Fabric made which pass it is, before each (loader._num_iter_calls = epoch)"
+        hint=f"{OF_EPOCH}: tell the loader that Fabric made which pass it is, before each (loader._num_iter_calls = epoch)"
     ),
     "sampler_epoch_not_set.transformers": detail(
-        hint=f"{_NOT_SET}: Trainer sets the epoch where the sampler has one; another (group_by_length, one of the script's own "
+        hint=f"{OF_EPOCH}: Trainer sets the epoch where the sampler has one; another (group_by_length, one of the script's own "
         "without set_epoch) draws from a random stream that a restart begins anew"
     ),
     "batches_repeated.transformers": detail(
@@ -113,6 +119,17 @@ _BY_LIBRARY: Mapping[str, Row] = {
 }
 """What the users of a library can do: of a code, where the script trains with it."""
 _STATES: Mapping[str, Row] = {
+    "sampler_epoch_not_set.either": Row("an earlier epoch's order again", hint=f"{OF_EPOCH}: {_TOLD}; {_DRAWN}; {_COUNTED}"),
+    "sampler_epoch_not_set.drawn": Row(
+        "an earlier epoch's order again",
+        hint=f"{OF_EPOCH}, and the random streams do not stand where they should: {_DRAWN}; {_COUNTED}; {_TOLD}",
+    ),
+    "sampler_epoch_ahead.own": Row(
+        "a later epoch's order",
+        _OWN,
+        f"{OF_EPOCH}: epochs were counted twice, or the random stream that the order is drawn from was saved after the next "
+        "epoch had begun",
+    ),
     "data_order_not_restored.own": Row(
         "",
         script("the data it goes on with are not those that come next", likely=True),

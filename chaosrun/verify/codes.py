@@ -43,7 +43,7 @@ KEPT: Mapping[Any, str] = {
 @dataclass(frozen=True, slots=True)
 class Cause:
     """A code of the table and what its templates are filled with. `because` names a row that says more: its hint and blame
-    stand before the code's own. `<code>.<because>` is looked up first."""
+    stand before the code's own. `<code>.<because>` is looked up first, and may have another sentence."""
 
     code: str
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +56,9 @@ class Cause:
 
     @property
     def sentence(self) -> str:
-        return self._filled(_row(self.code).sentence)
+        own = [f"{self.code}.{because}" for because in (self.because, OWN)]
+        said = (TABLE[name].sentence for name in self._names() if name in own)
+        return self._filled(next(filter(None, said), _row(self.code).sentence))
 
     @property
     def hint(self) -> str | None:
@@ -79,10 +81,13 @@ class Cause:
         return Cause(self.code, {**self.params, **params}, because)
 
     def _rows(self) -> list[Row]:
+        return [TABLE[name] for name in self._names()]
+
+    def _names(self) -> list[str]:
         names = [f"{self.code}.{self.because}", self.because] if self.because else []
         if self.params.get("by") == "script":
             names = [*(["library.known"] if "known" in self.params else []), *names, f"{self.code}.{OWN}"]
-        return [TABLE[name] for name in (*names, self.code) if name in TABLE]
+        return [name for name in (*names, self.code) if name in TABLE]
 
     def _filled(self, template: str) -> str:
         usual = {"code": self.code, "kept": KEPT[self.params.get("by")], "scope": ""}

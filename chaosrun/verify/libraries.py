@@ -229,6 +229,9 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         reason = replace(reason, params={**reason.params, "known": known})
     if used and f"{reason.code}.{used[0]}" in TABLE and _advisable(divergence, drill):
         reason = replace(reason, because=used[0])
+    elif reason.code == "sampler_epoch_not_set" and reason.because is None:
+        began = _began(drill, divergence)
+        reason = replace(reason, because="drawn" if began and "rng" in began.wrong else "either")
     elif reason.code in QUANTITIES and reason.because != "drew_before" and (held := saved_beside(drill, divergence)):
         beside = ", ".join(f"{path} holds {listed(names)}" for path, names in held.items())
         reason = reason.explained("beside.saved", beside=beside, quantity=QUANTITIES[reason.code])

@@ -12,6 +12,7 @@ from script_legs import SCRIPT_KILLS, write_script_run
 from chaosrun.faults.fault import Fault
 from chaosrun.observe import environment
 from chaosrun.records.layout import RunLayout
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.libraries import KNOWN
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -140,7 +141,7 @@ def test_a_library_is_not_named_for_what_it_does_not_do(tmp_path: Path) -> None:
     ("libraries", "bugs", "told"),
     [
         ({"accelerate": "1.15.0"}, Bugs(set_epoch=False), "DataLoaderConfiguration(use_seedable_sampler=True)"),
-        ({}, Bugs(set_epoch=False), "(call set_epoch in every epoch)"),
+        ({}, Bugs(set_epoch=False), "a sampler that has set_epoch (DistributedSampler) has to be told"),
         ({"lightning-fabric": "2.6.6"}, Bugs(set_epoch=False), "loader._num_iter_calls = epoch"),
         (TRAINER, Bugs(set_epoch=False), "Trainer sets the epoch where the sampler has one"),
         (TRAINER, Bugs(skip_off=-6), "ignore_data_skip=True"),
@@ -151,3 +152,24 @@ def test_hints_say_what_a_library_s_users_can_do(tmp_path: Path, libraries: dict
     verdict = judged(tmp_path, libraries, bugs)
     whose = "library" if "lightning-fabric" in libraries else "yours"
     assert told in f"{verdict.hint}" and verdict.blame.whose == whose
+
+
+@pytest.mark.parametrize("keep_rng", [True, False])
+def test_an_order_that_came_again_is_laid_to_the_random_streams_first_where_they_are_wrong(
+    tmp_path: Path, keep_rng: bool
+) -> None:
+    verdict = judged(tmp_path, {}, Bugs(set_epoch=False, keep_rng=keep_rng))
+    assert (verdict.code, verdict.headline) == ("sampler_epoch_not_set", "an earlier epoch's order again")
+    hint = f"{verdict.hint}"
+    assert "those of epoch 0" in hint and "counts its own passes" in hint
+    assert (hint.index("set_epoch") < hint.index("torch.get_rng_state")) == keep_rng
+    assert ("the random streams do not stand where they should" in hint) == (not keep_rng)
+    headline = judged(tmp_path / "accelerate", {"accelerate": "1.15.0"}, Bugs(set_epoch=False, keep_rng=keep_rng)).headline
+    assert headline == "sampler epoch not set", "accelerate's has one"
+
+
+def test_an_order_that_came_early_is_not_laid_to_epochs_alone() -> None:
+    about = {"epoch": 2, "where": "at the same place", "expected": 1, "by": "script"}
+    cause = Cause("sampler_epoch_ahead", about)
+    assert cause.sentence == "a later epoch's order"
+    assert "epochs were counted twice, or the random stream" in f"{cause.hint}"

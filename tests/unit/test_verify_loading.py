@@ -64,6 +64,7 @@ def test_a_source_that_counts_its_own_passes_is_the_scripts(
     assert verdict.status == "FAIL" and verdict.divergence is not None
     assert verdict.code == code
     assert hint in (verdict.hint or "")
+    assert code != "source_keeps_its_place" or "call set_epoch" not in f"{verdict.hint}"
     assert (verdict.blame.part == "script") == (code in ("source_keeps_its_place", "batch_contents"))
 
 
