@@ -35,9 +35,8 @@ WANDERS: Mapping[str, Row] = {
     }.items()
 }
 _DRIFT_HINT = (
-    "where DDP does not average gradients, each rank trains a model of its own: pass "
-    "DistributedDataParallelKwargs(find_unused_parameters=True) if ranks take different branches, call the model that "
-    "prepare() returned and not model.module, and change weights alike on all ranks"
+    "where DDP does not average gradients, each rank trains a model of its own: {averaged}, and change weights alike on all "
+    "ranks"
 )
 _UNSEEN_HINT = (
     "it may have been rounded away, or struck a value that takes no part: give it another tensor or a higher bit, or save "

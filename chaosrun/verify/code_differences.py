@@ -211,10 +211,10 @@ _STEP: Mapping[str, Row] = {
         "learning rate",
         script("its learning rate follows something that is not in the job's state"),
         "{where}: the schedule depends on something that is not in the job's state (a counter or a clock of the script's own: "
-        "prepare a scheduler, or pass what it counts to run.register)",
+        "{counted})",
         "O9",
     ),
-    "lr_scheduler_not_restored.used": detail(hint="{where}: prepare the scheduler, or pass it to run.register"),
+    "lr_scheduler_not_restored.used": detail(hint="{where}: {scheduler}"),
     "optimizer_state_not_restored.update": detail(
         hint="same weights, gradients and learning rate, another update: the optimizer's moments were not restored"
     ),
@@ -256,7 +256,7 @@ _NOT_RESTORED: Mapping[str, tuple[str, str]] = {
     "learning_rate": ("{name} was overwritten after the optimizer's state had been loaded", "O4"),
     "optimizer_settings": ("{name} was overwritten after the optimizer's state had been loaded (hazard O4)", "O4"),
     "optimizer_state": ("{name} is not as it was saved: the optimizer's moments or its step count are lost", "O3"),
-    "lr_scheduler": ("{name} is not as it was saved: prepare the scheduler, or pass it to run.register", "O10"),
+    "lr_scheduler": ("{name} is not as it was saved: {scheduler}", "O10"),
     "registered_state": ("{name} is not as it was saved: load_state_dict left it out, or ran on some ranks only", "O8"),
     "rng": ("not where it stood when the checkpoint was saved: {streams}", "R2"),
 }

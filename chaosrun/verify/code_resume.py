@@ -185,7 +185,7 @@ _STATES: Mapping[str, Row] = {
         hint="no step had this learning rate: the scheduler was not restored, or counts otherwise after a restart{scope}"
     ),
     "lr_scheduler_of_another_step.own": Row("", _OWN, "the learning rate is that of step {step}, not of step {base}{scope}"),
-    "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: save and load the scheduler's state with the optimizer's"),
+    "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: {scheduler}"),
     "rng_not_restored.of_the_beginning": detail(
         hint="the {streams} stand where they stood before step 1: seeded anew, and not restored{scope}"
     ),

@@ -33,11 +33,25 @@ class _Words(string.Formatter):
 _WORDS = _Words()
 OWN = "own"
 """Of a row that says more of a code where a script resumes by itself."""
-KEPT: Mapping[Any, str] = {
-    None: "pass it to run.register; in a drill, `chaosrun diagnose` names what differs",
-    "script": "save it with the checkpoint, and load it again",
+_SAVED = "save it with the checkpoint, and load it again"
+REMEDIES: Mapping[str, Mapping[str, str]] = {
+    "chaosrun": {
+        "kept": "pass it to run.register; in a drill, `chaosrun diagnose` names what differs",
+        "named": "pass what holds it to run.register",
+        "counted": "prepare a scheduler, or pass what it counts to run.register",
+        "scheduler": "prepare the scheduler, or pass it to run.register",
+        "averaged": "pass DistributedDataParallelKwargs(find_unused_parameters=True) if ranks take different branches, call "
+        "the model that prepare() returned and not model.module",
+    },
+    "script": {
+        "kept": _SAVED,
+        "named": _SAVED,
+        "counted": "save it and the scheduler's state with the checkpoint, and load both again",
+        "scheduler": "save and load the scheduler's state with the optimizer's",
+        "averaged": "find_unused_parameters=True if ranks take different branches, call the wrapped model and not model.module",
+    },
 }
-"""What to do about state that no checkpoint holds, by who resumes."""
+"""What to do, by who resumes; rows name it in braces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ class Cause:
         return [name for name in (*names, self.code) if name in TABLE]
 
     def _filled(self, template: str) -> str:
-        usual = {"code": self.code, "kept": KEPT[self.params.get("by")], "scope": ""}
+        usual = {"code": self.code, "scope": "", **REMEDIES[self.params.get("by", "chaosrun")]}
         return _WORDS.vformat(template, (), {**usual, **self.params})
 
 

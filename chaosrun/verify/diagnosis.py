@@ -15,6 +15,7 @@ from chaosrun.faults.kind import Phase
 from chaosrun.faults.landed import requests_of
 from chaosrun.records.history import Attempt
 from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import REMEDIES
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.inspection import Candidate, Comparison
@@ -40,6 +41,8 @@ class Target:
     ended: int
     """Where the chaos leg ended, if it completed: perhaps at another step."""
     hint: str | None
+    by: str
+    """Who resumes."""
 
     @property
     def inspected(self) -> tuple[int, ...]:
@@ -91,6 +94,7 @@ def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
         divergence=divergence,
         ended=max((end.step for end in drill.chaos.ends.values()), default=final_step),
         hint=divergence.hint if divergence else verdict.hint,
+        by=drill.spec.by,
     )
 
 
@@ -144,7 +148,7 @@ def hint_of(target: Target, comparison: Comparison) -> str | None:
     names = [candidate.words for candidate in candidates_of(comparison)]
     if not names:
         return target.hint
-    found = f"no checkpoint holds {listed(names, SHOWN)}: pass what holds it to run.register"
+    found = f"no checkpoint holds {listed(names, SHOWN)}: {REMEDIES[target.by]['named']}"
     # What the verdict supposes is known now.
     known = target.divergence is None or target.divergence.reason.hazard == "O8"
     return found if known or target.hint is None else f"{target.hint}; {found}"

@@ -175,7 +175,10 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
     asked = (records, completed, environment, *came_back, replicas.rank_agreement)
     checks = run_checks(drill, (*asked, *([landed.faults_landed] if plan.faults else [])))
     checks += tuple(_check_of(each) for each in found)
-    return Account(drill=drill, checks=checks, recoveries=tuple(found), ruling=_rule(drill, checks, found))
+    ruling = _rule(drill, checks, found)
+    if drill.by_script:
+        ruling = replace(ruling, reason=libraries.told(ruling.reason))
+    return Account(drill=drill, checks=checks, recoveries=tuple(found), ruling=ruling)
 
 
 def records(drill: Drill) -> Check:

@@ -30,7 +30,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import failure_of
 from chaosrun.supervise.lifecycle import Audit, Audited, Death, Finish, Placed, Started, Stopped, begin, decide
 from chaosrun.verify.blame import WHOSE, Blame, Whose
-from chaosrun.verify.codes import TABLE, Cause
+from chaosrun.verify.codes import REMEDIES, TABLE, Cause
 from chaosrun.verify.ruling import END_CODES
 from chaosrun.verify.verdict import judge
 
@@ -150,6 +150,20 @@ def test_every_row_can_be_told(code: str) -> None:
         assert not template.endswith("."), template
         for _, name, spec, _ in Formatter().parse(template):
             assert name is None or ((name.isidentifier() and (spec or "").isalnum()) or not spec), template
+
+
+OF_ATTACHED = {"source_keeps_its_place", "batch_contents", "state_outside", "result_differs", "hook_changes_state"}
+"""What is said of scripts that chaosrun restores alone. The contents of batches are told of others by `batch_contents.own`."""
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if name.partition(".")[0] in TABLE])
+def test_a_script_that_resumes_by_itself_is_not_told_what_chaosrun_would_restore(name: str) -> None:
+    code, _, because = name.partition(".")
+    hints = " ".join(row.hint or "" for row in TABLE.values())
+    fields = {field: 1 if (spec or "").isalpha() else ["x"] for _, field, spec, _ in Formatter().parse(hints) if field}
+    params = {field: value for field, value in fields.items() if field not in ("known", *REMEDIES["script"])}
+    hint = f"{Cause(code, {**params, 'by': 'script'}, because or None).hint}"
+    assert code in OF_ATTACHED or not any(word in hint for word in ("run.register", "prepare", "chaosrun.")), hint
 
 
 def test_every_difference_has_somebody_to_blame(tmp_path: Path) -> None:

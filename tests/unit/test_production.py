@@ -97,6 +97,13 @@ def test_a_death_before_the_first_step_costs_nothing(tmp_path: Path) -> None:
     assert found.ruling.status == "PASS" and "1 restart, with no step done before" in found.ruling.reason.sentence
 
 
+def test_a_script_is_not_told_in_production_what_chaosrun_would_restore(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    edit_trace(run, "chaos", 3, 2, only("end", put(step=13)))
+    reason = account(run).ruling.reason
+    assert reason.code == "ended_at_another_step" and "run.register" not in f"{reason.hint}", reason.hint
+
+
 def test_right_restarts_agree(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     found = [judged(run, attempt) for attempt in RESTARTS]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from legs import KILLS, Bugs, drop, edit_journal, edit_trace, only, put, write_run
+from script_legs import write_script_run
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -168,3 +169,5 @@ def test_the_hint_names_what_no_checkpoint_holds(tmp_path: Path) -> None:
     assert hint_of(found, Comparison(moments=1)) == found.hint
     other = target(write_run(tmp_path / "rng", bugs=Bugs(keep_rng=False)))
     assert hint_of(other, held) == f"{other.hint}; {told}"
+    own = target(write_script_run(tmp_path / "script", bugs=Bugs(keep_buffers=False)))
+    assert f"{hint_of(own, held)}".endswith("(8.0, undisturbed 27.0): save it with the checkpoint, and load it again")
