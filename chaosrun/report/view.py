@@ -202,6 +202,8 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     spec, plan = readable(lambda: _spec(run), damage), readable(lambda: FaultPlan.read(run.plan_json), damage)
     legs = {leg: read_leg(run.leg(leg), traces=None) for leg in ("reference", run.main)}
     repeat = repeat_command(run, facts)
+    commands, found = next_commands(verdict, run, repeat, verdict.blame.whose), verdict.divergence
+    diagnosed = any(each.label == "diagnose" for each in commands)
     return RunView(
         run=run,
         verdict=verdict,
@@ -216,10 +218,10 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
         attempts=tuple(_attempt_row(attempt) for attempt in verdict.attempts),
         checks=tuple(sorted(verdict.checks, key=lambda check: list(CHECK_WORDS).index(check.status))),
-        divergence=() if verdict.divergence is None else tuple(divergence_rows(verdict.divergence, verdict.hint)),
+        divergence=() if found is None else tuple(divergence_rows(found, verdict.hint, diagnosed=diagnosed)),
         deaths=tuple(_deaths(legs.values())[:MOST_DEATHS]),
         repeat=repeat,
-        commands=next_commands(verdict, run, repeat, verdict.blame.whose),
+        commands=commands,
     )
 
 
@@ -321,14 +323,14 @@ def place_of(found: "Divergence") -> str:
     return f"step {found.step}, {ranks}, attempt {found.attempt}{micro}"
 
 
-def divergence_rows(found: "Divergence", hint: str | None) -> "Iterator[tuple[str, str]]":
-    """`hint`: the verdict's, which is not said twice."""
+def divergence_rows(found: "Divergence", hint: str | None, *, diagnosed: bool) -> "Iterator[tuple[str, str]]":
+    """`hint`: the verdict's, which is not said twice; `diagnosed`: `chaosrun diagnose` can be asked for more."""
     yield "where", place_of(found)
     yield "kind", found.kind
     if found.tensor is not None:
         yield "tensor", found.tensor
     elif found.kind in ("gradient", "optimizer"):
-        yield "tensor", "not recorded at this step: `chaosrun diagnose` names it"
+        yield "tensor", "not recorded at this step" + (": `chaosrun diagnose` names it" if diagnosed else "")
     if (found.expected, found.seen) != (None, None):
         yield "expected", shown(found.expected)
         yield "seen", shown(found.seen)

@@ -263,6 +263,14 @@ def test_what_follows_from_the_first_divergence_is_a_line(run: RunLayout, more: 
     assert "as a consequence" not in alone and all(f"{code} it is" in alone for code in more)
 
 
+def test_a_diagnosis_is_promised_only_where_there_is_one(run: RunLayout) -> None:
+    unnamed = replace(FAILED, divergence=replace(DIVERGENCE, kind="gradient", tensor=None))
+    assert "not recorded at this step: `chaosrun diagnose` names it" in text(unnamed, run, width=120)
+    (run.path / "run").mkdir()
+    told = text(unnamed, run, width=120)
+    assert "not recorded at this step" in told and "diagnose" not in told
+
+
 def test_whose_fault_it_is_follows_the_divergence(run: RunLayout) -> None:
     blame = "blame     yours (the script), most likely: its learning rate scheduler is neither prepared nor registered\n"
     before, _, after = text(FAILED, run, width=120).partition(blame)
