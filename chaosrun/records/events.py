@@ -312,6 +312,8 @@ class LegFinished(Event, frozen=True, kw_only=True, tag="leg.finished"):
     message: str | None
     hint: str | None = None
     final_step: Count = 0
+    """Where it trained to its end, its last; else that of the newest checkpoint or, `by` a script, the last one done."""
+    by: Literal["chaosrun", "script"] = "chaosrun"
 
 
 EventRecord = dict[str, Any]

@@ -190,8 +190,9 @@ def _agreed(event: events.RecoveryAgreed) -> str:
 
 def _finished(event: events.LegFinished) -> str:
     outcome, message = event.outcome.replace("_", " "), event.message
-    # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
-    saved = " at step" if event.outcome in events.TRAINED else ", saved up to step"
+    # Of chaosrun's own checkpoints the newest: where such a leg ended that did not complete is not known to the journal.
+    others = ", saved up to step" if event.by == "chaosrun" else " after step"
+    saved = " at step" if event.outcome in events.TRAINED else others
     needless = not message or outcome in ("completed", message)
     at = f"{saved} {event.final_step}" if event.final_step else ""
     return f"{outcome}{at}" + ("" if needless else f": {_first_line(message or '')}")

@@ -386,7 +386,7 @@ class Supervisor:
         for found in self._judge.close() if self._judge else ():
             self._record_judgement(found)
         about = {"outcome": action.outcome, "message": action.message, "hint": action.hint, "final_step": self._final_step()}
-        self._record(recorded.LegFinished(code=action.code, **about))
+        self._record(recorded.LegFinished(code=action.code, by=self._template.by, **about))
         return LegResult(**about)
 
     def _final_step(self) -> int:

@@ -13,6 +13,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import LegLayout
 from chaosrun.spec.command_line import Asked, TypedJob, typed_job
 from tests.conftest import WarmDrills
+from tests.e2e.drills import events
 
 SCRIPT = Path(__file__).parents[1] / "e2e" / "own" / "train.py"
 
@@ -37,7 +38,9 @@ def test_the_default_plan(job: Path, tmp_path: Path, warm_drills: WarmDrills) ->
     assert len(plan.faults) >= 4 and all(fault.landed for fault in result.verdict.faults)
     assert os.listdir(job) == ["train.py"]
     # What it saved lies in the leg; what is there of the job's leads to it.
-    work = LegLayout(result.run.path / "chaos").work
+    leg = LegLayout(result.run.path / "chaos")
+    assert [end["by"] for end in events(leg, "leg.finished")] == ["script"], "its last step is no checkpoint's"
+    work = leg.work
     assert (work / "out" / "last.pt").is_file() and (work / "train.py").is_symlink()
 
 

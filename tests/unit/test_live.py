@@ -104,6 +104,8 @@ def run(tmp_path: Path) -> RunLayout:
         (FINISHED, "completed at step 90"),
         ({**ENDED, "outcome": "user_error", "message": "train.py failed"}, "user error: train.py failed"),
         ({**ENDED, "final_step": 7}, "interrupted, saved up to step 7"),
+        ({**ENDED, "final_step": 7, "by": "script"}, "interrupted after step 7"),
+        ({**FINISHED, "by": "script"}, "completed at step 90"),
         (ENDED, "interrupted"),
     ],
 )
