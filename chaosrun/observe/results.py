@@ -20,15 +20,22 @@ _NATIVE_WRITERS = (
     ("transformers.modeling_utils", "safe_save_file"),
 )
 _WRITING = os.O_WRONLY | os.O_RDWR
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
+MOST = 1000
+"""So many paths are told: an export of more is compared as far as that."""
 
 
 def watch_results(found: Callable[[str], None]) -> None:
-    """To the end of the process: `found` hears of each absolute path, before anything is written there."""
-    pid = os.getpid()
+    """To the end of the process: `found` hears of each absolute path once, before anything is written there."""
+    pid, told = os.getpid(), set[str]()
 
     def tell(target: Any) -> None:
-        if isinstance(target, str | bytes | os.PathLike) and os.getpid() == pid:
-            found(os.path.abspath(os.fsdecode(target)))
+        if not isinstance(target, str | bytes | os.PathLike) or os.getpid() != pid or len(told) >= MOST:
+            return
+        path = os.path.abspath(os.fsdecode(target))
+        if path not in told and not path.startswith(_NO_FILES):
+            told.add(path)
+            found(path)
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:

@@ -147,7 +147,7 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
         write_durably(context.leg.path / "inputs.json", inputs.encode())
     about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
     of_script = {"began_with": context.team_files and context.team_files.began_with, "own_sigterm": context.preemption.replaced}
-    end = changed(end, **about, **of_script, results=tuple(dict.fromkeys(context.results)))
+    end = changed(end, **about, **of_script, results=tuple(context.results))
     write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
 
 

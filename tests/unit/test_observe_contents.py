@@ -105,7 +105,7 @@ class Holder:
         torch.utils.data.DataLoader([1, 2, 3]),  # pyright: ignore[reportArgumentType]
         Holder(functools.lru_cache(lambda: 1)),
     ],
-    ids=str,
+    ids=["function", "builtin", "partial", "method", "logger", "module", "lambda", "loader", "cached"],
 )
 def test_what_leads_to_all_of_a_program_counts_by_its_name(held: Any) -> None:
     """Every attribute of every module was looked into, each once for each way there: a save of it never came to an end."""
