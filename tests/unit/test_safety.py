@@ -19,6 +19,7 @@ ALLOWED_SIGNALS = {
     "cluster/probe_pool.py:_lose": "an actor, by Ray's handle",
     "cluster/probe_pool.py:close": "an actor, by Ray's handle",
     "cluster/attempts.py:kill_group": "a child that has not been reaped, and the group it leads",
+    "cluster/command.py:main": "itself",
     "cluster/command.py:kill_ranks": "through a pidfd, taken from the process that announced itself",
     "cluster/guard.py:_kill_everything": "a child that has not been reaped",
     "cluster/guard.py:remove_announced": "a child that has not been reaped",
