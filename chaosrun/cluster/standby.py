@@ -20,14 +20,14 @@ from typing import NoReturn
 
 from chaosrun.cluster.messages import decode_order, encode
 from chaosrun.processes import answer_with_stacks, die_with_parent
-from chaosrun.records.order import WorkerOrder
+from chaosrun.records.order import COPIES, WorkerOrder
 
 Target = Callable[[WorkerOrder, int | None], int]
 """What a rank runs: (order, listening socket of rank 0 or None) → exit code."""
 
 HEADER_BYTES = 8
-MOST_DESCRIPTORS = 6
-"""The output, four of memory, a listener."""
+MOST_DESCRIPTORS = 2 + 2 * COPIES
+"""The output, a listener, and of memory this rank's and those with what ranks share."""
 
 
 @dataclass(frozen=True, slots=True)

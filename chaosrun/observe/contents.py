@@ -34,6 +34,8 @@ NAMED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.
 """What leads to all of a program; its name is all that counts."""
 OPAQUE = (torch.nn.Module, torch.device, torch.dtype, torch.utils.data.DataLoader, type)
 """Of these only the type counts."""
+TOLD_BY_STATE = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+"""By their state_dict, where they are pickled as a whole."""
 
 Components = Mapping[str, Mapping[str, object]]
 """A training's state, by component and by name inside it."""
@@ -116,7 +118,7 @@ class _Digest:
 
 
 def _state_of(value: Any) -> Any:
-    if isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
+    if isinstance(value, TOLD_BY_STATE):
         return value.state_dict()
     return dict(attributes(value))
 
@@ -148,8 +150,8 @@ def _is_stream(value: Any) -> bool:
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
-    if isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
-        value = value.state_dict()  # pickled as a whole
+    if isinstance(value, TOLD_BY_STATE):
+        value = value.state_dict()
     match value:
         case torch.Tensor() if value.is_floating_point() and value.ndim:
             yield path, content_digest(value)

@@ -1,4 +1,5 @@
-"""left.json: what the files below a leg's outputs held when it had come to its end, of those that hold tensors or arrays."""
+"""left.json: what files held when a leg had come to its end, of those that hold tensors or arrays: those below the outputs of a
+script that resumes by itself, those that one which attached wrote after its last step."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,15 +18,14 @@ from chaosrun.records.tensor_files import Entry, entries, is_one
 
 MOST_BYTES = 1 << 29
 """Of all files that are read, the newest first; others are left out."""
-
-CLOCK_S = 0.1
+_CLOCK_S = 0.1
 """By which clocks of ranks and file systems may differ."""
 
 
 class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
     v: Literal[1] = 1
     files: Mapping[str, Mapping[str, Entry]] = msgspec.field(default_factory=dict)
-    """By path below the outputs and entry, its bytes, how many and their digest; see `tensor_files.entries`."""
+    """By path, relative below the outputs, and entry, its bytes, how many and their digest; see `tensor_files.entries`."""
     left_out: tuple[str, ...] = ()
     """Files that were not read, as there were too many bytes."""
     ranks: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -79,14 +79,15 @@ def _results(leg: LegLayout, workers: int) -> Iterator[_File]:
     """Those that the ranks of the last attempt wrote at the end; of one that several wrote the first of them."""
     attempt, seen = leg.attempt(leg.attempts()[-1]), set[str]()
     for rank in range(workers):
-        end = read_end(attempt, rank)
-        for path in map(Path, end.results if end else ()):
+        if (end := read_end(attempt, rank)) is None:
+            continue
+        for path in map(Path, end.results):
             own = path.is_relative_to(leg.output)
             name = str(path.relative_to(leg.output) if own else path)
-            if end is not None and name not in seen:
+            if name not in seen:
                 seen.add(name)
                 # What lies elsewhere another drill may have written since.
-                yield from (file for file in _file(path, name, rank) if own or file.changed_s <= end.time_s + CLOCK_S)
+                yield from (file for file in _file(path, name, rank) if own or file.changed_s <= end.time_s + _CLOCK_S)
 
 
 def _file(path: Path, name: str, rank: int | None = None) -> Iterator[_File]:

@@ -98,9 +98,8 @@ def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | No
 
 def state_outside(drill: Drill) -> Iterator[str]:
     """What a restart loses without a word, unless the training reads it."""
-    what = [name for _, end in sorted(drill.reference.ends.items()) for name in end.outside]
-    if what:
-        found = Cause.of("state_outside", what=what)
+    if drill.outside:
+        found = Cause.of("state_outside", what=drill.outside)
         yield f"{found.code}: {found.sentence} ({found.hint})"
 
 

@@ -10,7 +10,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
-from chaosrun.verify.compare import Kind, completes, differing_keys, streams_seen_elsewhere
+from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys
 from chaosrun.wording import count, listed
 
 QUANTITIES: Mapping[str, tuple[str, str, Kind]] = {
@@ -96,8 +96,8 @@ def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -
     if own is None or other is None:
         return set()
     shown = {"data"} if own.batch == other.batch else set[str]()
-    following = attempt.traces[rank].steps.get(step + 1), _done_before(drill, attempt, rank, step + 1)
-    if completes(other, own) or streams_seen_elsewhere(other, own, *reversed(following)):
+    following = _done_before(drill, attempt, rank, step + 1), attempt.traces[rank].steps.get(step + 1)
+    if comes_to_the_same(other, own, *following):
         shown = {"data", "rng"}
     if own.state and (own.state, own.param, own.lr, own.settings) == (other.state, other.param, other.lr, other.settings):
         shown |= {"optimizer", "rates"}

@@ -20,11 +20,10 @@ from chaosrun.verify.compare import (
     Field,
     Mismatch,
     alike,
+    comes_to_the_same,
     compare,
     compared_fields,
-    completes,
     exact_weights,
-    streams_seen_elsewhere,
     undecided,
 )
 from chaosrun.verify.lineage import Lineage, lineage
@@ -182,6 +181,11 @@ class Drill:
         """Says why a model under DDP was left as it was."""
         return next((record for trace in self.chaos.traces for record in trace.buckets if record.left), None)
 
+    @property
+    def outside(self) -> list[str]:
+        """What the undisturbed training changes and nobody saves."""
+        return [name for _, end in sorted(self.reference.ends.items()) for name in end.outside]
+
     def apart_in(self, attempt: Attempt) -> set[int]:
         """Steps of which a record is to be held against the reference's field by field."""
         return set[int]().union(*(self.apart.get((attempt.number, rank), ()) for rank in attempt.traces))
@@ -227,17 +231,15 @@ def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[tuple[int, in
             rest = attempt.start_of(rank) + 1 if attempt.by == "script" else None
             for span in trace.spans:
                 pairs = (pair for pair in expected.unlike(span) if not alike(*pair))
-                steps = (seen for _, seen in pairs if not (seen.step == rest and _comes_to_the_same(expected, trace, seen)))
+                steps = (seen for _, seen in pairs if not (seen.step == rest and _excused(expected, trace, seen)))
                 found.setdefault((attempt.number, rank), set()).update(seen.step for seen in steps)
     return found
 
 
-def _comes_to_the_same(known: Lineage, trace: RankTrace, seen: StepRecord) -> bool:
+def _excused(known: Lineage, trace: RankTrace, seen: StepRecord) -> bool:
     """As the first step of an attempt."""
     expected, following = (known.at(seen.rank, step) for step in (seen.step, seen.step + 1))
-    if expected is None:
-        return False
-    return completes(expected, seen) or streams_seen_elsewhere(expected, seen, following, trace.steps.get(seen.step + 1))
+    return expected is not None and comes_to_the_same(expected, seen, following, trace.steps.get(seen.step + 1))
 
 
 def _began_at(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> int:

@@ -118,10 +118,17 @@ def completes(expected: StepRecord, seen: StepRecord) -> bool:
     return 0 < left_out < len(expected.batch) and bool(seen.grad) and same and ends
 
 
+def comes_to_the_same(
+    expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
+) -> bool:
+    """As the first step of an attempt, of which the records of the step after it tell, too."""
+    return completes(expected, seen) or _streams_seen_elsewhere(expected, seen, next_expected, next_seen)
+
+
 _COMPUTED = attrgetter("batch", "loss", "grad", "grads", "lr", "param", "params", "state", "settings")
 
 
-def streams_seen_elsewhere(
+def _streams_seen_elsewhere(
     expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
 ) -> bool:
     """Only the random streams that a step began with differ, and neither what came of it nor those of the next: one of the two

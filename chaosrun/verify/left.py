@@ -28,7 +28,7 @@ def left_difference(drill: Drill) -> KeptDifference | None:
             for name, seen in held.items()
             if seen != expected.get(name, seen) and again.get(name) == expected[name] and seen[0] == expected[name][0]
         ]
-        if differing and (rank := ranks.get(path, _saved_alike(drill, path))) is not None:
+        if differing and (rank := ranks[path] if path in ranks else _saved_alike(drill, path)) is not None:
             name = f"{path}: {differing[0]}" if differing[0] else path
             where = f"at the end, {name} is not what every undisturbed run leaves there"
             step = drill.chaos_lineage.final_step
@@ -36,8 +36,7 @@ def left_difference(drill: Drill) -> KeptDifference | None:
             values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
             if drill.by_script:
                 return KeptDifference(rank=rank, name=name, **values, cause=Cause("kept_state_not_restored", about))
-            about["what"] = [each for _, end in sorted(drill.reference.ends.items()) for each in end.outside]
-            cause = Cause("result_differs", about, "outside" if about["what"] else None)
+            cause = Cause("result_differs", {**about, "what": drill.outside}, "outside" if drill.outside else None)
             return KeptDifference(rank=rank, name=name, **values, cause=cause)
     return None
 
