@@ -44,12 +44,19 @@ DO_NOT_READ = frozenset({"chmod", "chown", "du", "ls", "mkdir", "rm", "rmdir", "
 
 
 class FileWatch:
-    """Of one rank. `found` is told of each file once."""
+    """Of one rank. `found` is told of each file once. What lies in the leg's `own` folder is of this leg, whoever trained
+    beside it before another supervisor took over."""
 
     def __init__(
-        self, earlier: Sequence[TrainingTime], found: Callable[[str, TrainingTime, float], None], ours: Sequence[str] = ()
+        self,
+        earlier: Sequence[TrainingTime],
+        found: Callable[[str, TrainingTime, float], None],
+        *,
+        own: Path,
+        ours: Sequence[str] = (),
     ) -> None:
         self._earlier = earlier
+        self._own = os.path.join(os.path.realpath(own), "")
         self._found = found
         self._told: set[str] = set()
         self._caches = (*caches(), *ours)
@@ -134,13 +141,20 @@ class FileWatch:
         if not stat.S_ISREG(found.st_mode):
             return None
         for earlier in self._earlier:
-            if earlier.begun_s <= found.st_ctime <= earlier.until_s:
+            if earlier.begun_s <= found.st_ctime <= earlier.until_s and not self._is_own(path):
                 return earlier, found.st_ctime
         return self._kept.get((found.st_dev, found.st_ino)) if self._kept else None
 
+    def _is_own(self, path: Any) -> bool:
+        name = f"/proc/self/fd/{path}" if isinstance(path, int) else os.fsdecode(path)
+        return os.path.realpath(name).startswith(self._own)
 
-def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: int, ours: Sequence[str] = ()) -> FileWatch:
-    """Write into `record` what this process and its children read of what `earlier` legs left, but for paths of `ours`."""
+
+def watch(
+    earlier: Sequence[TrainingTime], record: Path, *, own: Path, attempt: int, rank: int, ours: Sequence[str] = ()
+) -> FileWatch:
+    """Write into `record` what this process and its children read of what `earlier` legs left, but for paths of `ours` and what
+    lies in the leg's `own` folder."""
 
     def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
         before = changed_s < left_by.since_s
@@ -153,7 +167,7 @@ def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: 
         finally:
             os.close(descriptor)
 
-    watching = FileWatch(earlier, found, ours)
+    watching = FileWatch(earlier, found, own=own, ours=ours)
     watching.begin()
     return watching
 

@@ -186,7 +186,7 @@ def _know_the_leg(context: WorkerContext) -> None:
         record = leg.attempt(order.attempt).opened(order.rank)
         # Where the attempt stands, its reference's traces tell.
         ours = (f"{order.reference_path}/attempts/",) if order.reference_path else ()
-        context.files = watch(order.earlier, record, attempt=order.attempt, rank=order.rank, ours=ours)
+        context.files = watch(order.earlier, record, own=leg.path, attempt=order.attempt, rank=order.rank, ours=ours)
 
 
 def _announce(order: WorkerOrder) -> None:

@@ -167,7 +167,10 @@ class Drill:
     def _reference(self, spec: JobSpec, info: RunInfo, plan: FaultPlan) -> bool:
         """Make sure that there is a reference leg. False when it was run and did not complete."""
         leg = self._leg("reference")
+        notices = any(fault.facts.notice for fault in plan.faults)
         if (outcome := outcome_of(leg)) not in RESUMABLE:
+            if outcome == "completed" and spec.by == "script" and info.reference.source is None:
+                expect_resumable(leg, spec.workers, final_step(leg), on_notice=notices)
             return outcome == "completed"
         self._remove(leg)
         mode = info.reference.mode
@@ -188,7 +191,7 @@ class Drill:
         write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
         if result.outcome == "completed" and spec.by == "script":
-            expect_resumable(leg, result.final_step, on_notice=any(fault.facts.notice for fault in plan.faults))
+            expect_resumable(leg, spec.workers, result.final_step, on_notice=notices)
         if result.outcome == "completed" and len(leg.attempts()) == 1 and not of_a_training(opened_files(leg, [])):
             self._cache(key, leg, result.final_step)
         return result.outcome == "completed"

@@ -10,6 +10,8 @@ from pathlib import Path, PurePath
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
+from chaosrun.records.trace_reader import read_trace
+from chaosrun.verify.alignment import WRITERS
 from chaosrun.wording import count, hiding
 
 MOST_BESIDE = 4000
@@ -73,7 +75,7 @@ def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> No
             place.symlink_to(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
 
 
-def expect_resumable(leg: LegLayout, steps: int, *, on_notice: bool = False) -> None:
+def expect_resumable(leg: LegLayout, ranks: int, steps: int, *, on_notice: bool = False) -> None:
     """Of a reference that is over. Raises UsageError where there is nothing to kill, or nothing that a restart could find;
     `on_notice`: the plan gives one, and what saves nothing undisturbed may save then."""
     end = read_end(leg.attempt(leg.attempts()[-1]), 0)
@@ -84,7 +86,7 @@ def expect_resumable(leg: LegLayout, steps: int, *, on_notice: bool = False) -> 
             hint="name the script that trains (a step is seen by its backward pass; gradients by torch.autograd.grad alone are "
             f"none); {earlier}",
         )
-    if not on_notice and not _has_written(leg):
+    if not on_notice and not _has_left(leg) and not _has_saved(leg, ranks):
         made = count(steps, "step")
         raise UsageError(
             f"the script saved nothing that chaosrun can see in its {made}: a restart has nothing to resume from",
@@ -93,7 +95,14 @@ def expect_resumable(leg: LegLayout, steps: int, *, on_notice: bool = False) -> 
         )
 
 
-def _has_written(leg: LegLayout) -> bool:
+def _has_saved(leg: LegLayout, ranks: int) -> bool:
+    """Whether the script has saved in the leg's folders, which it may have cleared away at its end."""
+    last = leg.attempt(leg.attempts()[-1])
+    traces = (read_trace(last.trace(rank), leg.attempts()[-1], rank, []) for rank in range(ranks))
+    return any(save.done and save.how in WRITERS and not os.path.isabs(save.path) for trace in traces for save in trace.saves)
+
+
+def _has_left(leg: LegLayout) -> bool:
     """Whether the script has left a file of its own in the leg's folders."""
     for top in (leg.work, leg.output):
         for folder, _, names in os.walk(top):

@@ -32,8 +32,8 @@ FAULTY = REPOSITORY / "tests" / "integration" / "faulty"
 # A dead raylet is noticed within 2 s, not 15.
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 STORE = 80 << 20
-ANSWER_S = 5.0
-LIMIT_S = 12.0
+ANSWER_S = 4.0
+LIMIT_S = 6.0
 PATIENT_S = 120.0
 STRUCK = "struck"
 MARK = "DRIVE_PREFLIGHT"

@@ -34,7 +34,7 @@ faults: {{schedule: [{{rank: 1, at_step: 4}}]}}
 verify: {{confirm: false}}
 timeout: 300s
 """
-BY_DAY = frozenset({"closure", "workers"})
+BY_DAY = frozenset({"closure"})
 """A file is met by day in test_where_it_begins."""
 
 

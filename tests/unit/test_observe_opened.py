@@ -27,7 +27,7 @@ from chaosrun.records.opened import TrainingTime
 root = pathlib.Path(sys.argv[1])
 os.chdir(root)
 os.environ["HOME"] = str(root)
-for folder in ("elsewhere", ".cache/mine", ".cache/huggingface", "__pycache__", "made"):
+for folder in ("own", "elsewhere", ".cache/mine", ".cache/huggingface", "__pycache__", "made"):
     pathlib.Path(folder).mkdir(parents=True)
 early = time.time()
 while time.time() < early + 0.05: pass  # a file's time is that of the kernel's last tick
@@ -37,7 +37,7 @@ since = time.time()
 while time.time() < since + 0.05: pass
 for name in ("text", "bytes", "copied", "moved", "added", "rights", "argument", "shell", "child", "library",
              "elsewhere/absolute", "elsewhere/chdir", ".cache/mine/stats", ".cache/huggingface/model", "__pycache__/m.pyc",
-             "log", "rewritten", "listed", "replaced", "low", "memory", "removed"):
+             "log", "rewritten", "listed", "replaced", "low", "memory", "removed", "own/state"):
     pathlib.Path(name).write_text("left")
 numpy.save("array.npy", numpy.ones(3)); torch.save({"a": torch.ones(3)}, "state.pt")
 safetensors.torch.save_file({"a": torch.ones(3)}, "state.safetensors")
@@ -49,7 +49,7 @@ while time.time() < since + 0.15: pass
 until = time.time()
 while time.time() < until + 0.05: pass
 earlier = TrainingTime(leg="reference leg", begun_s=early, since_s=since, until_s=until)
-watching = watch([earlier], root / "record", attempt=2, rank=1)
+watching = watch([earlier], root / "record", own=root / "own", attempt=2, rank=1)
 """
 READS = {
     "open('prepared').read()": "prepared",
@@ -81,6 +81,7 @@ OTHERS = (
     "open('new', 'w').write('1'); os.replace('new', 'replaced'); open('replaced').read()",
     "os.remove('removed'); os.system('rm -f listed')",
     "open('made/own', 'w').write('1'); open('made/own').read()",
+    "open('own/state').read()",
     "open('.cache/huggingface/model').read()",
     "open('__pycache__/m.pyc').read()",
     "open('/proc/self/stat').read()",
@@ -175,7 +176,8 @@ def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/nowhere", 3, b"\0", None, "/tmp"])
 def test_what_cannot_be_looked_at_is_left_to_whoever_opens_it(path: object) -> None:
-    watching = FileWatch([TrainingTime(leg="x", begun_s=0, since_s=0, until_s=time.time())], lambda *_: pytest.fail("told"))
+    earlier = [TrainingTime(leg="x", begun_s=0, since_s=0, until_s=time.time())]
+    watching = FileWatch(earlier, lambda *_: pytest.fail("told"), own=Path("/nowhere"))
     watching._open(path, "r", 0)
     watching._keep(path)
     watching._start(path)

@@ -18,6 +18,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
 from chaosrun.supervise.working_folder import check_paths_above, expect_resumable, lay_out
+from tests.records import write_lines
 
 STEP = "p = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([p], lr=1.0); p.sum().backward(); o.step()"
 
@@ -190,8 +191,23 @@ def test_a_leg_that_trained_next_to_nothing_is_told_what_it_read(job: Path) -> N
         leg.attempt(1).path.mkdir(parents=True, exist_ok=True)
         leg.attempt(1).end(0).write_bytes(encode(end))
         with pytest.raises(UsageError, match="saved nothing") as caught:
-            expect_resumable(leg, 1)
+            expect_resumable(leg, 1, 1)
         assert told in (caught.value.hint or "")
+
+
+def test_a_script_that_clears_its_saves_away_at_its_end_has_saved(job: Path) -> None:
+    leg = leg_of(job)
+    leg.attempt(1).path.mkdir(parents=True)
+    start = {"kind": "start", "v": 3, "attempt": 1, "rank": 0, "world_size": 1, "pid": 1, "entered_s": 0.0, "time_s": 0.0}
+    start |= {"position": {"epoch": 0, "batches": 0, "step": 0}, "restored": None, "rng": "r", "param": "p"}
+    start |= {"params": "AAAAAA==", "tensors": ["w"], "digests": None}
+    saved = {"kind": "save", "step": 1, "time_s": 1.0, "done": True}
+    for how, path in (("open", "ckpt/log"), ("torch.save", "/elsewhere/1.pt"), ("remove", "ckpt/1.pt")):
+        write_lines(leg.attempt(1).trace(0), [start, {**saved, "how": how, "path": path}])
+        with pytest.raises(UsageError, match="saved nothing"):
+            expect_resumable(leg, 1, 1)
+    write_lines(leg.attempt(1).trace(0), [start, {**saved, "how": "torch.save", "path": "ckpt/1.pt"}])
+    expect_resumable(leg, 1, 1)
 
 
 def test_outputs_begin_empty(job: Path) -> None:
