@@ -81,8 +81,8 @@ class _Failed(NamedTuple):
 class Writer:
     """The writer of this rank, as the rank has it."""
 
-    def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
-        """Fork it. Call it before this process has threads."""
+    def __init__(self, order: WorkerOrder, leg: LegLayout, *, listen_fd: int | None = None) -> None:
+        """Fork it, without this rank's listening socket. Call it before this process has threads."""
         self._rank = order.rank
         self._arenas = arenas_of(order)
         self._places = deque(range(len(self._arenas)))
@@ -97,6 +97,8 @@ class Writer:
         self._pid = os.fork()
         if self._pid == 0:
             self._connection.close()
+            if listen_fd is not None:
+                os.close(listen_fd)
             _live(order, leg, theirs, self._arenas, rank_pid)
         theirs.close()
 

@@ -48,7 +48,7 @@ class WorkerContext:
         self.preemption = Preemption(self.order)
         self.settling = Settling(self.order, self.leg)
 
-    def begin_a_writer(self) -> None:
+    def begin_a_writer(self, listen_fd: int | None) -> None:
         """Before the script, or torch for it, starts threads: a process that has some is not forked safely."""
         order, resume = self.order, self.order.resume
         if order.mode == "sync" or order.by == "script":
@@ -57,7 +57,7 @@ class WorkerContext:
         if order.mode == "async" or not small:
             from chaosrun.protocol.background import Writer
 
-            self.writer = Writer(self.order, self.leg)
+            self.writer = Writer(self.order, self.leg, listen_fd=listen_fd)
 
     @property
     def training(self) -> "Session | ScriptTraining | None":

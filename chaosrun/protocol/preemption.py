@@ -118,7 +118,7 @@ class Preemption:
         why = "was told to leave (SIGTERM) and left" if self._told else f"left with rank {first}, which was told to (SIGTERM),"
         message = f"rank {rank} {why} after step {self.left}, the checkpoint of that step committed"
         error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
-        return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=first)
+        return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=rank if self._told else first)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self._told = True

@@ -3,7 +3,8 @@
 The end record (`rank-R.end.json`) is what the agent and the supervisor judge by; an exit code alone proves nothing (hazard P8).
 It has v, rank, attempt, pid, status ("returned", "raised", "exited"), completed, step, exit_code, time_s and error (type,
 message, hint, exit_code, traceback, and ours: raised by chaosrun's own code) or null. A rank that left on notice
-(`train.preemption`) has the status "preempted", the error "Preempted", and told: the first rank that was told to leave.
+(`train.preemption`) has the status "preempted", the error "Preempted", and told: itself, else the first rank that was
+told to leave.
 """
 
 import atexit
@@ -58,7 +59,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
         context.heart.beat("started", 0)
         os.chdir(order.cwd)
-        context.begin_a_writer()
+        context.begin_a_writer(listen_fd)
         _know_the_leg(context)
         if order.by == "chaosrun":
             own_epoch()

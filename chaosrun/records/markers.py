@@ -56,7 +56,7 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     time_s: float = 0.0
     error: RaisedError | None = None
     told: int | None = None
-    """Of status preempted: the rank that was told to leave, which all others left with."""
+    """Of status preempted: the rank itself where it was told to leave, else the first that was, which it left with."""
     began_with: str | None = None
     """A checkpoint in the job's directory that the script read, of an earlier run perhaps."""
     results: tuple[str, ...] = ()

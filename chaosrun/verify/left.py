@@ -4,6 +4,7 @@ whatever way, and that a restart has not brought back. Pure.
 A second undisturbed leg decides: what differs there, too, tells nothing.
 """
 
+from itertools import pairwise
 from pathlib import PurePath
 
 from chaosrun.records.history import LegHistory
@@ -43,20 +44,38 @@ def left_difference(drill: Drill) -> KeptDifference | None:
 
 def _saved_alike(drill: Drill, path: str) -> int | None:
     """The rank that saved a file, where its last attempt did so: after the step after which the reference did, or one after
-    which that saved something else (of the best weights another attempt may think otherwise). Else it may be saved by the
-    clock, on a notice, or so many steps after a start."""
+    which that saved something else (of the best weights another attempt may think otherwise), or anywhere if the reference had
+    ceased to save it. Else it may be saved by the clock, on a notice, or so many steps after a start."""
     seen, expected = _saved(drill.chaos, path), _saved(drill.reference, path)
     if not seen or not expected or max(seen)[1] != drill.chaos.attempts[-1].number:
         return None
-    step, _, rank = max(seen)
+    step, _, rank, _ = max(seen)
     steps = {save.step for trace in drill.reference.traces for save in trace.saves if save.how != REMOVED}
-    return rank if step == max(expected)[0] or step in steps else None
+    since_start = step - drill.chaos.attempts[-1].start_of(rank)
+    ceased = since_start not in {0, *(each for each, *_ in expected)} and _ceased(drill, expected)
+    return rank if step == max(expected)[0] or step in steps or ceased else None
 
 
-def _saved(leg: LegHistory, path: str) -> list[tuple[int, int, int]]:
-    """When: step, attempt, rank. A folder may have been renamed as a whole."""
+def _ceased(drill: Drill, saved: list[tuple[int, int, int, float]]) -> bool:
+    """The reference went on, by steps and by the clock, for longer than it ever had between two of these saves: no rhythm says
+    when the file is saved, but something that the script has learnt."""
+    traces = [trace for trace in drill.reference.traces if trace.start and trace.steps]
+    if len(drill.reference.attempts) != 1 or not traces:
+        return False
+    whens = (
+        ([0, *(step for step, *_ in saved)], drill.reference_lineage.final_step),
+        (
+            [min(trace.start.time_s for trace in traces if trace.start), *(time_s for *_, time_s in saved)],
+            max(trace.steps[trace.steps.last].time_s for trace in traces),
+        ),
+    )
+    return all(end - max(when) > max(later - earlier for earlier, later in pairwise(sorted(when))) for when, end in whens)
+
+
+def _saved(leg: LegHistory, path: str) -> list[tuple[int, int, int, float]]:
+    """When: step, attempt, rank, time. A folder may have been renamed as a whole."""
     return [
-        (save.step, trace.attempt, trace.rank)
+        (save.step, trace.attempt, trace.rank, save.time_s)
         for trace in leg.traces
         for save in trace.saves
         if save.how != REMOVED and PurePath(path).is_relative_to(save.path)

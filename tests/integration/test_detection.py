@@ -48,32 +48,32 @@ def log(run: RunLayout, attempt: int, rank: int) -> str:
 def test_planned_hangs_and_a_stolen_port_cost_nothing_and_are_named_by_rank(warm_drills: WarmDrills, tmp_path: Path) -> None:
     job = probe_job(
         tmp_path,
+        "kind: port_taken, rank: 0",
         "kind: stop, rank: 1, at_step: 7, phase: forward",
-        "kind: no_arrival, rank: 1, attempt: 2",
-        "kind: port_taken, rank: 0, attempt: 3",
+        "kind: no_arrival, rank: 1, attempt: 3",
     )
     result = warm_drills(job, root=tmp_path / "root", overrides=["recovery.max_restarts=0"])
     assert result.verdict.status == "PASS", result.verdict.cause
     assert [fault.landed for fault in result.verdict.faults] == [True] * 3
     stopped, absent = declared(result.run)
-    assert [(hang["attempt"], hang["first"]) for hang in (stopped, absent)] == [(1, 1), (2, 1)]
+    assert [(hang["attempt"], hang["first"]) for hang in (stopped, absent)] == [(2, 1), (3, 1)]
 
     zero, one = stopped["ranks"]
     assert (one["step"], one["stage"], one["state"], one["stack"]) == (7, "forward", "T", [])
     assert (zero["step"], zero["stage"]) == (7, "backward")
     assert "_engine_run_backward" in zero["stack"][0]
-    assert "_engine_run_backward" in log(result.run, 1, 0), "where the others were is in their logs"
-    assert "no answer: the process is in state T" in log(result.run, 1, 1)
+    assert "_engine_run_backward" in log(result.run, 2, 0), "where the others were is in their logs"
+    assert "no answer: the process is in state T" in log(result.run, 2, 1)
     assert "rank 1 stopped first, in the forward pass of step 7" in stopped["message"]
     assert stopped["message"].endswith("rank 0 waited for it in the gradient all-reduce of step 7")
 
     assert [seen["stage"] for seen in absent["ranks"]] == ["rendezvous", "started"]
-    assert "init_process_group" in log(result.run, 2, 0)
-    assert "no_arrival" in log(result.run, 2, 1)
+    assert "init_process_group" in log(result.run, 3, 0)
+    assert "no_arrival" in log(result.run, 3, 1)
 
     addresses = [record["address"] for record in events(result.run.leg("chaos"), "attempt.started")]
-    assert "EADDRINUSE" in log(result.run, 3, 0)
-    assert len(addresses) == 4 and addresses[2] != addresses[3]
+    assert "EADDRINUSE" in log(result.run, 1, 0)
+    assert len(addresses) == 4 and addresses[0] != addresses[1]
     assert events(result.run.leg("chaos"), "death.unplanned") == []
 
 

@@ -259,7 +259,6 @@ def test_a_persistent_loader_worker_is_found_in_a_later_epoch(warm_drills: WarmD
 
 
 @pytest.mark.ray
-@pytest.mark.nightly
 def test_two_ranks_are_told_at_once(warm_drills: WarmDrills, tmp_path: Path) -> None:
     faults = ["kind: preempt, rank: all, at_step: 7", "kind: preempt, rank: random, at_once: 2, at_step: 13, phase: forward"]
     job = write_job(tmp_path, faults, workers=3)

@@ -19,6 +19,7 @@ from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
 from chaosrun.records.tensor_files import entries
 from chaosrun.verify.verdict import Verdict, judge
+from tests.records import read_lines, write_lines
 
 Write = Callable[[Any, Path], None]
 
@@ -123,3 +124,34 @@ def test_what_a_restart_left_otherwise_is_told_with_file_and_entry(tmp_path: Pat
 def test_without_a_second_leg_to_ask_nothing_is_said(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, spec={"verify": {"confirm": False}})
     assert with_left(run, reference=SEEN, chaos=OTHER).status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "restarted", "status"),
+    [
+        ((2, 4), 10, "FAIL"),  # a best loss was forgotten: undisturbed, nothing was better any more
+        ((2, 4), 11, "PASS"),  # so many steps after a start, of step 9
+        ((4, 8), 11, "PASS"),  # a rhythm, perhaps of the clock
+    ],
+)
+def test_what_undisturbed_ceased_to_be_saved_and_a_restart_saves_again_is_told(
+    tmp_path: Path, undisturbed: tuple[int, ...], restarted: int, status: str
+) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 3, (restarted,))):
+        with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
+        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: SEEN if attempt == 1 else OTHER}}))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+    assert status == "PASS" or (verdict.code, verdict.divergence and verdict.divergence.rank) == ("kept_state_not_restored", 0)
+
+
+def with_saves(trace: Path, steps: tuple[int, ...]) -> None:
+    """These and no others."""
+    lines = []
+    for line in [line for line in read_lines(trace) if line["kind"] != "save"]:
+        lines.append(line)
+        if line["kind"] == "step" and line["step"] in steps:
+            saved = {"kind": "save", "path": LAST, "how": "torch.save", "done": True}
+            lines.append({**saved, "step": line["step"], "time_s": line["time_s"]})
+    write_lines(trace, lines)

@@ -62,6 +62,16 @@ def test_nobody_leaves_untold(store: torch.distributed.Store) -> None:
     assert not any(preemption.due(step) for step in range(1, 5) for preemption in together)
 
 
+def test_of_ranks_that_are_told_at_once_each_says_so_of_itself(store: torch.distributed.Store) -> None:
+    together = ranks(store, 3)
+    for told in together[:2]:
+        tell(told)
+    assert not any(preemption.due(1) for preemption in together) and all(preemption.due(2) for preemption in together)
+    for preemption in together:
+        preemption.left = 2
+    assert [preemption.end().told for preemption in together] == [0, 1, 0]
+
+
 def test_one_rank_alone_leaves_at_once() -> None:
     (alone,) = (Preemption(order) for order in make_orders(Path("/nowhere"), "", workers=1))
     alone.meet()
