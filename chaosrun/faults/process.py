@@ -18,7 +18,7 @@ from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE, TRAINING_P
 from chaosrun.faults.observed import Observation, Problem, other_error, own_error
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.strike import Strike
-from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, children, identify, is_alive, wait_gone
+from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, catches, children, identify, is_alive, wait_gone
 from chaosrun.records.markers import Note
 
 MIB = 1 << 20
@@ -62,6 +62,8 @@ def preempt_from_outside(strike: OutsideStrike) -> bool:
         wait_gone([strike.victim], timeout_s=strike.option("grace_s"))
         strike.signal(signal.SIGKILL)
 
+    if not catches(strike.victim, signal.SIGTERM):
+        strike.note(NoticeNote(unhandled=True))
     return strike.signal(signal.SIGTERM) and strike.later(end_grace)
 
 

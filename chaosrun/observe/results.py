@@ -1,14 +1,17 @@
-"""Which files this process writes from some point on: what a script leaves when its training is complete.
+"""Which files a script that attached writes, as it trains and when its training is complete.
 
 Python tells of each file that it opens (`sys.addaudithook`); the native writers of tensors are wrapped. Others are not seen.
 """
 
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from chaosrun.observe.writers import wrap_imported
+from chaosrun.records.left import holds_tensors
 
 _NATIVE_WRITERS = (
     ("torch", "save"),
@@ -22,26 +25,49 @@ _NATIVE_WRITERS = (
 _WRITING = os.O_WRONLY | os.O_RDWR
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 MOST = 1000
-"""So many paths are told: an export of more is compared as far as that."""
+"""So many paths are kept, and writes of a path: what is beyond is not compared."""
 
 
-def watch_results(found: Callable[[str], None]) -> None:
-    """To the end of the process: `found` hears of each absolute path once, before anything is written there."""
-    pid, told = os.getpid(), set[str]()
+class Results:
+    """Of this process, from `watch` on; `step` tells the last step that is done. Files in the folders `ours` are no results."""
 
-    def tell(target: Any) -> None:
-        if not isinstance(target, str | bytes | os.PathLike) or os.getpid() != pid or len(told) >= MOST:
+    def __init__(self, step: Callable[[], int], ours: Iterable[Path]) -> None:
+        self._pid, self._step = os.getpid(), step
+        self._ours = (*_NO_FILES, *(os.path.join(os.path.realpath(folder), "") for folder in ours))
+        self._complete = False
+        self.at_the_end: dict[str, None] = {}
+        """Absolute paths that were written to when the training was complete, the first of them first."""
+        self.before: dict[str, dict[int, float]] = {}
+        """Those that were written to as it went on: after which steps, and when."""
+
+    def watch(self) -> None:
+        """To the end of the process: each path is noted before anything is written there."""
+        wrap_imported(_NATIVE_WRITERS, self._note)
+        sys.addaudithook(self._hear)
+
+    def complete(self) -> None:
+        """What is written from now on is the outcome."""
+        self._complete = True
+
+    def saves(self) -> dict[str, tuple[tuple[int, float], ...]]:
+        """Of files that hold tensors by now: after which steps they were written to, and when."""
+        kept = {path: writes for path, writes in self.before.items() if len(writes) <= MOST and holds_tensors(Path(path))}
+        return {path: tuple(writes.items()) for path, writes in kept.items()}
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
+            self._note(arguments[0])
+        elif event == "os.rename":
+            self._note(arguments[1])
+
+    def _note(self, target: Any) -> None:
+        if not isinstance(target, str | bytes | os.PathLike) or os.getpid() != self._pid:
             return
         path = os.path.abspath(os.fsdecode(target))
-        if path not in told and not path.startswith(_NO_FILES):
-            told.add(path)
-            found(path)
-
-    def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
-            tell(arguments[0])
-        elif event == "os.rename":
-            tell(arguments[1])
-
-    wrap_imported(_NATIVE_WRITERS, tell)
-    sys.addaudithook(hear)
+        noted = self.at_the_end if self._complete else self.before
+        if (path not in noted and len(noted) >= MOST) or path.startswith(self._ours):
+            return
+        if self._complete:
+            self.at_the_end[path] = None
+        elif len(writes := self.before.setdefault(path, {})) <= MOST:
+            writes[self._step()] = time.time()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from chaosrun.errors import MisuseError
 from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.opened import FileWatch
+from chaosrun.observe.results import Results
 from chaosrun.observe.team_files import TeamFiles
 from chaosrun.protocol.early_end import Settling
 from chaosrun.protocol.preemption import Preemption
@@ -37,8 +38,8 @@ class WorkerContext:
     """Where checkpoints are saved beside the training."""
     session: "Session | None" = None
     """The session that the script attached, once it has."""
-    results: list[str] = field(default_factory=list)
-    """Files that the script writes when its training is complete, absolute; of one that attached."""
+    results: Results = field(init=False)
+    """Files that the script writes, once it has attached."""
     script: "ScriptTraining | None" = None
     """What is seen of a script that resumes by itself."""
 
@@ -47,6 +48,7 @@ class WorkerContext:
         self.faults = FaultPoints(self.order, self.leg)
         self.preemption = Preemption(self.order)
         self.settling = Settling(self.order, self.leg)
+        self.results = Results(lambda: self.step, (self.leg.checkpoints, self.leg.staging, self.leg.path / "attempts"))
 
     def begin_a_writer(self, listen_fd: int | None) -> None:
         """Before the script, or torch for it, starts threads: a process that has some is not forked safely."""

@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 
 from chaosrun.observe.hooks import parameters_of
-from chaosrun.observe.results import watch_results
 from chaosrun.observe.trace import Arrival
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
@@ -29,6 +28,7 @@ class Recorder(Steps):
     def __init__(self, accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> None:
         super().__init__(state, context, accelerator.device)
         self._preemption, self._results = context.preemption, context.results
+        self._results.watch()
         self._settling, self._state = context.settling, state
         about = {"faults": self.faults, "heart": self.heart, "writer": context.writer}
         self._checkpointer = Checkpointer(accelerator, state, context.order, context.leg, **about)
@@ -119,7 +119,7 @@ class Recorder(Steps):
             self._checkpoint(position)
         self._wait_for_saves()
         self.end(position, checkpoint_name(position.step))
-        watch_results(self._results.append)
+        self._results.complete()
 
     def _note_loader_workers(self, *, at_last: bool = False) -> None:
         """When all workers of the epoch have said what they begin with: a batch may come before the last worker does."""

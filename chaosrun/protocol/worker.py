@@ -3,8 +3,7 @@
 The end record (`rank-R.end.json`) is what the agent and the supervisor judge by; an exit code alone proves nothing (hazard P8).
 It has v, rank, attempt, pid, status ("returned", "raised", "exited"), completed, step, exit_code, time_s and error (type,
 message, hint, exit_code, traceback, and ours: raised by chaosrun's own code) or null. A rank that left on notice
-(`train.preemption`) has the status "preempted", the error "Preempted", and told: itself, else the first rank that was
-told to leave.
+(`train.preemption`) has the status "preempted", the error "Preempted", and told: itself, else the first that was.
 """
 
 import atexit
@@ -148,7 +147,8 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
         write_durably(context.leg.path / "inputs.json", inputs.encode())
     about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
     of_script = {"began_with": context.team_files and context.team_files.began_with, "own_sigterm": context.preemption.replaced}
-    end = changed(end, **about, **of_script, results=tuple(context.results))
+    results = context.results
+    end = changed(end, **about, **of_script, results=tuple(results.at_the_end), saves=results.saves())
     write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
 
 

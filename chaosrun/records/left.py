@@ -1,8 +1,9 @@
 """left.json: what files held when a leg had come to its end, of those that hold tensors or arrays: those below the outputs of a
-script that resumes by itself, those that one which attached wrote after its last step."""
+script that resumes by itself, those that one which attached wrote."""
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,32 +31,35 @@ class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Files that were not read, as there were too many bytes."""
     ranks: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Of a script that attached: which rank wrote each file."""
+    saves: Mapping[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
+    """Of a script that attached, of files that it did not write when its training was complete: after which steps, and when."""
 
 
 NOTHING_LEFT = Left()
 
 
 def note_left(leg: LegLayout, attached: int = 0) -> None:
-    """Nothing where there are no such files. `attached`: how many ranks attached, of which each has said what it wrote when its
-    training was complete; 0: of all files below the outputs. Raises OSError where it cannot be written."""
+    """Nothing where there are no such files. `attached`: how many ranks attached, of which each has said what it wrote; 0: of
+    all files below the outputs. Raises OSError where it cannot be written."""
     found: dict[str, Mapping[str, Entry]] = {}
-    ranks: dict[str, int] = {}
+    written: dict[str, _File] = {}
     left_out: list[str] = []
     room = MOST_BYTES
-    for _, size, path, name, rank in sorted(_results(leg, attached) if attached else _files(leg), reverse=True):
-        if size > room:
-            left_out.append(name)
+    for file in sorted(_results(leg, attached) if attached else _files(leg), reverse=True):
+        if file.size > room:
+            left_out.append(file.name)
             continue
-        room -= size
+        room -= file.size
         try:
-            held = entries(path)
+            held = entries(file.path)
         except OSError:  # gone, or not to be read: nothing is told of it
             continue
         if held:
-            found[name] = held
-            ranks |= {} if rank is None else {name: rank}
+            found[file.name], written[file.name] = held, file
     if found or left_out:
-        left = Left(files=found, left_out=tuple(sorted(left_out)), ranks=ranks)
+        ranks = {name: file.rank for name, file in written.items() if file.rank is not None}
+        saves = {name: file.saves for name, file in written.items() if file.saves}
+        left = Left(files=found, left_out=tuple(sorted(left_out)), ranks=ranks, saves=saves)
         write_durably(leg.left, msgspec.json.encode(left))
 
 
@@ -64,7 +68,8 @@ class _File(NamedTuple):
     size: int
     path: Path
     name: str
-    rank: int | None
+    rank: int | None = None
+    saves: tuple[tuple[int, float], ...] = ()
 
 
 def _files(leg: LegLayout) -> Iterator[_File]:
@@ -76,32 +81,39 @@ def _files(leg: LegLayout) -> Iterator[_File]:
 
 
 def _results(leg: LegLayout, workers: int) -> Iterator[_File]:
-    """Those that the ranks of the last attempt wrote at the end; of one that several wrote the first of them."""
+    """Those that the ranks of the last attempt wrote; of one that several wrote the first of them."""
     attempt, seen = leg.attempt(leg.attempts()[-1]), set[str]()
     for rank in range(workers):
         if (end := read_end(attempt, rank)) is None:
             continue
-        for path in map(Path, end.results):
+        for path in map(Path, {**dict.fromkeys(end.results), **end.saves}):
             own = path.is_relative_to(leg.output)
             name = str(path.relative_to(leg.output) if own else path)
             if name not in seen:
                 seen.add(name)
                 # What lies elsewhere another drill may have written since.
-                yield from (file for file in _file(path, name, rank) if own or file.changed_s <= end.time_s + _CLOCK_S)
+                files = (file for file in _file(path, name) if own or file.changed_s <= end.time_s + _CLOCK_S)
+                saves = () if str(path) in end.results else end.saves[str(path)]
+                yield from (file._replace(rank=rank, saves=saves) for file in files)
 
 
-def _file(path: Path, name: str, rank: int | None = None) -> Iterator[_File]:
-    """Where it may hold tensors, and is no link."""
+def _file(path: Path, name: str) -> Iterator[_File]:
+    """Where it may hold tensors."""
+    if holds_tensors(path):
+        with suppress(OSError):  # gone meanwhile
+            about = path.stat()
+            yield _File(about.st_mtime, about.st_size, path, name)
+
+
+def holds_tensors(path: Path) -> bool:
+    """As far as its first bytes and its name tell; False of a link, and where it cannot be read."""
     try:
         if path.is_symlink() or not path.is_file():
-            return
+            return False
         with path.open("rb") as file:
-            head = file.read(8)
-        about = path.stat()
+            return is_one(file.read(8), path.suffix)
     except OSError:
-        return
-    if is_one(head, path.suffix):
-        yield _File(about.st_mtime, about.st_size, path, name, rank)
+        return False
 
 
 def read_left(leg: LegLayout, problems: list[str]) -> Left:

@@ -6,6 +6,7 @@ journal, as `fault.requested` and `fault.observed`.
 
 import os
 import time
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -61,6 +62,8 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     """A checkpoint in the job's directory that the script read, of an earlier run perhaps."""
     results: tuple[str, ...] = ()
     """Files that it wrote when its training was complete, absolute."""
+    saves: Mapping[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
+    """By absolute path, files of tensors that a script which attached wrote as it trained: after which steps, and when."""
     own_sigterm: bool = False
     """A handler of the script's own had taken the place of chaosrun's, by which a rank leaves on notice."""
 

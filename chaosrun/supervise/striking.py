@@ -17,6 +17,7 @@ from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.node_evidence import EndNote
 from chaosrun.faults.outside import LastAct, StrikeOrder
 from chaosrun.records.events import AttemptStarted, FaultObserved, JournalEvent
+from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Marker, read_marker, read_markers, read_note, write_marker
 from chaosrun.supervise.observations import Observations
@@ -201,7 +202,8 @@ class OutsideFaults:
             if ends and self._ending not in (None, name):
                 continue
             identify = self._workers.identify_rank
-            who = {f.id: identify(self._attempt, f.rank, listening=f.facts.notice) for f in members}
+            awaited = {f.id: f.facts.notice and not self._trains(f.rank) for f in members}
+            who = {f.id: identify(self._attempt, f.rank, listening=awaited[f.id]) for f in members}
             if None in who.values():
                 continue  # all of them wait, for the next attempt perhaps
             if ends:
@@ -212,6 +214,11 @@ class OutsideFaults:
                 about = {"rank": fault.rank, "attempt": self._attempt, "pid": pid, "ticks": ticks, "notice": fault.facts.notice}
                 if marker := write_marker(self._leg, fault.id, **about, group=fault.group):
                     yield fault, marker
+
+    def _trains(self, rank: int) -> bool:
+        """By then a script has set its handler of SIGTERM, or has none."""
+        beat = read_heartbeat(self._leg.attempt(self._attempt).heartbeat(rank))
+        return beat is not None and beat.step > 0
 
     # Strikes
 

@@ -50,7 +50,7 @@ _RESUME: Mapping[str, Row] = {
         "O8",
     ),
     "result_differs": Row(
-        "what the script writes when its training is complete differs: {name}",
+        "a file that the script writes differs: {name}",
         script("what it writes is made of something that no checkpoint holds, so a restart began it anew", likely=True),
         "{where}, although the training came back: run.register(name, object) before the loop saves and restores what it is "
         "made of (an average of the weights, a best loss)",

@@ -270,7 +270,7 @@ def test_no_writer_is_begun_for_an_attempt_that_goes_on_from_a_small_checkpoint(
         for size, begun in ((ASYNC_FROM_BYTES - 1, False), (ASYNC_FROM_BYTES, True)):
             file.truncate(size)
             context = WorkerContext(replace(order(leg.path), mode="auto", resume="step-00000004"))
-            context.begin_a_writer()
+            context.begin_a_writer(None)
             assert (context.writer is not None) == begun
     assert context.writer is not None
     context.writer.leave()

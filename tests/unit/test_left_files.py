@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from legs import write_run
 from safetensors.torch import save_file
 from script_legs import write_script_run
 from torch.distributed import checkpoint
@@ -129,8 +130,8 @@ def test_without_a_second_leg_to_ask_nothing_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("undisturbed", "restarted", "status"),
     [
-        ((2, 4), 10, "FAIL"),  # a best loss was forgotten: undisturbed, nothing was better any more
-        ((2, 4), 11, "PASS"),  # so many steps after a start, of step 9
+        ((2, 4), 11, "FAIL"),  # a best loss was forgotten: undisturbed, nothing was better any more
+        ((1, 2), 9, "PASS"),  # in the first step after a start, of step 8
         ((4, 8), 11, "PASS"),  # a rhythm, perhaps of the clock
     ],
 )
@@ -155,3 +156,38 @@ def with_saves(trace: Path, steps: tuple[int, ...]) -> None:
             saved = {"kind": "save", "path": LAST, "how": "torch.save", "done": True}
             lines.append({**saved, "step": line["step"], "time_s": line["time_s"]})
     write_lines(trace, lines)
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "restarted", "status"),
+    [
+        (tuple(range(1, 13)), (), "FAIL"),  # a best loss came back too good
+        ((4, 8), (), "PASS"),  # nothing was due any more
+        ((11,), (), "PASS"),  # later after a start than the last attempt went on for
+        ((3, 11), (11,), "FAIL"),
+    ],
+)
+def test_what_a_restart_never_saves_again_is_told(
+    tmp_path: Path, undisturbed: tuple[int, ...], restarted: tuple[int, ...], status: str
+) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 3, restarted)):
+        with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
+        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: SEEN if attempt == 1 else OTHER}}))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("written", "saves", "status"), [(True, [], "FAIL"), (False, [[11, 1.0]], "FAIL"), (False, [[7, 1.0]], "PASS")]
+)
+def test_of_a_script_that_attached_what_it_saves_as_it_trains_is_compared(
+    tmp_path: Path, written: bool, saves: list[list[float]], status: str
+) -> None:
+    run = write_run(tmp_path)
+    for leg, held in (("reference", SEEN), ("chaos", OTHER)):
+        about = {"ranks": {LAST: 0}} | ({} if written else {"saves": {LAST: [[11, 1.0]] if leg == "reference" else saves}})
+        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}, **about}))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+    assert status == "PASS" or verdict.code == "result_differs"

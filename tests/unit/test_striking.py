@@ -13,6 +13,7 @@ from chaosrun.faults.node_evidence import EndNote
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import FaultObserved, JournalEvent
+from chaosrun.records.heartbeat import Heart
 from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout
@@ -192,6 +193,20 @@ def test_a_rank_is_not_given_a_notice_that_it_would_die_of(folder: Path) -> None
     bench.hands.deaf.clear()
     bench.look(1.1)
     assert bench.struck() == ["F1"]
+
+
+def test_a_rank_that_trains_is_given_notice_whether_it_has_a_handler_or_not(folder: Path) -> None:
+    bench = Bench(folder, timed("F1", 1.0, kind="preempt"))
+    bench.start(1)
+    bench.hands.deaf.add(1)
+    beat = bench.leg.attempt(1).heartbeat(1)
+    beat.parent.mkdir(parents=True, exist_ok=True)
+    heart = Heart()
+    heart.open(beat)
+    for step, struck in ((0, []), (1, ["F1"])):
+        heart.beat("forward", step)
+        bench.look(1.0 + step)
+        assert bench.struck() == struck
 
 
 def test_a_strike_that_found_nobody_is_withdrawn_and_comes_again(folder: Path) -> None:
