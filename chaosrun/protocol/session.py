@@ -173,6 +173,7 @@ class Session:
             raise MisuseError(
                 "a model or optimizer was prepared after chaosrun.attach()", hint="attach after the last accelerator.prepare()"
             )
+        self._state.refuse_parted_optimizers()
         self._state.refuse_loose_parameters()
         self._state.refuse_extra_state()
         self._begun = True

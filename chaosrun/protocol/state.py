@@ -65,6 +65,17 @@ class TrainingState(ObservedState):
                             "state_dict holds it",
                         )
 
+    def refuse_parted_optimizers(self) -> None:
+        """Raise MisuseError for one such as torch's ZeroRedundancyOptimizer, of which no rank can tell its own part alone."""
+        for number, optimizer in enumerate(self.optimizers()):
+            if hasattr(optimizer, "consolidate_state_dict"):
+                raise MisuseError(
+                    f"optimizer {number} ({type(optimizer).__name__}) parts its state among the ranks, and tells it only "
+                    "when all of it has been sent to one of them",
+                    hint="attach with the optimizer that it wraps, or fully_shard() the model; or have the script save and "
+                    "resume by itself, and drill it as it is, without chaosrun.attach()",
+                )
+
     def refuse_extra_state(self) -> None:
         """Raise MisuseError for a module whose `get_extra_state` gives no tensor: accelerate's files hold nothing else."""
         for model in self.bare_models():

@@ -75,7 +75,8 @@ _ANY: Mapping[str, Row] = {
         "the training changes what no checkpoint holds: {what:6}; a restart begins with it anew, which a drill sees only "
         "where the training reads it",
         script("it keeps state that nobody saves"),
-        "run.register(name, object) before the loop saves and restores it; prepare() an optimizer that steps",
+        "run.register(name, object) before the loop saves and restores what its state_dict() holds; prepare() an optimizer "
+        "that steps",
     ),
     "reference_empty": Row("no step was recorded to compare with", _UNRELIABLE),
 }

@@ -233,6 +233,23 @@ def test_optimizer_state_of_any_form_is_digested() -> None:
     assert {"0/state/0.weight/momentum_buffer", "0/state/clip/mean", "1/count", "1/base/param_groups/0/lr"} <= digests.keys()
 
 
+class Parted(torch.optim.SGD):
+    """As torch's ZeroRedundancyOptimizer, which needs a process group."""
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        raise AssertionError("nobody asks for it")
+
+
+def test_an_optimizer_that_parts_its_state_among_the_ranks_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 2)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    TrainingState(accelerator).refuse_parted_optimizers()
+    accelerator.prepare(Parted(model.parameters(), lr=0.1))
+    with pytest.raises(MisuseError, match=r"optimizer 1 \(Parted\) parts its state among the ranks"):
+        TrainingState(accelerator).refuse_parted_optimizers()
+
+
 class Extra(torch.nn.Linear):
     def __init__(self, state: Any) -> None:
         super().__init__(2, 2)
