@@ -289,7 +289,7 @@ def _loss(moment: Moment) -> Cause:
     if moment.restored and moment.drill.hash_seeds:
         return Cause.of("forward_pass", because="hashes")
     if moment.restored_right:
-        return Cause.of("forward_pass", because="drew_before" if _drew_otherwise(moment) else "restored_right")
+        return Cause.of("forward_pass", because=_beside_streams(moment))
     return Cause.of("forward_pass", because="restored" if moment.restored else None)
 
 
@@ -311,14 +311,18 @@ def _changed_between(moment: Moment) -> bool:
     return any(other and record.began != other.began for record, other in pairs)
 
 
-def _drew_otherwise(moment: Moment) -> bool:
-    """The random streams, which agree before this step, differ before the next one on some rank."""
-    after = moment.step + 1
-    pairs = (
-        (moment.attempt.traces[rank].steps.get(after), moment.drill.reference_lineage.at(rank, after))
-        for rank in moment.records
+def _beside_streams(moment: Moment) -> str:
+    """A variant of a row: what the random streams show, before this step and before the next one."""
+    here, after = (
+        any(
+            seen.rng != expected.rng
+            for rank in moment.records
+            if (seen := moment.attempt.traces[rank].steps.get(step))
+            and (expected := moment.drill.reference_lineage.at(rank, step))
+        )
+        for step in (moment.step, moment.step + 1)
     )
-    return any(seen and expected and seen.rng != expected.rng for seen, expected in pairs)
+    return "streams_at_rest" if here else "drew_before" if after else "restored_right"
 
 
 def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:

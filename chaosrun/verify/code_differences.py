@@ -181,6 +181,12 @@ _STEP: Mapping[str, Row] = {
         "mode (model.train() was not called), or its weights or buffers were changed after the restore",
         hazard="O8",
     ),
+    "forward_pass.streams_at_rest": detail(
+        hint="all but the random streams was restored as it was saved, and what differs does not come of them; same data, "
+        f"another loss: {BESIDE}; or the model is in another mode (model.train() was not called), or its weights or buffers "
+        "were changed after the restore",
+        hazard="O8",
+    ),
     "forward_pass.restored": detail(
         hint=f"same data, weights and RNG, another loss: {BESIDE} (BatchNorm statistics among it); or a kernel is not "
         "deterministic",

@@ -10,7 +10,7 @@ _OWN = script("its own resume, or the library that it leaves that to, did not br
 _MIXED = script("its own resume puts together what is not of one step")
 
 _BESIDE = detail(
-    hint="model, optimizer, data and random streams came back as they were saved, and yet another {quantity}: beside model and "
+    hint="{returned} came back as they were saved, and yet another {quantity}: beside model and "
     f"optimizer {{beside}}, which a restart has to load, too; where it does, {BESIDE}",
     hazard="O8",
 )

@@ -16,6 +16,7 @@ from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, first_difference
+from chaosrun.verify.draws import may_explain
 from chaosrun.verify.kept import KeptDifference, comparable, kept_difference
 from chaosrun.verify.left import left_difference
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
@@ -188,9 +189,8 @@ def _at_step(moment: Moment) -> Divergence | None:
 def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
     """What a script's random streams explain of a difference: they were not the reference's, and were drawn from then."""
     drill, attempt = moment.drill, moment.attempt
-    around = (drill.reference_lineage.at(found.rank, moment.step + offset) for offset in (-1, 0, 1))
-    drawn = len({record.rng for record in around if record}) > 1 or moment.step == drill.reference_lineage.final_step
-    if attempt.by == "chaosrun" or not drawn:
+    follows = attempt.by == "script" and found.code != "optimizer_settings_not_restored"
+    if not follows or not may_explain(drill, attempt, found.rank, moment.step, found.kind):
         return None
     began = standing(drill, attempt)
     if began and began.wrong == ("rng",):

@@ -234,7 +234,11 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         reason = replace(reason, because="drawn" if began and "rng" in began.wrong else "either")
     elif reason.code in QUANTITIES and reason.because != "drew_before" and (held := saved_beside(drill, divergence)):
         beside = ", ".join(f"{path} holds {listed(names)}" for path, names in held.items())
-        reason = reason.explained("beside.saved", beside=beside, quantity=QUANTITIES[reason.code])
+        began = _began(drill, divergence)
+        returned = (
+            "model, optimizer and data" if began and "rng" in began.wrong else "model, optimizer, data and random streams"
+        )
+        reason = reason.explained("beside.saved", beside=beside, quantity=QUANTITIES[reason.code], returned=returned)
     return replace(divergence, reason=reason)
 
 

@@ -1,0 +1,48 @@
+"""Whether random streams that a script did not bring back may be what a difference comes of. Pure."""
+
+from itertools import islice
+from operator import attrgetter
+
+from chaosrun.records.history import Attempt
+from chaosrun.verify.check import Drill
+from chaosrun.verify.compare import Kind
+
+SHOWN = 8
+"""So many steps that drew from other streams than the reference's, and yet came to the same bits, show that nothing depends on
+what they draw."""
+_RESULTS = attrgetter("batch", "loss", "grad", "param")
+
+
+def may_explain(drill: Drill, attempt: Attempt, rank: int, step: int, kind: Kind) -> bool:
+    """`kind`: what differs first, in this step of a rank. Batches may have been drawn before it, a whole epoch's in one go. A
+    learning rate comes of no draw: batch, loss and gradients of its step agree."""
+    if kind == "learning rate":
+        return False
+    if kind in ("data order", "batch"):
+        before, here = (drill.reference_lineage.at(rank, each) for each in (step - 1, step))
+        return (before is not None and here is not None and before.rng != here.rng) or _draws(drill, rank, step)
+    return _draws(drill, rank, step) and not _shown_to_be_idle(drill, attempt, rank, step)
+
+
+def _draws(drill: Drill, rank: int, step: int) -> bool:
+    """Undisturbed, this step draws from the streams by itself: a loader that is opened for another epoch draws its seed, too.
+    Of an epoch's last step the one before it tells."""
+    known = [drill.reference_lineage.at(rank, each) for each in (step - 1, step, step + 1)]
+    for one, other in ((known[1], known[2]), (known[0], known[1])):
+        if one and other and one.epoch == other.epoch:
+            return one.rng != other.rng
+    return len({record.rng for record in known if record}) > 1
+
+
+def _shown_to_be_idle(drill: Drill, attempt: Attempt, rank: int, before: int) -> bool:
+    """Earlier steps of this attempt drew otherwise than the reference, and nothing else of them differs."""
+    drew = (
+        seen
+        for step, seen in attempt.traces[rank].steps.items()
+        if step < before
+        and (expected := drill.reference_lineage.at(rank, step))
+        and expected.rng != seen.rng
+        and _RESULTS(expected) == _RESULTS(seen)
+        and _draws(drill, rank, step)
+    )
+    return len(list(islice(drew, SHOWN))) == SHOWN

@@ -1,0 +1,65 @@
+"""Random streams that were not brought back are the cause only of what may come of a draw."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import Edit, edit_trace, only, put
+from script_legs import SCRIPT_KILLS, write_script_run
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.verdict import Verdict, judge
+
+ELSEWHERE = "1" * 16
+BEGAN = 4
+
+
+def streams_lost(line: dict[str, Any]) -> dict[str, Any]:
+    return {**line, "found": {**line["found"], "step": None, "rng": []}}
+
+
+def told(root: Path, step: int, change: Edit, *, draws: bool, **about: Any) -> Verdict:
+    """Of a run whose second attempt lost its streams, and differs in `step`; `draws`: each step does, not only a loader."""
+    run = write_script_run(root, kills=SCRIPT_KILLS[:1], **about)
+    for rank in range(3):
+        if not draws:
+            at_rest(run, rank)
+        edit_trace(run, "chaos", 2, rank, only("start", streams_lost))
+        edit_trace(run, "chaos", 2, rank, only("step", put(rng=ELSEWHERE)))
+        edit_trace(run, "chaos", 2, rank, only("step", change, step=step))
+    return judge(run)
+
+
+def at_rest(run: RunLayout, rank: int) -> None:
+    for leg in ("reference", "chaos"):
+        edit_trace(run, leg, 1, rank, only("step", lambda line: {**line, "rng": f"{line['step'] // 5 + 2:016x}"}))
+        edit_trace(run, leg, 1, rank, only("step", lambda line: {**line, "epoch": line["step"] // 5}))
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=["its loader alone draws", "each step draws"])
+def test_a_loader_that_draws_its_seed_as_an_epoch_begins_explains_no_loss(tmp_path: Path, draws: bool) -> None:
+    verdict = told(tmp_path, BEGAN + 1, put(loss=["0x1p-3", "0x1p-4"]), draws=draws)
+    assert (verdict.status, verdict.code) == ("FAIL", "rng_not_restored" if draws else "forward_pass"), verdict.cause
+    assert draws or f"{verdict.hint}".startswith("all but the random streams was restored")
+
+
+def test_an_order_that_is_drawn_as_an_epoch_begins_does_follow_them(tmp_path: Path) -> None:
+    strange = put(batch=["2" * 16, "3" * 16], ids=None)
+    assert told(tmp_path, BEGAN + 6, strange, draws=False).code == "rng_not_restored"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"lr": ["0x1p-9"]}, "lr_scheduler_not_restored"),
+        ({"settings": "2" * 16, "param": "3" * 16}, "optimizer_settings_not_restored"),
+    ],
+    ids=["learning rate", "settings"],
+)
+def test_rates_and_settings_of_the_optimizer_are_never_drawn(tmp_path: Path, change: dict[str, Any], code: str) -> None:
+    assert told(tmp_path, BEGAN + 2, put(**change), draws=True).code in (code, "learning_rate")
+
+
+@pytest.mark.parametrize(("step", "code"), [(12, "rng_not_restored"), (13, "forward_pass")])
+def test_streams_that_were_wrong_in_many_equal_steps_matter_to_none(tmp_path: Path, step: int, code: str) -> None:
+    assert told(tmp_path, step, put(loss=["0x1p-3", "0x1p-4"]), draws=True, steps=16).code == code
