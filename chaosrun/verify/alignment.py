@@ -191,19 +191,6 @@ def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -
     return {"streams": f"random streams ({', '.join(apart)})"} if apart else {}
 
 
-def schedule_shift(drill: Drill, attempt: Attempt, rank: int, first: int) -> int | None:
-    """By how many steps an attempt's learning rates are off: as if begun anew, else the fewest; None where no shift fits."""
-    used = [(step, record.lr) for step, record in attempt.traces[rank].steps.items() if step >= first and record.lr]
-    by_step = {step: record.lr for step, record in drill.reference_lineage.steps[rank].items() if record.lr}
-    shifts = [-attempt.start_of(rank), *sorted((step - first for step in by_step), key=abs)]
-    fitting = (
-        shift
-        for shift in shifts
-        if by_step.get(first + shift) == used[0][1] and all(by_step.get(step + shift, rates) == rates for step, rates in used)
-    )
-    return next(fitting, None)
-
-
 WRITERS = frozenset({"torch.save", "safetensors", "dcp"})
 """Of tensors, see `SaveRecord.how`: what is written without them is no checkpoint, as far as can be told."""
 

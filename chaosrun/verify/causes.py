@@ -8,11 +8,12 @@ from typing import Literal
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import RankTrace, SourceRecord, StartRecord, StepRecord
 from chaosrun.verify.advice import sample_finding, unrepeatable
-from chaosrun.verify.alignment import schedule_shift, standing
+from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
 from chaosrun.verify.ledger import displacement
+from chaosrun.verify.rates import of_schedule
 from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
 from chaosrun.verify.restored import (
     COMPONENTS,
@@ -377,12 +378,8 @@ def _lr(moment: Moment, first: Mismatch) -> Cause:
     if moment.restored and not moment.restored_right:
         return Cause.of("lr_scheduler_not_restored", because="used", where=where)
     by_script = moment.restored and moment.attempt.by == "script"
-    shift = schedule_shift(moment.drill, moment.attempt, first.rank, moment.step) if by_script else None
-    if shift == -moment.attempt.start_of(first.rank):
-        return Cause.of("lr_scheduler_not_restored", because="of_the_beginning")
-    if shift is not None:
-        return Cause.of("lr_scheduler_of_another_step", step=moment.step + shift, base=moment.step)
-    return Cause.of("learning_rate", where=where)
+    scheduled = of_schedule(moment.drill, moment.attempt, first.rank, moment.step) if by_script else None
+    return scheduled or Cause.of("learning_rate", where=where)
 
 
 def _update(moment: Moment) -> Cause:

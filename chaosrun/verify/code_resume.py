@@ -184,6 +184,17 @@ _STATES: Mapping[str, Row] = {
     "lr_scheduler_not_restored.of_none": detail(
         hint="no step had this learning rate: the scheduler was not restored, or counts otherwise after a restart{scope}"
     ),
+    "lr_scheduler_not_restored.begun_anew": detail(
+        hint="the learning rate goes on from the one that the optimizer kept as it went on from the first: the scheduler was "
+        "begun anew: {scheduler}"
+    ),
+    "lr_scheduler_not_restored.late": detail(
+        hint="the learning rate is right at first, and then changes at another step than it should, or at none: what its "
+        "schedule counts, or compares with (a best loss, a patience), did not come back, or was saved too early: {scheduler}"
+    ),
+    "lr_scheduler_not_restored.of_several": detail(
+        hint="the learning rate is that of other steps: its schedule does not stand where it should: {scheduler}"
+    ),
     "lr_scheduler_of_another_step.own": Row("", _OWN, "the learning rate is that of step {step}, not of step {base}{scope}"),
     "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: {scheduler}"),
     "rng_not_restored.of_the_beginning": detail(

@@ -1,0 +1,66 @@
+"""Where the schedule of a script's attempt stood, by the learning rates that it went on to use. Pure."""
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+
+from chaosrun.records.history import Attempt
+from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
+
+_Rates = Mapping[int, tuple[str, ...]]
+"""Of all parameter groups, by step."""
+_ROUNDED = 1e-9
+"""A schedule that multiplies the rate that it finds rounds otherwise on another way to it."""
+
+
+def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause | None:
+    """Why learning rates differ from step `first` on; None where no schedule explains them.
+
+    A schedule of another step is one only where a single shift fits all rates since the attempt began: rates that stay the same
+    for many steps fit several, a single change fits some shift whenever it comes, and a scheduler that was begun anew goes on
+    from the rate that the optimizer kept.
+    """
+    expected = {step: record.lr for step, record in drill.reference_lineage.of(rank).items() if record.lr}
+    seen = {step: record.lr for step, record in attempt.traces[rank].steps.items() if record.lr}
+    if first not in seen:
+        return None
+    start = attempt.start_of(rank)
+    later = {step: rates for step, rates in seen.items() if step >= first}
+    kept = seen.get(start + 1) if first > start + 1 else None
+    if seen[first] != kept and _fits(-start, expected, later):
+        return Cause.of("lr_scheduler_not_restored", because="of_the_beginning")
+    if _begins_anew(expected, seen, start):
+        return Cause.of("lr_scheduler_not_restored", because="begun_anew")
+    shifts = [step - first for step in expected if step != first and _fits(step - first, expected, seen)]
+    if len(shifts) == 1 and (kept is None or _changes(seen) > 1):
+        return Cause.of("lr_scheduler_of_another_step", step=first + shifts[0], base=first)
+    if shifts or kept:
+        return Cause.of("lr_scheduler_not_restored", because="late" if kept else "of_several")
+    return None
+
+
+def _fits(shift: int, expected: _Rates, seen: _Rates) -> bool:
+    """All of these rates are the reference's of so many steps later, as far as it has such a step."""
+    return min(seen) + shift in expected and all(expected.get(step + shift, rates) == rates for step, rates in seen.items())
+
+
+def _changes(rates: _Rates) -> int:
+    in_order = [rates[step] for step in sorted(rates)]
+    return sum(one != other for one, other in pairwise(in_order))
+
+
+def _begins_anew(expected: _Rates, seen: _Rates, start: int) -> bool:
+    """After the first one, which the optimizer kept, rates change by the factors by which undisturbed they did after theirs."""
+    if 1 not in expected or start + 1 not in seen or all(rates == seen[start + 1] for rates in seen.values()):
+        return False
+    pairs = [(rates, expected[step - start]) for step, rates in seen.items() if step - start in expected]
+    return all(
+        math.isclose(_value(now) * _value(origin), _value(kept) * _value(then), rel_tol=_ROUNDED)
+        for rates, others in pairs
+        for now, kept, then, origin in zip(rates, seen[start + 1], others, expected[1], strict=False)
+    )
+
+
+def _value(rate: str) -> float:
+    return float.fromhex(rate)

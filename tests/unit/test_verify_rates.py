@@ -1,0 +1,61 @@
+"""A schedule is of another step only where one shift fits all the rates since the attempt began."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import edit_trace, only
+from script_legs import SCRIPT_KILLS, write_script_run
+
+from chaosrun.verify.verdict import Verdict, judge
+
+BEGAN = 4
+"""The second attempt goes on from here."""
+Schedule = Callable[[int], float]
+
+
+def told(root: Path, expected: Schedule, seen: Schedule) -> Verdict:
+    """Of a run whose rates follow `expected`, and `seen` in its second attempt."""
+    run = write_script_run(root, kills=SCRIPT_KILLS[:1])
+    for leg, attempt, schedule in (("reference", 1, expected), ("chaos", 1, expected), ("chaos", 2, seen)):
+
+        def rate(line: dict[str, Any], schedule: Schedule = schedule) -> dict[str, Any]:
+            return {**line, "lr": [schedule(line["step"]).hex()]}
+
+        for rank in range(3):
+            edit_trace(run, leg, attempt, rank, only("step", rate))
+    return judge(run)
+
+
+def stairs(step: int) -> float:
+    """Lower every third step."""
+    return 0.9 ** ((step - 1) // 3)
+
+
+def once(at: int) -> Schedule:
+    """Lower from this step on."""
+    return lambda step: 0.9 if step >= at else 1.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "seen", "code", "says"),
+    [
+        # As torch's StepLR(3) made anew: a shift by -1 fits all its steps, too.
+        (stairs, lambda step: stairs(BEGAN + 1) * stairs(step - BEGAN), "lr_scheduler_not_restored", "was begun anew"),
+        (stairs, lambda step: stairs(step + 1), "lr_scheduler_of_another_step", "that of step 7, not of step 6"),
+        # As ReduceLROnPlateau without its best: late by two, in that step as a shift by -2 would have it.
+        (stairs, lambda step: stairs(step) if step < 7 else stairs(step - 2), "lr_scheduler_not_restored", "right at first"),
+        (once(7), once(10), "lr_scheduler_not_restored", "right at first"),
+        (once(7), lambda step: 1.0 if step < 7 else 0.3, "lr_scheduler_not_restored", "right at first"),
+        (lambda step: step / 20, lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "of the beginning"),
+        (once(2), once(BEGAN + 2), "lr_scheduler_not_restored", "of the beginning"),
+        (once(5), lambda step: 0.3, "learning_rate", "no recorded step has this learning rate"),
+    ],
+    ids=["anew", "a step ahead", "without its best", "later", "other rates", "of step 0", "of step 0, even", "no schedule"],
+)
+def test_rates_say_where_their_schedule_stood(tmp_path: Path, expected: Schedule, seen: Schedule, code: str, says: str) -> None:
+    verdict = told(tmp_path, expected, seen)
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+    assert says in f"{verdict.hint}"
+    assert verdict.code == "lr_scheduler_of_another_step" or "not of step" not in f"{verdict.hint}"
