@@ -12,7 +12,7 @@ from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
-from chaosrun.verify.ledger import displacement
+from chaosrun.verify.ledger import displacement, other_count
 from chaosrun.verify.rates import of_schedule
 from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
 from chaosrun.verify.restored import (
@@ -189,8 +189,8 @@ def _scope(moment: Moment, found: StateDifference) -> str:
 def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
     record = moment.records[first.rank]
     expected = moment.drill.reference_lineage.at(first.rank, moment.step)
-    if expected and _another_window(expected, record):
-        return Cause.of("accumulation_window", seen=len(record.batch), expected=len(expected.batch))
+    if expected and (counted := other_count(expected, record)):
+        return counted
     if field == "batch" and record.knows_ids:
         return _contents(moment, record)
     place = displacement(moment.drill, record, first.micro_batch or 0)
@@ -238,15 +238,6 @@ def _contents(moment: Moment, record: StepRecord) -> Cause:
         return Cause.of("batch_contents", because="hashes")
     independent = finding is not None and finding.items in ("independent", "draws")
     return Cause.of("batch_contents", because="independent" if independent else None)
-
-
-def _another_window(expected: StepRecord, seen: StepRecord) -> bool:
-    """More or fewer of the same micro-batches, or the same samples in others."""
-    both = min(len(expected.batch), len(seen.batch))
-    samples = [[each for ids in record.ids or () for each in ids or ()] for record in (expected, seen)]
-    ends = expected.batch[-both:] == seen.batch[-both:]
-    alike = ends or expected.batch[:both] == seen.batch[:both] or (any(samples[0]) and samples[0] == samples[1])
-    return len(expected.batch) != len(seen.batch) and alike
 
 
 def _fresh(moment: Moment, rank: int) -> set[str | None]:

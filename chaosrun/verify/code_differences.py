@@ -165,6 +165,13 @@ _STEP: Mapping[str, Row] = {
     ),
     "forward_pass.hashes": _HASHES,
     "batch_contents.hashes": _HASHES,
+    "forward_pass.passes": Row(
+        "",
+        script("a step made another number of forward passes than before, and as many backward passes", likely=True),
+        "the step made {seen} forward passes instead of {expected}, and as many backward passes: what goes through the model "
+        f"beside the batch of the loader is not what it was: {BESIDE}",
+        "O8",
+    ),
     "forward_pass.changed_between": detail(
         hint="the script changes the weights between the steps (it averages, clips or swaps them), and here it made something "
         f"else of them than undisturbed: what that goes by no checkpoint holds, or {BESIDE}",

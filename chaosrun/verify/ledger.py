@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Drill
-from chaosrun.verify.codes import Cause
+from chaosrun.verify.codes import Cause, Params
 
 WINDOW = 16
 """Micro-batches followed to tell one occurrence of a batch from another."""
@@ -20,6 +20,22 @@ class _Entry:
     index: int
     """Batch number within the epoch, from 0."""
     key: tuple[object, ...]
+
+
+def other_count(expected: StepRecord, seen: StepRecord) -> Cause | None:
+    """A step took more or fewer micro-batches than it should, some of them the same, or the same samples in others. Another
+    window has another number of backward passes, too, a loss each; else other batches went through the model besides."""
+    counts: Params = {"seen": len(seen.batch), "expected": len(expected.batch)}
+    both = min(len(seen.batch), len(expected.batch))
+    if len(seen.batch) == len(expected.batch):
+        return None
+    if len(seen.loss) == len(expected.loss) > 0:
+        alike = seen.batch[0] == expected.batch[0] or seen.batch[-1] == expected.batch[-1]
+        return Cause.of("forward_pass", because="passes", **counts) if alike else None
+    samples = [[each for ids in record.ids or () for each in ids or ()] for record in (expected, seen)]
+    ends = expected.batch[-both:] == seen.batch[-both:]
+    alike = ends or expected.batch[:both] == seen.batch[:both] or (any(samples[0]) and samples[0] == samples[1])
+    return Cause.of("accumulation_window", **counts) if alike else None
 
 
 def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:

@@ -12,7 +12,7 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord, StepRecord
 from chaosrun.verify.alignment import Standing, standing
 from chaosrun.verify.check import Drill
-from chaosrun.verify.codes import TABLE, Cause
+from chaosrun.verify.codes import TABLE, Cause, Params
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.suspects import QUANTITIES, saved_beside
 from chaosrun.wording import listed
@@ -234,12 +234,16 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         reason = replace(reason, because="drawn" if began and "rng" in began.wrong else "either")
     elif reason.code in QUANTITIES and reason.because != "drew_before" and (held := saved_beside(drill, divergence)):
         beside = ", ".join(f"{path} holds {listed(names)}" for path, names in held.items())
-        began = _began(drill, divergence)
-        returned = (
-            "model, optimizer and data" if began and "rng" in began.wrong else "model, optimizer, data and random streams"
-        )
-        reason = reason.explained("beside.saved", beside=beside, quantity=QUANTITIES[reason.code], returned=returned)
+        reason = reason.explained("beside.saved", beside=beside, **_returned(drill, divergence))
     return replace(divergence, reason=reason)
+
+
+def _returned(drill: Drill, found: Divergence) -> Params:
+    """In words, what came back, and what differs all the same."""
+    began = _began(drill, found)
+    returned = "model, optimizer and data" if began and "rng" in began.wrong else "model, optimizer, data and random streams"
+    passes = found.reason.because == "passes"
+    return {"returned": returned, "quantity": "number of forward passes" if passes else QUANTITIES[found.code]}
 
 
 def _advisable(divergence: Divergence, drill: Drill) -> bool:

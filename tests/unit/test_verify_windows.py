@@ -1,0 +1,37 @@
+"""A step of other micro-batches is another window only where its backward passes are others, too."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import edit_trace, only
+from script_legs import SCRIPT_KILLS, write_script_run
+
+from chaosrun.verify.verdict import Verdict, judge
+
+
+def told(root: Path, *, passes: bool) -> Verdict:
+    """Of a run whose second attempt begins with the first micro-batch of a step alone; `passes`: of two forward passes to each
+    backward pass."""
+    run = write_script_run(root, kills=SCRIPT_KILLS[:1])
+
+    def together(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "loss": line["loss"][:1]}
+
+    def lost(line: dict[str, Any]) -> dict[str, Any]:
+        cut = {name: line[name][:1] for name in ("batch", "ids", "loss")}
+        return {**line, **cut, "grad": "1" * 16, "param": "2" * 16}
+
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        for rank in range(3) if passes else ():
+            edit_trace(run, leg, attempt, rank, only("step", together))
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", lost, step=5))
+    return judge(run)
+
+
+@pytest.mark.parametrize(("passes", "code"), [(True, "forward_pass"), (False, "accumulation_window")])
+def test_a_batch_that_goes_through_the_model_besides_is_no_window(tmp_path: Path, passes: bool, code: str) -> None:
+    verdict = told(tmp_path, passes=passes)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
+    assert ("1 forward passes instead of 2" in f"{verdict.hint}") == passes, verdict.hint
