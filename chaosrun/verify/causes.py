@@ -204,7 +204,9 @@ def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None
         return Cause.of("source_keeps_its_place", **apart)
     if seen is None or seen.own is None or place.code not in _ORDER_OF_A_PASS:
         return None
-    return Cause.of("source_keeps_its_place", because="unseen", name=seen.own, where=place.explained("place").hint)
+    return Cause.of(
+        "source_keeps_its_place", because="unseen", name=seen.own, where=place.explained(place.because or "place").hint
+    )
 
 
 def _source_apart(moment: Moment, record: StepRecord) -> Params | None:

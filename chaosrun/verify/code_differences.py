@@ -77,6 +77,19 @@ _DATA: Mapping[str, Row] = {
         "sampler with an explicit data_seed)",
         "D5",
     ),
+    "batches_skipped.rest_of_epoch": detail(
+        hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: the rest of the epoch "
+        "before, {batches:batch}, was left out: what a stream had read ahead (a shuffle buffer, batches fetched) was lost, or "
+        "the epoch was taken as done"
+    ),
+    "batches_repeated.at_first": detail(
+        hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, as "
+        "nothing passed over those that were done (skip them, or save and load the state of the loader)"
+    ),
+    "data_order_not_restored.broken": detail(
+        hint="the batches begin as at step {step}, and then are others than those that follow there: what keeps the order (a "
+        "stream's shuffle buffer, a sampler's place or its random stream) was not restored{scope}"
+    ),
     "data_order_not_restored.place": detail(hint="no recorded step saw this batch"),
     "source_keeps_its_place": Row(
         "the script's sampler or stream counts its own passes: {name}",

@@ -145,7 +145,8 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         # The batches of its first steps tell more.
         first = next((moment for moment in _moments(drill, attempt)), None)
         seen = None if first is None else _in_step(first)
-        drawn = "rng" in found.wrong and seen is not None and seen.reason.code == "data_order_not_restored"
+        strange = seen is not None and (seen.reason.code, seen.reason.because) == ("data_order_not_restored", None)
+        drawn = "rng" in found.wrong and strange
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))
         # Batches that nobody ever saw are drawn from random streams that stand elsewhere.

@@ -12,6 +12,8 @@ WINDOW = 16
 NEAR = 8
 """A shift across an epoch's end by at most this many batches is called a shift, a longer one another epoch's order."""
 
+_SHIFTED = ("batches_skipped", "batches_repeated")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
@@ -44,14 +46,17 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     following = [record for record in trace.steps.values() if record.step >= first.step] if trace else [first]
     expected = _reference_steps(drill, first.rank)
     by_ids = all(record.knows_ids for record in (*following, *expected))
-    seen = [entry.key for entry in _entries(following, by_ids)][micro_batch : micro_batch + WINDOW]
+    entries = _entries(following, by_ids)[micro_batch : micro_batch + WINDOW]
+    seen = [entry.key for entry in entries]
     ledger = _entries(expected, by_ids)
     here = sum(len(record.batch) for record in expected if record.step < first.step) + micro_batch
     if not seen or here >= len(ledger):
         return Cause.of("more_batches")
     place = _best(ledger, seen, here)
     if place is not None:
-        return _name(ledger[here], ledger[place], place - here)
+        name = _name(ledger[here], ledger[place], place - here)
+        broken = name.code in _SHIFTED and not _goes_on(ledger, place, entries)
+        return Cause.of("data_order_not_restored", because="broken", step=ledger[place].step) if broken else name
     for rank in drill.ranks:
         other = _entries(_reference_steps(drill, rank), by_ids)
         place = _best(other, seen, here) if rank != first.rank else None
@@ -68,7 +73,23 @@ def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
         return Cause.of(code, epoch=found.epoch, where=where, expected=expected.epoch)
     batches = abs(found.index - expected.index) if same_epoch else abs(shift)
     code = "batches_skipped" if shift > 0 else "batches_repeated"
-    return Cause.of(code, batches=batches, step=found.step, index=found.index, epoch=found.epoch)
+    # Nobody counted wrong who began at an epoch's first batch.
+    because = None if found.index else "at_first" if same_epoch else "rest_of_epoch"
+    return Cause.of(code, because=because, batches=batches, step=found.step, index=found.index, epoch=found.epoch)
+
+
+def _goes_on(ledger: Sequence[_Entry], place: int, seen: Sequence[_Entry]) -> bool:
+    """What was seen are the batches from this place on, to the end of either epoch or of what is recorded."""
+    length = _in_common(ledger, place, [entry.key for entry in seen])
+    rests = ledger[place + length - 1 :], seen[length - 1 :]
+    return any(len(rest) < 2 or rest[0].epoch != rest[1].epoch for rest in rests)
+
+
+def _in_common(ledger: Sequence[_Entry], place: int, seen: Sequence[tuple[object, ...]]) -> int:
+    length = 0
+    while length < len(seen) and place + length < len(ledger) and ledger[place + length].key == seen[length]:
+        length += 1
+    return length
 
 
 def _best(ledger: Sequence[_Entry], seen: Sequence[tuple[object, ...]], here: int) -> int | None:
@@ -78,10 +99,7 @@ def _best(ledger: Sequence[_Entry], seen: Sequence[tuple[object, ...]], here: in
     for place, entry in enumerate(ledger):
         if entry.key != seen[0]:
             continue
-        length = 0
-        while length < len(seen) and place + length < len(ledger) and ledger[place + length].key == seen[length]:
-            length += 1
-        rating = (length, entry.epoch == epoch, -abs(place - here))
+        rating = (_in_common(ledger, place, seen), entry.epoch == epoch, -abs(place - here))
         if found is None or rating > found[0]:
             found = (rating, place)
     return found[1] if found else None
