@@ -83,6 +83,14 @@ class BatchLedger:
         listen()
         self._handed_out: deque[_HandedOut] = deque(maxlen=KEPT_BATCHES)
         self._last: _HandedOut | None = None
+        self._since: dict[int, int] = {}
+        """By iterator, how many batches it has handed out since the last pass that took some; the newest last."""
+        self._newest: list[Any] | None = None
+        """The ids of the newest batch."""
+        self._beside: set[int] = set()
+        """Iterators whose batches went through a model that was not training."""
+        self._begins = True
+        """No pass has taken any yet."""
         self.passes = 0
         """Over loaders whose batches were taken."""
         _BaseDataLoaderIter.__next__ = self._telling(_BaseDataLoaderIter.__next__)
@@ -103,6 +111,19 @@ class BatchLedger:
         self._last = found
         return found.ids
 
+    def passed_by(self) -> None:
+        """What was handed out last goes through a model that is not training."""
+        self._beside.update(list(self._since)[-1:])
+
+    def fetched(self, *, skipping: bool) -> list[Any] | None:
+        """The ids of the one batch that a loader has handed out for the pass that is made; None where it was none, or several.
+        `skipping`: before the first pass the script goes by batches that it had trained on."""
+        iterator, count = next(reversed(self._since.items()), (0, 0))
+        others = self._since.keys() - self._beside - {iterator}
+        alone = not others and (count == 1 or (count > 1 and self._begins and skipping))
+        self._since, self._beside, self._begins = {}, set(), False
+        return self._newest if alone else None
+
     def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
         """The batch whose copies these are, on another device for instance; None where that may be several."""
         samples = {_sample(tensor) for tensor in tensors if tensor.numel() > 1}
@@ -122,6 +143,8 @@ class BatchLedger:
             in_order = getattr(iterator, "_in_order", True)
             ids = _plain(drawn.popleft()) if drawn and in_order else None
             tensors = list(tensors_in(batch))
+            self._newest = ids
+            self._since[id(iterator)] = self._since.pop(id(iterator), 0) + 1
             if tensors:
                 addresses = {address_of(tensor) for tensor in tensors} - {0}
                 self._handed_out.append(_HandedOut(tensors, addresses, ids, id(iterator), iterator._num_yielded))

@@ -218,9 +218,10 @@ class Observer:
             before = fingerprint(self.parameters).value
             self._began = "" if before == self._weights else before
 
-    def batch(self, batch: Any, ids: list[Any] | None) -> None:
-        """A micro-batch has been handed to the script."""
+    def batch(self, batch: Any, ids: list[Any] | None, fetched: list[Any] | None = None) -> None:
+        """A micro-batch has been handed to the script. `fetched`: see `StepRecord`."""
         self._ids.append(ids)
+        self._fetched.append(fetched)
         self._digests.append(content_digest(batch))
         if self._inspector:
             self._inspector.batch(batch, ids)
@@ -228,10 +229,11 @@ class Observer:
     def drop_window(self) -> None:
         """What went backward since the last step leads to none; but it is where that began."""
         kept = self._rng_before, self._began
-        forward = self._ids[self._went_back :], self._digests[self._went_back :]
+        done = self._went_back
+        forward = self._ids[done:], self._fetched[done:], self._digests[done:]
         self._clear_window()
         self._rng_before, self._began = kept
-        self._ids, self._digests = forward
+        self._ids, self._fetched, self._digests = forward
 
     def losses(self, losses: Sequence[torch.Tensor]) -> None:
         """Of the micro-batches that are done since the last call, one scalar each."""
@@ -282,6 +284,7 @@ class Observer:
                 state=self._state.optimizer_digest(),
                 settings=self._settings,
                 began=self._began,
+                fetched=_ids_of(self._fetched),
             )
         )
         self._weights, self._restarts_here, self._saved_here = parameters.value, False, False
@@ -343,6 +346,7 @@ class Observer:
 
     def _clear_window(self) -> None:
         self._ids: list[list[Any] | None] = []
+        self._fetched: list[list[Any] | None] = []
         self._digests: list[str] = []
         self._went_back = 0
         """How many of them a backward pass has come of."""
@@ -354,6 +358,10 @@ class Observer:
 
     def _rng(self) -> str:
         return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._device).values()).encode())
+
+
+def _ids_of(batches: Sequence[list[Any] | None]) -> tuple[tuple[Any, ...] | None, ...] | None:
+    return tuple(None if ids is None else tuple(ids) for ids in batches) if any(batches) else None
 
 
 def _hex_of(rates: Sequence[float]) -> tuple[str, ...]:

@@ -105,6 +105,7 @@ class ScriptTraining:
                 return  # it goes on where another module has ended
             if not module.training:
                 # An evaluation, unless a backward pass comes of it.
+                self._ledger.passed_by()
                 self._evaluated = module, inputs, named
                 return
             self._go_on()
@@ -197,8 +198,9 @@ class ScriptTraining:
         self._heart.beat("forward", self.position.step + 1)
         own = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None)
         passes, ids = self._ledger.passes, self._ledger.taken(own)
+        fetched = self._ledger.fetched(skipping=self._order.attempt > 1)
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
-        steps.observer.batch([inputs, named], ids)
+        steps.observer.batch([inputs, named], ids, fetched if ids is None else None)
 
     def _take_given(self) -> None:
         """Gradients that no backward pass has made (torch.autograd.grad, torch.func, other ranks') are about to be applied."""

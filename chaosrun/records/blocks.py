@@ -130,6 +130,7 @@ class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """0: none."""
     grads: bytes | None = None
     params: bytes | None = None
+    fetched: list[Any] | None = None
 
 
 _ROWS = msgspec.msgpack.Decoder(_Row)
@@ -152,6 +153,7 @@ _REST: dict[str, tuple[_Change, _Change]] = {
     **dict.fromkeys(("epoch", "batches"), _PLAIN),
     "items": (lambda items: items or 0, lambda items: items or None),
     **dict.fromkeys(("grads", "params"), _PLAIN),
+    "fetched": (lambda batches: list(map(_packed_ids, batches)), lambda packed: tuple(map(_unpacked_ids, packed))),
 }
 """Fields that may be expected, in the order of `_Row`: how they are packed and unpacked."""
 _FIRST: dict[str, Any] = {"lr": (), "state": "", "settings": "", "began": "", "epoch": 0, "batches": 0, "items": None}
@@ -160,7 +162,12 @@ _FIRST: dict[str, Any] = {"lr": (), "state": "", "settings": "", "began": "", "e
 def _expected(before: StepRecord | None) -> dict[str, Any]:
     """What a step holds if it is like the one before it."""
     held = {name: getattr(before, name) for name in _FIRST} if before else dict(_FIRST)
-    return held | {"batches": held["batches"] + (len(before.batch) if before else 1), "grads": b"", "params": b""}
+    return held | {
+        "batches": held["batches"] + (len(before.batch) if before else 1),
+        "grads": b"",
+        "params": b"",
+        "fetched": None,
+    }
 
 
 class Scribe:

@@ -160,6 +160,9 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     began: str = ""
     """Of the parameters as the step began, where the script had changed them after the step before: it clips them, say. Under
     `chaosrun.attach` after a checkpoint alone."""
+    fetched: tuple[tuple[Any, ...] | None, ...] | None = None
+    """Of each micro-batch that is not what a loader handed out, the sample ids of what a loader had handed out for it, where
+    that can be told: the script makes its inputs of that (it normalises, mixes, adds noise). Not compared."""
     attempt: int = 0
     rank: int = 0
     """Both those of its file."""

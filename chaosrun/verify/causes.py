@@ -12,7 +12,7 @@ from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
-from chaosrun.verify.ledger import displacement, other_count
+from chaosrun.verify.ledger import displacement, fetched_alike, other_count
 from chaosrun.verify.rates import of_schedule
 from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
 from chaosrun.verify.restored import (
@@ -193,6 +193,8 @@ def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
         return counted
     if field == "batch" and record.knows_ids:
         return _contents(moment, record)
+    if expected and field == "batch" and fetched_alike(expected, record, first.micro_batch or 0) and not _streams_lost(moment):
+        return Cause.of("batch_contents", because="changed" if moment.restored else None)
     place = displacement(moment.drill, record, first.micro_batch or 0)
     return _of_source(moment, record, place) or place if moment.restored else place
 
@@ -240,6 +242,12 @@ def _contents(moment: Moment, record: StepRecord) -> Cause:
         return Cause.of("batch_contents", because="hashes")
     independent = finding is not None and finding.items in ("independent", "draws")
     return Cause.of("batch_contents", because="independent" if independent else None)
+
+
+def _streams_lost(moment: Moment) -> bool:
+    """Numbers that are drawn in the first step after a restart are others."""
+    found = standing(moment.drill, moment.attempt) if moment.first_after_restore else None
+    return found is not None and "rng" in found.wrong
 
 
 def _fresh(moment: Moment, rank: int) -> set[str | None]:

@@ -117,6 +117,12 @@ _DATA: Mapping[str, Row] = {
         "loss, a stage of a curriculum), or the dataset lists its samples in another order (sort what comes from a set or a "
         "directory)"
     ),
+    "batch_contents.changed": detail(
+        hint="the loader handed out the same samples, and the script made other inputs of them: what it normalises, mixes or "
+        "augments with, or keeps between loader and model (running statistics, a generator or a counter of its own, a buffer "
+        "of earlier samples), was not restored: save it with the checkpoint, and load it again",
+        hazard="O8",
+    ),
     "batch_contents.unrepeatable": detail(hint="the same samples came with other contents: {probe}"),
     "batch_contents.held": detail(
         hint="the same samples came with other contents: {name} of the script's dataset is {seen} when epoch {epoch} is opened "

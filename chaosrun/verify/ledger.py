@@ -65,6 +65,16 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     return Cause.of("data_order_not_restored")
 
 
+def fetched_alike(expected: StepRecord, seen: StepRecord, micro_batch: int) -> bool:
+    """A loader handed out the same samples for it, of which the script has made something else."""
+    known = [_fetched(record, micro_batch) for record in (expected, seen)]
+    return known[0] is not None and known[0] == known[1]
+
+
+def _fetched(record: StepRecord, micro_batch: int) -> Sequence[object] | None:
+    return record.fetched[micro_batch] if record.fetched and micro_batch < len(record.fetched) else None
+
+
 def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
     same_epoch = expected.epoch == found.epoch
     if not same_epoch and (expected.index == found.index or abs(shift) > NEAR):

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Bugs, write_run
+from legs import Bugs, edit_trace, only, write_run
+from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import judge
 from tests.records import read_lines, write_lines
 
+Line = dict[str, Any]
 Streams = dict[str, str]
 
 
@@ -152,3 +154,31 @@ def test_an_unknown_finding_is_a_damaged_trace(tmp_path: Path) -> None:
     verdict = judge(run)
     assert verdict.status != "PASS"
     assert any("items" in str(check.summary) + str(check.evidence) for check in verdict.checks if check.name == "records")
+
+
+@pytest.mark.parametrize(
+    ("fetched", "keeps_rng", "code"),
+    [
+        ("alike", True, "batch_contents"),
+        ("otherwise", True, "data_order_not_restored"),
+        ("unknown", True, "data_order_not_restored"),
+        ("alike", False, "rng_not_restored"),
+    ],
+)
+def test_the_order_is_not_blamed_where_loaders_hand_out_the_same(
+    tmp_path: Path, fetched: str, keeps_rng: bool, code: str
+) -> None:
+    """Of a script that makes its inputs of what a loader hands out, their samples are not known as such."""
+    bugs = Bugs(keep_augmentation=False, with_ids=False, keep_rng=keeps_rng)
+    run = write_script_run(tmp_path, bugs=bugs, kills=SCRIPT_KILLS[:1])
+
+    def tell(line: Line, again: bool) -> Line:
+        other = fetched == "otherwise" and again
+        return {**line, "fetched": None if fetched == "unknown" and again else [[line["step"] + other], [7]]}
+
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        for rank in range(3):
+            edit_trace(run, leg, attempt, rank, only("step", lambda line, again=attempt > 1: tell(line, again)))  # type: ignore[misc]
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
+    assert ("the loader handed out the same samples" in f"{verdict.hint}") == (code == "batch_contents"), verdict.hint

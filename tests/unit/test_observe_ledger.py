@@ -1,0 +1,59 @@
+"""Of a batch that the script has made anew, the ledger tells what a loader had handed out for it, or nothing."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from chaosrun.observe.ledger import BatchLedger
+
+DATA = TensorDataset(torch.arange(24.0).reshape(12, 2))
+
+
+@pytest.fixture
+def ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchLedger]:
+    monkeypatch.setattr(_BaseDataLoaderIter, "__next__", _BaseDataLoaderIter.__next__)
+    monkeypatch.setattr(_BaseDataLoaderIter, "_next_index", _BaseDataLoaderIter._next_index)
+    yield BatchLedger()
+
+
+def loader() -> Iterator[list[torch.Tensor]]:
+    return iter(DataLoader(DATA, batch_size=2))
+
+
+def test_what_was_handed_out_for_a_pass_is_told_once(ledger: BatchLedger) -> None:
+    batches = loader()
+    for ids in ([0, 1], [2, 3]):
+        (x,) = next(batches)
+        assert ledger.taken([x - 1]) is None and ledger.fetched(skipping=False) == ids
+        assert ledger.fetched(skipping=False) is None  # a second pass with it
+    (x,) = next(batches)
+    assert ledger.taken([x]) == [4, 5] and ledger.fetched(skipping=False) == [4, 5]
+
+
+def test_of_several_batches_none_is_told_but_behind_those_that_a_restart_skips(ledger: BatchLedger) -> None:
+    batches = loader()
+    *_, last = (next(batches) for _ in range(3))
+    assert ledger.fetched(skipping=True) == [4, 5] and last
+    assert next(batches) and next(batches)
+    assert ledger.fetched(skipping=True) is None
+
+
+def test_at_the_very_beginning_nothing_is_skipped(ledger: BatchLedger) -> None:
+    batches = loader()
+    assert next(batches) and next(batches)
+    assert ledger.fetched(skipping=False) is None
+
+
+def test_of_two_loaders_none_is_told_but_beside_an_evaluation(ledger: BatchLedger) -> None:
+    batches, others = loader(), loader()
+    assert next(others) and next(batches)
+    assert ledger.fetched(skipping=False) is None
+    for _ in range(2):
+        next(others)
+        ledger.passed_by()
+    next(batches)
+    ledger.passed_by()  # a teacher sees it first
+    assert ledger.fetched(skipping=False) == [2, 3]
