@@ -135,6 +135,13 @@ _DATA: Mapping[str, Row] = {
         "or a counter of its own, the order of a set or a directory (sort it); or only some samples draw (draw from "
         "chaosrun.sample_rng(index))"
     ),
+    "batch_size_not_restored": Row(
+        "batch size not restored",
+        script("the size of its batches follows something that no checkpoint holds"),
+        "a batch has {samples:sample} where it had {expected} undisturbed: the size of batches follows a count, a schedule or "
+        "an argument that was not restored (save it with the checkpoint, and build the loader with it)",
+        "D14",
+    ),
     "accumulation_window": Row(
         "accumulation window",
         script("a step took another number of micro-batches than before", likely=True),

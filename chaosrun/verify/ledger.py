@@ -1,6 +1,6 @@
 """Where in the reference the batches that a resumed rank saw lie: ahead, behind, in another epoch, on another rank. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chaosrun.records.traces import StepRecord
@@ -69,6 +69,24 @@ def fetched_alike(expected: StepRecord, seen: StepRecord, micro_batch: int) -> b
     """A loader handed out the same samples for it, of which the script has made something else."""
     known = [_fetched(record, micro_batch) for record in (expected, seen)]
     return known[0] is not None and known[0] == known[1]
+
+
+def other_size(drill: Drill, first: StepRecord) -> Cause | None:
+    """Batches are of another size in the rest of the pass; its last one, which may be short, left aside."""
+    trace, expected = drill.chaos.trace(first.attempt, first.rank), drill.reference_lineage.at(first.rank, first.step)
+    if trace is None or expected is None:
+        return None
+    seen = _sizes(record for record in trace.steps.values() if record.step >= first.step and record.epoch == first.epoch)
+    undisturbed = _sizes(record for record in _reference_steps(drill, first.rank) if record.epoch == expected.epoch)
+    if len(seen) == len(undisturbed) == 1 and seen != undisturbed and None not in seen | undisturbed:
+        return Cause.of("batch_size_not_restored", samples=seen.pop(), expected=undisturbed.pop())
+    return None
+
+
+def _sizes(records: Iterable[StepRecord]) -> set[int | None]:
+    """None among them: that of some is not known."""
+    known = [ids for record in records for ids in record.ids or record.fetched or (None,)]
+    return {None if ids is None else len(ids) for ids in known[:-1]}
 
 
 def _fetched(record: StepRecord, micro_batch: int) -> Sequence[object] | None:

@@ -244,8 +244,11 @@ def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: D
 
 
 def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
-    """The batches that were done again, or left out, are the steps by which the end is off, or more than those."""
+    """The batches that were done again, or left out, are the steps by which the end is off, or more than those; or batches are
+    of another size."""
     direction = {"batches_repeated": 1, "batches_skipped": -1}.get(reason.code)
+    if reason.code == "batch_size_not_restored":
+        return True  # an epoch has another number of steps then
     assert ended.cause is not None
     steps, rank = ended.cause.params["step"] - ended.cause.params["expected"], ended.cause.params["rank"]
     first = drill.reference_lineage.at(rank, 1)

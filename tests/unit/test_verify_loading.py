@@ -182,3 +182,22 @@ def test_the_order_is_not_blamed_where_loaders_hand_out_the_same(
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
     assert ("the loader handed out the same samples" in f"{verdict.hint}") == (code == "batch_contents"), verdict.hint
+
+
+@pytest.mark.parametrize("changed", [range(5, 13), range(5, 6)])
+def test_batches_of_another_size_are_told_as_such(tmp_path: Path, changed: range) -> None:
+    """One alone may be the last of an epoch."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        other = {"ids": [[1000, 1001, 1002], [1003, 1004, 1005]], "batch": ["0" * 16, "1" * 16]}
+        edit_trace(
+            run,
+            "chaos",
+            2,
+            rank,
+            only("step", lambda line: {**line, **(other if line["step"] in changed else {})}),  # noqa: B023
+        )
+    verdict = judge(run)
+    assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
+    told = "a batch has 3 samples where it had 2 undisturbed"
+    assert (verdict.code == "batch_size_not_restored", told in f"{verdict.hint}") == (len(changed) > 1,) * 2, verdict.hint
