@@ -231,6 +231,8 @@ class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
     """What it was given to save, where that is seen, by path: readable where that is short, else digests."""
     aside: bool = False
     """By another thread than the one that trains."""
+    before: str = ""
+    """Of a rename, where it lay before, as `path`."""
 
 
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -216,10 +216,19 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             own = [(rank, saved) for rank, saved in told if saved.how != REMOVED]
             if _is_complete(own) and _went_on(attempt, own):
                 kinds = frozenset("".join(each for each in saved.path if not each.isdigit()) for _, saved in own)
-                path = next(saved.path for _, saved in own if saved.how in WRITERS)
-                # Written beside, and given its name afterwards.
+                path = named_since(next(saved for _, saved in own if saved.how in WRITERS), [saved for _, saved in own])
+                # Of a folder that was given its name as a whole, that.
                 path = next((saved.path for _, saved in own if saved.how == "rename" and path.startswith(saved.path)), path)
                 yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds)
+
+
+def named_since(save: SaveRecord, others: Iterable[SaveRecord]) -> str:
+    """Its path after the script has renamed it, or its folder, when it was written."""
+    path = PurePath(save.path)
+    for rename in (each for each in others if each.how == "rename" and each.step == save.step and each.before):
+        if path.is_relative_to(rename.before):
+            path = rename.path / path.relative_to(rename.before)
+    return str(path)
 
 
 def _is_complete(own: list[tuple[int, SaveRecord]]) -> bool:

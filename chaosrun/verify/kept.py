@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
+from chaosrun.verify.alignment import named_since
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
@@ -95,11 +96,12 @@ def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord,
     name = next((each for each in names if parts[each]), names[0])
     code = f"{parts[name]}_not_restored" if parts[name] else _UNKNOWN
     values = [each.held.get(name, "not there") for each in (expected, seen)]
-    where = f"{name} is {values[1]} when {seen.path} is saved after step {seen.step}, undisturbed it is {values[0]}"
+    path = named_since(seen, (each for trace in drill.chaos.traces if trace.rank == rank for each in trace.saves))
+    where = f"{name} is {values[1]} when {path} is saved after step {seen.step}, undisturbed it is {values[0]}"
     if expected.step != seen.step:
         name, code, values = "its count of steps", _UNKNOWN, [f"step {each.step}" for each in (expected, seen)]
-        where = f"{seen.path} is saved after {values[1]}, undisturbed after {values[0]}"
-    about = {"name": name, "path": seen.path, "step": seen.step, "rank": rank, "where": where, "differing": names}
+        where = f"{path} is saved after {values[1]}, undisturbed after {values[0]}"
+    about = {"name": name, "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
     return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about))
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
+from chaosrun.verify.alignment import named_since
 from chaosrun.verify.check import Drill
 from chaosrun.verify.divergence import Divergence
 
@@ -19,12 +20,14 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[str, list[str]]:
     suspects: dict[str, list[str]] = {}
     for rank, trace in sorted(attempt.traces.items()):
         earlier = (each.traces.get(rank) for each in drill.chaos.attempts if each.number < attempt.number)
-        for save in (save for each in earlier if each for save in each.saves if save.step == attempt.start_of(rank)):
+        saves = ((each, save) for each in earlier if each for save in each.saves if save.step == attempt.start_of(rank))
+        for each, save in saves:
             later = next((each for each in trace.saves if each.held.keys() == save.held.keys()), None)
             again = _as_undisturbed(drill, rank, later) if later else set[str]()
             names = _beside(save, trace) & _as_undisturbed(drill, rank, save) - again
             if names:
-                suspects[save.path] = sorted({name.partition("/")[0] for name in names})
+                path = named_since(save, each.saves)
+                suspects[path] = sorted({name.partition("/")[0] for name in names})
     return suspects
 
 

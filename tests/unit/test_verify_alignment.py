@@ -141,6 +141,24 @@ def test_an_older_checkpoint_is_not_the_newest(tmp_path: Path) -> None:
     assert "attempt 3 went on from step 4 and passed over the complete checkpoint of step 8" in verdict.cause
 
 
+def test_a_checkpoint_is_called_what_the_script_has_renamed_it_to(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    trace = run.leg("chaos").attempt(2).trace(0)
+
+    def beside(line: dict[str, Any]) -> list[dict[str, Any]]:
+        if line["kind"] != "save" or "model" not in line["path"]:
+            return [] if line["kind"] == "save" else [line]
+        rename = {**line, "how": "rename", "path": f"step-{line['step']}.pt", "before": "ckpt/tmp", "held": {}}
+        return [{**line, "path": "ckpt/tmp"}, *([rename] if line["done"] else [])]
+
+    write_lines(trace, [each for line in read_lines(trace) for each in beside(line)])
+    for leg in ("chaos", "reference"):
+        first = run.leg(leg).attempt(1).trace(0)
+        write_lines(first, [each for line in read_lines(first) for each in beside(line)])
+    verdict = judge(run)
+    assert "passed over the complete checkpoint of step 8 (step-8.pt)" in verdict.cause
+
+
 def test_shards_are_no_replicas(tmp_path: Path) -> None:
     run = write_script_run(tmp_path)
     attempts = [("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3)]

@@ -1,13 +1,17 @@
 """What a checkpoint holds beside model and optimizer is suspected where all else came back."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from legs import Bugs, drop, edit_trace, only
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.verify.verdict import judge
+from tests.records import read_lines, write_lines
 
+Line = dict[str, Any]
 HELD = {"m/block.weight": "1", "m/buffer": "1", "o/state/0/exp_avg": "1", "o/param_groups/0/lr": "1"}
 
 
@@ -26,3 +30,26 @@ def test_what_is_saved_beside_model_and_optimizer_is_suspected(tmp_path: Path, s
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
     told = "beside model and optimizer ckpt-4/model.pt holds ptr, queue, ckpt-4/optimizer.pt holds ptr, queue, which"
     assert (told in f"{verdict.hint}") == (saved_again != "alike"), verdict.hint
+
+
+@pytest.mark.parametrize(("before", "after"), [("tmp", "step-4.pt"), ("tmp/model.pt", "step-4/model.pt")])
+def test_a_file_is_called_what_the_script_has_renamed_it_to(tmp_path: Path, before: str, after: str) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False), kills=SCRIPT_KILLS[:1])
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        other = {"ptr": "0" if (leg, attempt) == ("chaos", 2) else "4"}
+        held = {**HELD, **other}
+        trace = run.leg(leg).attempt(attempt).trace(0)
+        write_lines(trace, list(renamed(read_lines(trace), before, after, held)))
+    assert f"beside model and optimizer {after} holds ptr, which" in f"{judge(run).hint}"
+
+
+def renamed(lines: Iterable[Line], before: str, after: str, held: dict[str, str]) -> Iterator[Line]:
+    """Each save of a leg is this file."""
+    for line in lines:
+        if line["kind"] != "save":
+            yield line
+        elif line["path"].endswith("model.pt"):
+            yield {**line, "path": before, "held": {} if line["done"] else held}
+            if line["done"]:
+                source, target = before.partition("/")[0], after.partition("/")[0]
+                yield {**line, "how": "rename", "path": target, "before": source, "held": {}}
