@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.observe.writers import wrap_imported
-from chaosrun.records.left import holds_tensors
 
 _NATIVE_WRITERS = (
     ("torch", "save"),
@@ -50,9 +49,8 @@ class Results:
         self._complete = True
 
     def saves(self) -> dict[str, tuple[tuple[int, float], ...]]:
-        """Of files that hold tensors by now: after which steps they were written to, and when."""
-        kept = {path: writes for path, writes in self.before.items() if len(writes) <= MOST and holds_tensors(Path(path))}
-        return {path: tuple(writes.items()) for path, writes in kept.items()}
+        """After which steps each was written to, and when. Nothing is opened to see what it is: that would count as a read."""
+        return {path: tuple(writes.items()) for path, writes in self.before.items() if len(writes) <= MOST}
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:

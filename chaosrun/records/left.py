@@ -3,7 +3,6 @@ script that resumes by itself, those that one which attached wrote."""
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -98,22 +97,17 @@ def _results(leg: LegLayout, workers: int) -> Iterator[_File]:
 
 
 def _file(path: Path, name: str) -> Iterator[_File]:
-    """Where it may hold tensors."""
-    if holds_tensors(path):
-        with suppress(OSError):  # gone meanwhile
-            about = path.stat()
-            yield _File(about.st_mtime, about.st_size, path, name)
-
-
-def holds_tensors(path: Path) -> bool:
-    """As far as its first bytes and its name tell; False of a link, and where it cannot be read."""
+    """Where it may hold tensors, and is no link."""
     try:
         if path.is_symlink() or not path.is_file():
-            return False
+            return
         with path.open("rb") as file:
-            return is_one(file.read(8), path.suffix)
+            head = file.read(8)
+        about = path.stat()
     except OSError:
-        return False
+        return
+    if is_one(head, path.suffix):
+        yield _File(about.st_mtime, about.st_size, path, name)
 
 
 def read_left(leg: LegLayout, problems: list[str]) -> Left:

@@ -63,7 +63,7 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     results: tuple[str, ...] = ()
     """Files that it wrote when its training was complete, absolute."""
     saves: Mapping[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
-    """By absolute path, files of tensors that a script which attached wrote as it trained: after which steps, and when."""
+    """By absolute path, files that a script which attached wrote as it trained: after which steps, and when."""
     own_sigterm: bool = False
     """A handler of the script's own had taken the place of chaosrun's, by which a rank leaves on notice."""
 
