@@ -62,7 +62,7 @@ def preempt_from_outside(strike: OutsideStrike) -> bool:
         wait_gone([strike.victim], timeout_s=strike.option("grace_s"))
         strike.signal(signal.SIGKILL)
 
-    if not catches(strike.victim, signal.SIGTERM):
+    if is_alive(strike.victim) and not catches(strike.victim, signal.SIGTERM):
         strike.note(NoticeNote(unhandled=True))
     return strike.signal(signal.SIGTERM) and strike.later(end_grace)
 
