@@ -15,7 +15,6 @@ from typing import Any
 
 from chaosrun.observe.contents import contents
 from chaosrun.observe.writers import wrap_writers
-from chaosrun.records.codec import changed
 from chaosrun.records.traces import SaveRecord
 
 _BY_ENDING = {".distcp": "dcp", ".metadata": "dcp", ".metadata.tmp": "dcp", ".safetensors": "safetensors"}
@@ -75,7 +74,7 @@ class SaveWatch:
             paths = [self._below(each) for each in arguments[: 2 if event in _TWO_NAMES else 1]]
             step = self._begin(next(filter(None, paths), None))
             if event == "os.rename" and step is not None and (path := paths[-1]) is not None and not self._inside:
-                self._tell_once(step, path, "rename", done=True, before=paths[0])
+                self._tell_once(step, path, "rename", done=True, before=paths[0] or "")
 
     def _removed(self, path: str | None) -> None:
         if path is not None and os.getpid() == self._pid and (step := self._step()) is not None and not self._inside:
@@ -98,7 +97,7 @@ class SaveWatch:
             path = os.path.join(os.path.realpath(folder), name)
         return path if path.startswith(self._outputs) else None
 
-    def _tell_once(self, step: int, path: str, how: str, *, done: bool, before: str | None = None) -> None:
+    def _tell_once(self, step: int, path: str, how: str, *, done: bool, before: str = "") -> None:
         if (step, path) not in self._told:
             self._told.add((step, path))
             self._tell(step, path, how, done=done, before=before)
@@ -112,11 +111,10 @@ class SaveWatch:
         return {}
 
     def _tell(
-        self, step: int, path: str, how: str, *, done: bool, held: dict[str, str] | None = None, before: str | None = None
+        self, step: int, path: str, how: str, *, done: bool, held: dict[str, str] | None = None, before: str = ""
     ) -> None:
-        earlier = "" if before is None else self._relative(before)
-        save = SaveRecord(step=step, path=self._relative(path), how=how, time_s=time.time(), done=done, held=held or {})
-        self._found(changed(save, before=earlier))
+        earlier, path = before and self._relative(before), self._relative(path)
+        self._found(SaveRecord(step=step, path=path, how=how, time_s=time.time(), done=done, held=held or {}, before=earlier))
 
     def _relative(self, path: str) -> str:
         return next((os.path.relpath(path, output) for output in self._outputs if path.startswith(output)), path)

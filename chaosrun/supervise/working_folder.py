@@ -97,8 +97,8 @@ def expect_resumable(leg: LegLayout, ranks: int, steps: int, *, on_notice: bool 
 
 def _has_saved(leg: LegLayout, ranks: int) -> bool:
     """Whether the script has saved in the leg's folders, which it may have cleared away at its end."""
-    last = leg.attempt(leg.attempts()[-1])
-    traces = (read_trace(last.trace(rank), leg.attempts()[-1], rank, []) for rank in range(ranks))
+    last = leg.attempts()[-1]
+    traces = (read_trace(leg.attempt(last).trace(rank), last, rank, []) for rank in range(ranks))
     return any(save.done and save.how in WRITERS and not os.path.isabs(save.path) for trace in traces for save in trace.saves)
 
 

@@ -20,13 +20,13 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[str, list[str]]:
     suspects: dict[str, list[str]] = {}
     for rank, trace in sorted(attempt.traces.items()):
         earlier = (each.traces.get(rank) for each in drill.chaos.attempts if each.number < attempt.number)
-        saves = ((each, save) for each in earlier if each for save in each.saves if save.step == attempt.start_of(rank))
-        for each, save in saves:
+        saves = ((before, save) for before in earlier if before for save in before.saves if save.step == attempt.start_of(rank))
+        for before, save in saves:
             later = next((each for each in trace.saves if each.held.keys() == save.held.keys()), None)
             again = _as_undisturbed(drill, rank, later) if later else set[str]()
             names = _beside(save, trace) & _as_undisturbed(drill, rank, save) - again
             if names:
-                path = named_since(save, each.saves)
+                path = named_since(save, before.saves)
                 suspects[path] = sorted({name.partition("/")[0] for name in names})
     return suspects
 
