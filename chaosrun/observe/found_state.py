@@ -121,8 +121,12 @@ class FoundState:
             own = [names.get(id(parameter), f"{UNNAMED}{index}") for index, parameter in enumerate(parameters_of(optimizer))]
             for (index, *path), value in _state_of(optimizer):
                 kept["/".join(map(str, (number, own[index], *path)))] = value
-        buffers = dict(self._of_roots("named_buffers"))
-        return {"model": dict(self.parameters()), "buffers": buffers, "optimizer": kept, "scheduler": {}, "registered": {}}
+        nobody_knows: dict[str, dict[str, object]] = {"scheduler": {}, "registered": {}}
+        return {"model": dict(self.parameters()), "buffers": self._named_buffers(), "optimizer": kept, **nobody_knows}
+
+    def buffers(self) -> dict[str, str]:
+        """Digests of the model's, by name."""
+        return digests(self._named_buffers())
 
     def digests(self, *, of: Components | None = None) -> dict[str, dict[str, str]]:
         """As those of `ObservedState`."""
@@ -152,6 +156,9 @@ class FoundState:
     def loader_workers(self) -> list[tuple[int, int]]:
         """Not known."""
         return []
+
+    def _named_buffers(self) -> dict[str, object]:
+        return dict(self._of_roots("named_buffers"))
 
     def _of_roots(self, method: str) -> Iterator[tuple[str, Any]]:
         for number, root in enumerate(self._roots):

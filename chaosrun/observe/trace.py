@@ -5,8 +5,8 @@ The protocol calls it at the points that the script comes by; the form of the re
 
 import os
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -102,6 +102,8 @@ class Arrival:
     source: Source = "storage"
     found: Found | None = None
     """Where a script went on by itself."""
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    """Digests of its model's then, by name."""
     in_part: bool = False
     """Its optimizers step but some of its parameters yet."""
     seeded: bool = True
@@ -184,6 +186,7 @@ class Observer:
                 parts=True,
                 digests=arrival.digests,
                 state=at_start.optimizer,
+                buffers=arrival.buffers,
                 found=arrival.found,
             )
         )

@@ -247,7 +247,16 @@ class ScriptTraining:
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
         again = self._steps is not None
-        arrival = Arrival(entered_s=self._started_s, found=found, in_part=state.in_part, seeded=hooks.seeded(), again=again)
+        arrival = Arrival(
+            **{
+                "entered_s": self._started_s,
+                "found": found,
+                "in_part": state.in_part,
+                "seeded": hooks.seeded(),
+                "again": again,
+            },
+            buffers=state.buffers() if found else {},
+        )
         steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
         return steps
@@ -322,7 +331,7 @@ class ScriptTraining:
         if save.held and save.step != self._looked_beside:
             self._looked_beside = save.step
             with contextlib.suppress(TypeError):  # a tensor without memory of its own
-                save = changed(save, held={**save.held, **self._state.beside()})
+                save = changed(save, held={**save.held, **self._state.beside()}, buffers=self._state.buffers())
         self._steps.observer.write(save)
 
     def _complete(self) -> None:

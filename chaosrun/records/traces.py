@@ -90,6 +90,8 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     """Of the state that was restored."""
     state: str = ""
     """Of the optimizers' state, where a script resumes by itself."""
+    buffers: Mapping[str, Text] = msgspec.field(default_factory=dict)
+    """Digests by name; where a script resumes by itself, of a restart."""
     found: Found | None = None
     """Of a script that resumes by itself; position.step then numbers the attempt as this says. None at the very beginning."""
 
@@ -229,6 +231,8 @@ class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
     done: bool
     held: Mapping[str, Text] = msgspec.field(default_factory=dict)
     """What it was given to save, where that is seen, by path: readable where that is short, else digests."""
+    buffers: Mapping[str, Text] = msgspec.field(default_factory=dict)
+    """Digests of the model's, by name, as the save began: with the first of a step of which is seen what it was given."""
     aside: bool = False
     """By another thread than the one that trains."""
     before: str = ""

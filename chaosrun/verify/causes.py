@@ -20,6 +20,7 @@ from chaosrun.verify.restored import (
     StateDifference,
     is_scaler,
     is_setting,
+    lost_buffers,
     reference_state,
     restored_difference,
     saved_before,
@@ -291,6 +292,8 @@ def _loss(moment: Moment) -> Cause:
     if moment.restored and moment.drill.hash_seeds:
         return Cause.of("forward_pass", because="hashes")
     if moment.restored_right:
+        if moment.first_after_restore and (lost := lost_buffers(moment.drill, moment.attempt, moment.records.keys())):
+            return Cause.of("buffers_not_restored", because="at_start", rank=lost[0], name=lost[1], by="script")
         return Cause.of("forward_pass", because=_beside_streams(moment))
     return Cause.of("forward_pass", because="restored" if moment.restored else None)
 

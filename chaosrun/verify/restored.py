@@ -4,7 +4,7 @@ That shows where a difference begins, not where the training first reads what di
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from chaosrun.records.history import Attempt
@@ -87,6 +87,22 @@ def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> Checkp
     earlier = [other.traces[rank] for other in drill.chaos.attempts if other.number < attempt.number and rank in other.traces]
     saved = [checkpoint for trace in earlier for checkpoint in trace.checkpoints if checkpoint.step == step]
     return saved[-1] if saved else None
+
+
+def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, list[str]] | None:
+    """The first of these ranks whose model began with other buffers than it had when its script saved at that step, and which:
+    of those that differ at the end, too, since a pass may compute some anew. What another rank had saved, DDP hands out."""
+    step = attempt.resume_step
+    traces = [trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values()]
+    saved = {trace.rank: save.buffers for trace in traces for save in trace.saves if save.step == step and save.buffers}
+    for rank in sorted(saved.keys() & attempt.starts.keys() & ranks):
+        began = attempt.starts[rank].buffers
+        ends = [leg.ends[rank].digests.get("buffers", {}) for leg in (drill.reference, drill.chaos) if rank in leg.ends]
+        apart = set(differing_keys(*ends)) if began and len(ends) == 2 else set[str]()
+        names = [name for name in differing_keys(saved[rank], began) if name in apart]
+        if names := [name for name in names if all(began.get(name) != other.get(name) for other in saved.values())]:
+            return rank, names
+    return None
 
 
 def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | None:

@@ -86,6 +86,27 @@ def test_state_that_no_evidence_covers_differs_in_its_step_and_is_the_scripts(tm
 
 
 @pytest.mark.parametrize(
+    ("began", "rank", "name", "code"),
+    [
+        ("b" * 16, 0, "norm.mean", "buffers_not_restored"),
+        ("a" * 16, 0, "norm.mean", "forward_pass"),
+        ("b" * 16, 0, "scratch", "forward_pass"),  # the same at the end: computed anew by each pass
+        ("a" * 16, 1, "norm.mean", "forward_pass"),  # rank 0's, which DDP hands out
+    ],
+)
+def test_buffers_that_a_restart_begins_without_are_named(tmp_path: Path, began: str, rank: int, name: str, code: str) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False))
+    traces = [run.leg("chaos").attempt(1).trace(saver) for saver in (0, 1)]
+    saves = [line for line in read_lines(traces[0]) if line["kind"] == "save"]
+    write_lines(traces[1], [*read_lines(traces[1]), *({**line, "buffers": {name: "c" * 16}} for line in saves)])
+    edit_trace(run, "chaos", 1, 0, only("save", put(buffers={name: "a" * 16}), step=4))
+    edit_trace(run, "chaos", 2, rank, only("start", put(buffers={name: began})))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
+    assert (f"begins with another {name} than" in f"{verdict.hint}") == (code == "buffers_not_restored")
+
+
+@pytest.mark.parametrize(
     ("path", "aside", "code"),
     [
         ("step=3.ckpt", True, "saved_while_training"),
