@@ -219,7 +219,7 @@ def _attempts(
             )
         )
         since = start.seq
-        problems.extend(_strange_processes(found[-1]))
+        problems.extend([*_strange_processes(found[-1]), *_lost_traces(found[-1])])
     return tuple(found)
 
 
@@ -228,6 +228,15 @@ def _strange_processes(attempt: Attempt) -> Iterator[str]:
         started = attempt.pids.get(rank)
         if trace.start and started is not None and trace.start.pid != started:
             yield f"attempt {attempt.number} rank {rank} was process {started}, its trace is of process {trace.start.pid}"
+
+
+def _lost_traces(attempt: Attempt) -> Iterator[str]:
+    """Where gradients are averaged over the ranks, each had begun before any of them made a step."""
+    for trace in attempt.traces.values():
+        if trace.start and trace.blocks and (trace.start.sharded or any(each.layout for each in trace.buckets)):
+            lost = [rank for rank in range(trace.start.world_size) if rank not in attempt.starts]
+            yield from (f"attempt {attempt.number}: the trace of rank {rank} is missing, or empty" for rank in lost)
+            return
 
 
 def _read_traces(layout: LegLayout, attempt: int, read: TraceReader, problems: list[str]) -> Mapping[int, RankTrace]:

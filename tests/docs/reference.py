@@ -82,6 +82,8 @@ def type_of(name: str, schema: Schema) -> str:
         return words
     if "$ref" in schema or any("$ref" in choice for choice in schema.get("anyOf", ())):
         return "mapping" if "$ref" in schema else "name, file, or mapping"
+    if (several := schema.get("anyOf")) is not None:
+        return " or ".join(type_of(name, choice) for choice in several)
     if (choices := schema.get("enum")) is not None:
         return LISTED[name] if len(choices) > MOST_CHOICES else ", ".join(f"`{choice}`" for choice in choices)
     match schema.get("type"):

@@ -74,6 +74,8 @@ def test_torn_last_line_is_tolerated(run: RunLayout) -> None:
 
 def test_trace_of_a_rank_killed_before_its_first_line(run: RunLayout) -> None:
     run.leg("chaos").attempt(3).trace(0).write_bytes(b"\0\x30\x95\x8d\xa4kind\xa5sta")
+    for other in (1, 2):
+        edit_trace(run, "chaos", 3, other, lambda line: line if line["kind"] == "start" else None)
     history = read_leg(run.leg("chaos"))
     trace = history.trace(3, 0)
     assert history.problems == ()
@@ -120,6 +122,20 @@ def test_malformed_line_is_a_problem(
     edit_trace(run, "chaos", 2, 1, edit)
     problems = read_leg(run.leg("chaos")).problems
     assert problems and complaint in problems[0]
+
+
+@pytest.mark.parametrize(("leg", "attempt"), [("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3)])
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_trace_that_is_lost_is_a_problem_also_of_steps_that_were_rolled_back(
+    run: RunLayout, leg: str, attempt: int, emptied: bool
+) -> None:
+    path = run.leg(leg).attempt(attempt).trace(1)
+    path.unlink()
+    if emptied:
+        path.touch()
+    assert f"attempt {attempt}: the trace of rank 1 is missing, or empty" in read_leg(run.leg(leg)).problems[0]
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("INCONCLUSIVE", "records_damaged", "machine"), verdict.cause
 
 
 def test_a_malformed_step_of_a_whole_block_is_seen_where_it_is_compared(run: RunLayout) -> None:
