@@ -15,6 +15,12 @@ _BESIDE = detail(
     hazard="O8",
 )
 
+_OF_ONE_RANK = detail(
+    hint="{returned} came back as they were saved, and yet another {quantity}, on {others} alone: beside model and optimizer "
+    f"{{beside}}, as rank {{saver}} had it, which is right: each rank has its own (save that of each); or {BESIDE}",
+    hazard="O8",
+)
+
 _RESUME: Mapping[str, Row] = {
     "ranks_resume_apart": Row(
         "ranks went on from different steps: attempt {attempt}: rank {rank} from step {step}, rank {other} from step {there}",
@@ -87,6 +93,14 @@ _RESUME: Mapping[str, Row] = {
         "buckets in a process's first step, differs beside it (find_unused_parameters=True never rebuilds)",
     ),
     "beside.saved": _BESIDE,
+    "beside.of_one_rank": _OF_ONE_RANK,
+    **dict.fromkeys(
+        ("batches_skipped.on_some_ranks", "batches_repeated.on_some_ranks"),
+        detail(
+            hint="in its data {right} went on from the right place, {others} from a wrong one, rank 0's perhaps: each rank has "
+            "a place of its own (save that of each, and load a rank's own)"
+        ),
+    ),
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }
 _TOLD = "a sampler that has set_epoch (DistributedSampler) has to be told each epoch"

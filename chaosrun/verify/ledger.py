@@ -12,7 +12,7 @@ WINDOW = 16
 NEAR = 8
 """A shift across an epoch's end by at most this many batches is called a shift, a longer one another epoch's order."""
 
-_SHIFTED = ("batches_skipped", "batches_repeated")
+SHIFTED = ("batches_skipped", "batches_repeated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     place = _best(ledger, seen, here)
     if place is not None:
         name = _name(ledger[here], ledger[place], place - here)
-        broken = name.code in _SHIFTED and not _goes_on(ledger, place, entries)
+        broken = name.code in SHIFTED and not _goes_on(ledger, place, entries)
         return Cause.of("data_order_not_restored", because="broken", step=ledger[place].step) if broken else name
     for rank in drill.ranks:
         other = _entries(_reference_steps(drill, rank), by_ids)

@@ -14,8 +14,9 @@ from chaosrun.verify.alignment import Standing, standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import TABLE, Cause, Params
 from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.ledger import SHIFTED
 from chaosrun.verify.suspects import QUANTITIES, saved_beside
-from chaosrun.wording import listed
+from chaosrun.wording import listed, rank_list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,10 +233,22 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
     elif reason.code == "sampler_epoch_not_set" and reason.because is None:
         began = _began(drill, divergence)
         reason = replace(reason, because="drawn" if began and "rng" in began.wrong else "either")
+    elif reason.code in SHIFTED and reason.because is None and (right := _right_ranks(drill, divergence)):
+        about = {"others": rank_list(divergence.ranks), "right": rank_list(right)}
+        reason = reason.explained("on_some_ranks", **about)
     elif reason.code in QUANTITIES and reason.because != "drew_before" and (held := saved_beside(drill, divergence)):
-        beside = ", ".join(f"{path} holds {listed(names)}" for path, names in held.items())
-        reason = reason.explained("beside.saved", beside=beside, **_returned(drill, divergence))
+        beside = ", ".join(f"{path} holds {listed(names)}" for (_, path), names in held.items())
+        # Where those that had saved it are right, it was loaded.
+        of_one = {rank for rank, _ in held}.isdisjoint(divergence.ranks)
+        about = {"beside": beside, "saver": min(held)[0], "others": rank_list(divergence.ranks), **_returned(drill, divergence)}
+        reason = reason.explained("beside.of_one_rank" if of_one else "beside.saved", **about)
     return replace(divergence, reason=reason)
+
+
+def _right_ranks(drill: Drill, found: Divergence) -> list[int]:
+    """Where there are such as this difference is not of."""
+    attempt = next(each for each in drill.chaos.attempts if each.number == found.attempt)
+    return [rank for rank in attempt.starts if rank not in found.ranks]
 
 
 def _returned(drill: Drill, found: Divergence) -> Params:

@@ -13,11 +13,11 @@ QUANTITIES: Mapping[str, str] = {"forward_pass": "loss", "gradient": "gradient",
 _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 
 
-def saved_beside(drill: Drill, found: Divergence) -> dict[str, list[str]]:
-    """By file, the entries of the checkpoint that the attempt went on from which are neither a model's nor an optimizer's, and
-    which it did not save again as the undisturbed run did. Those that differ without a restart (clocks) are none."""
+def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[str]]:
+    """By rank and file that it saved, the entries of the checkpoint that the attempt went on from which are neither a model's
+    nor an optimizer's, and not saved again as the undisturbed run did. What differs without a restart (clocks) is none."""
     attempt = next(each for each in drill.chaos.attempts if each.number == found.attempt)
-    suspects: dict[str, list[str]] = {}
+    suspects: dict[tuple[int, str], list[str]] = {}
     for rank, trace in sorted(attempt.traces.items()):
         earlier = (each.traces.get(rank) for each in drill.chaos.attempts if each.number < attempt.number)
         saves = ((before, save) for before in earlier if before for save in before.saves if save.step == attempt.start_of(rank))
@@ -26,8 +26,7 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[str, list[str]]:
             again = _as_undisturbed(drill, rank, later) if later else set[str]()
             names = _beside(save, trace) & _as_undisturbed(drill, rank, save) - again
             if names:
-                path = named_since(save, before.saves)
-                suspects[path] = sorted({name.partition("/")[0] for name in names})
+                suspects[rank, named_since(save, before.saves)] = sorted({name.partition("/")[0] for name in names})
     return suspects
 
 

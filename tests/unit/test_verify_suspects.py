@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Bugs, drop, edit_trace, only
+from legs import Bugs, drop, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.verify.verdict import judge
@@ -30,6 +30,20 @@ def test_what_is_saved_beside_model_and_optimizer_is_suspected(tmp_path: Path, s
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
     told = "beside model and optimizer ckpt-4/model.pt holds ptr, queue, ckpt-4/optimizer.pt holds ptr, queue, which"
     assert (told in f"{verdict.hint}") == (saved_again != "alike"), verdict.hint
+
+
+def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        held = {**HELD, "mean": "0" if (leg, attempt) == ("chaos", 2) else "4"}
+        tell = only("save", lambda line, held=held: {**line, "held": {} if line["done"] else held})  # type: ignore[misc]
+        edit_trace(run, leg, attempt, 0, tell)
+    edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"]), step=5))
+    hint = f"{judge(run).hint}"
+    told = (
+        "another loss, on rank 1 alone: beside model and optimizer ckpt-4/model.pt holds mean, ckpt-4/optimizer.pt holds mean"
+    )
+    assert told in hint and "as rank 0 had it, which is right: each rank has its own" in hint
 
 
 @pytest.mark.parametrize(("before", "after"), [("tmp", "step-4.pt"), ("tmp/model.pt", "step-4/model.pt")])
