@@ -95,6 +95,12 @@ class Heartbeat:
         return self.step, _NUMBERS[self.stage]
 
     @property
+    def recorded(self) -> int:
+        """The last step that the rank had recorded; 0 where that cannot be told."""
+        number = _NUMBERS[self.stage]
+        return 0 if number < _NUMBERS["fetch"] else self.step - (number < _NUMBERS["own"])
+
+    @property
     def facts(self) -> Stage:
         return STAGES[self.stage]
 

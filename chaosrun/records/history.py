@@ -13,6 +13,7 @@ from chaosrun.errors import RecoveryError, UsageError
 from chaosrun.records import events as recorded
 from chaosrun.records.began import Began, read_began
 from chaosrun.records.codec import sound_records
+from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.left import NOTHING_LEFT, Left, read_left
 from chaosrun.records.opened import OpenedFile, opened_files
@@ -219,7 +220,7 @@ def _attempts(
             )
         )
         since = start.seq
-        problems.extend([*_strange_processes(found[-1]), *_lost_traces(found[-1])])
+        problems.extend([*_strange_processes(found[-1]), *(() if traces is None else _lost_steps(layout, found[-1]))])
     return tuple(found)
 
 
@@ -230,13 +231,14 @@ def _strange_processes(attempt: Attempt) -> Iterator[str]:
             yield f"attempt {attempt.number} rank {rank} was process {started}, its trace is of process {trace.start.pid}"
 
 
-def _lost_traces(attempt: Attempt) -> Iterator[str]:
-    """Where gradients are averaged over the ranks, each had begun before any of them made a step."""
-    for trace in attempt.traces.values():
-        if trace.start and trace.blocks and (trace.start.sharded or any(each.layout for each in trace.buckets)):
-            lost = [rank for rank in range(trace.start.world_size) if rank not in attempt.starts]
-            yield from (f"attempt {attempt.number}: the trace of rank {rank} is missing, or empty" for rank in lost)
-            return
+def _lost_steps(layout: LegLayout, attempt: Attempt) -> Iterator[str]:
+    """A step is recorded before its rank goes on: of an attempt that is over, the trace holds what the heartbeat has passed."""
+    for rank in sorted(attempt.pids) if attempt.stopped is not None else ():
+        beat, trace = read_heartbeat(layout.attempt(attempt.number).heartbeat(rank)), attempt.traces.get(rank)
+        last = max(trace.start.position.step, trace.steps.last) if trace and trace.start else 0
+        if beat and beat.recorded > last:
+            ends = f"ends at step {last}" if last else "is missing, or empty"
+            yield f"attempt {attempt.number}: the trace of rank {rank} {ends}, its heartbeat is at step {beat.recorded}"
 
 
 def _read_traces(layout: LegLayout, attempt: int, read: TraceReader, problems: list[str]) -> Mapping[int, RankTrace]:

@@ -8,6 +8,7 @@ import pytest
 from legs import copy_run, drop, edit_trace, only, put, write_run
 
 from chaosrun.records.blocks import frames
+from chaosrun.records.heartbeat import Heart
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.lineage import lineage
@@ -74,8 +75,6 @@ def test_torn_last_line_is_tolerated(run: RunLayout) -> None:
 
 def test_trace_of_a_rank_killed_before_its_first_line(run: RunLayout) -> None:
     run.leg("chaos").attempt(3).trace(0).write_bytes(b"\0\x30\x95\x8d\xa4kind\xa5sta")
-    for other in (1, 2):
-        edit_trace(run, "chaos", 3, other, lambda line: line if line["kind"] == "start" else None)
     history = read_leg(run.leg("chaos"))
     trace = history.trace(3, 0)
     assert history.problems == ()
@@ -124,16 +123,24 @@ def test_malformed_line_is_a_problem(
     assert problems and complaint in problems[0]
 
 
-@pytest.mark.parametrize(("leg", "attempt"), [("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3)])
-@pytest.mark.parametrize("emptied", [False, True])
-def test_a_trace_that_is_lost_is_a_problem_also_of_steps_that_were_rolled_back(
-    run: RunLayout, leg: str, attempt: int, emptied: bool
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+@pytest.mark.parametrize(("stage", "kept"), [("forward", True), ("after", True), ("record", False)])
+def test_steps_that_a_trace_has_lost_are_a_problem_also_where_they_were_rolled_back(
+    run: RunLayout, attempt: int, stage: str, kept: bool
 ) -> None:
-    path = run.leg(leg).attempt(attempt).trace(1)
-    path.unlink()
-    if emptied:
-        path.touch()
-    assert f"attempt {attempt}: the trace of rank 1 is missing, or empty" in read_leg(run.leg(leg)).problems[0]
+    leg = run.leg("chaos")
+    place = leg.attempt(attempt)
+    records = list(read_lines(place.trace(1)))
+    done = [line["step"] for line in records if line["kind"] == "step"]
+    heart = Heart()
+    heart.open(place.heartbeat(1))
+    heart.beat(stage, done[-1] + (stage != "after"))
+    assert not read_leg(leg).problems
+    last = done[-2] if kept else 0
+    kept_lines = [line for line in records if line["kind"] == "start" or (line["kind"] == "step" and line["step"] <= last)]
+    write_lines(place.trace(1), kept_lines if kept else [])
+    told = f"attempt {attempt}: the trace of rank 1 {f'ends at step {last}' if kept else 'is missing, or empty'}, its heartbeat"
+    assert f"{told} is at step {done[-1]}" in read_leg(leg).problems[0]
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("INCONCLUSIVE", "records_damaged", "machine"), verdict.cause
 
