@@ -116,12 +116,6 @@ _VERDICTS: Mapping[str, Row] = {
         script("it does not give the same numbers twice, without any fault"),
         UNREPEATABLE_HINT,
     ),
-    "undisturbed_runs_differ.agreed_at_first": Row(
-        "",
-        script("it does not give the same numbers twice, without any fault"),
-        "up to its first fault the chaos leg equalled the reference in the cache, a run made now does not: what the script "
-        "reads beside its checkpoints (files, network, clock) has changed, or comes and goes; try --reference fresh",
-    ),
     "reference_of_another_job": Row(
         "the reference of run {run} is not this job's, whose undisturbed run differs from it: {difference}",
         Blame(whose="yours", part="command", reason="the reference that was named is not this job's"),

@@ -29,7 +29,7 @@ def worth_confirming(verdict: Verdict) -> bool:
 
 
 def agreed_at_first(verdict: Verdict) -> bool:
-    """Up to its first fault the chaos leg, which began at the beginning, equalled the reference: that is this job's."""
+    """Up to its first fault the chaos leg, which began at the beginning, equalled the reference: they are of one job."""
     own = (check for check in verdict.checks if check.name == "reproducible" and "began" not in check.evidence)
     return any(check.status == "pass" for check in own)
 

@@ -181,8 +181,6 @@ def _irreproducible(info: RunInfo) -> Cause | None:
     difference, reference = info.irreproducible, info.reference
     if not difference:
         return None
-    if reference.source is not None and reference.mode == "auto":
-        return Cause.of("undisturbed_runs_differ", because="agreed_at_first", difference=difference)
     if reference.source is not None:
         return Cause.of("reference_of_another_job", run=Path(reference.mode).name, difference=difference)
     return Cause.of("undisturbed_runs_differ", because=info.wanders and wandering(info.wanders), difference=difference)

@@ -199,19 +199,32 @@ def test_a_script_that_is_itself_random_is_not_blamed_on_recovery(
     assert reproducible.status == ("inconclusive" if killed_at >= step else "pass")
 
 
-def test_a_stale_reference_is_replaced_and_the_job_passes(drills: Drills) -> None:
-    assert drills().verdict.status == "PASS"
+@pytest.mark.parametrize(
+    ("mutant", "killed"), [((), KILLED_AT), (("--mutant", "late-data"), 4)], ids=["from-the-first-step", "after-the-kill"]
+)
+def test_a_stale_reference_is_replaced_and_the_job_passes(drills: Drills, mutant: tuple[str, ...], killed: int) -> None:
+    assert drills(*mutant, at_step=killed).verdict.status == "PASS"
     before = drills.data.read_bytes()
     write_data(drills.data, seed=1)
     try:
-        result = drills()
+        result = drills(*mutant, at_step=killed)
         assert "reference: reference.cached" in drills.events
-        assert "confirm: leg.finished" in drills.events
+        # Where the first attempt had agreed with it, two runs made now have to be alike.
+        assert drills.events.count("confirm: leg.finished") == (2 if mutant else 1)
+        assert "replaced by a run made now" in result.verdict.warnings[0]
         assert result.verdict.status == "PASS", result.verdict.cause
         assert json.loads(result.run.run_json.read_text())["reference"]["source"] is None
         # The replacement is what the next drill finds.
-        again = drills()
+        again = drills(*mutant, at_step=killed)
         assert [event for event in drills.events if not event.startswith("chaos")] == ["reference: reference.cached"]
         assert again.verdict.status == "PASS", again.verdict.cause
     finally:
         drills.data.write_bytes(before)
+
+
+@pytest.mark.nightly
+def test_a_script_that_is_random_later_does_not_pass_with_a_reference_from_the_cache(drills: Drills) -> None:
+    for cached in (False, True):
+        verdict = drills("--mutant", "random-later", at_step=4).verdict
+        assert not cached or "reference: reference.cached" in drills.events
+        assert_inconclusive(verdict, "^two undisturbed runs of this job already differ")

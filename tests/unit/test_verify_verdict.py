@@ -193,15 +193,6 @@ def test_what_wanders_first_is_what_to_set(tmp_path: Path, kind: str) -> None:
     assert verdict.hint == WANDERS[wandering(kind)].hint
 
 
-def test_a_reference_that_the_first_attempt_agreed_with_is_not_called_anothers(tmp_path: Path) -> None:
-    cached = {"mode": "auto", "source": "/references/key", "key": "key"}
-    bugs = Bugs(keep_optimizer=False)
-    run = write_run(tmp_path, bugs=bugs, reference_bugs=Bugs(), irreproducible="loss at step 3", reference=cached)
-    verdict = judge(run)
-    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "undisturbed_runs_differ")
-    assert verdict.hint is not None and "up to its first fault the chaos leg equalled the reference" in verdict.hint
-
-
 def test_a_reference_that_was_replaced_is_told(tmp_path: Path) -> None:
     replaced = {"mode": "auto", "source": None, "key": "key", "replaced": "loss at step 3, rank 0"}
     verdict = judge(write_run(tmp_path, reference=replaced))

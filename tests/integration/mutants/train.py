@@ -40,6 +40,10 @@ def main() -> None:
     set_seed(SEED if args.mutant != "random" else draw())
     with numpy.load(args.data) as arrays:
         data = TensorDataset(*(torch.from_numpy(arrays[name]) for name in ("features", "classes")))
+        scale = float(arrays["features"][0, 0])
+    if args.mutant == "late-data":
+        drawn = torch.Generator().manual_seed(SEED)
+        data = TensorDataset(torch.randn(data.tensors[0].shape, generator=drawn), torch.arange(len(data)) % 4)
     loader = DataLoader(data, batch_size=4, shuffle=True)
     model = torch.nn.Sequential(
         torch.nn.Linear(data.tensors[0].shape[1], 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 4)
@@ -54,6 +58,8 @@ def main() -> None:
             torch.manual_seed(draw())
         with accelerator.accumulate(model):
             loss = torch.nn.functional.cross_entropy(model(features), classes)
+            if args.mutant == "late-data" and run.position.step >= RANDOM_AFTER_STEP:
+                loss = loss * scale
             accelerator.backward(loss)
             optimizer.step()
             scheduler.step()
@@ -90,7 +96,7 @@ def flip_final_bit() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
-    parser.add_argument("--mutant", choices=["final-bit", "never-primed", "random", "random-later"])
+    parser.add_argument("--mutant", choices=["final-bit", "never-primed", "random", "random-later", "late-data"])
     return parser.parse_args()
 
 
