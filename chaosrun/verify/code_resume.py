@@ -93,7 +93,7 @@ _RESUME: Mapping[str, Row] = {
         "buckets in a process's first step, differs beside it (find_unused_parameters=True never rebuilds)",
     ),
     "beside.saved": _BESIDE,
-    "beside.of_one_rank": _OF_ONE_RANK,
+    **dict.fromkeys((f"{code}.of_one_rank" for code in ("forward_pass", "gradient", "optimizer_update")), _OF_ONE_RANK),
     **dict.fromkeys(
         ("batches_skipped.on_some_ranks", "batches_repeated.on_some_ranks"),
         detail(

@@ -4,7 +4,9 @@ whatever way, and that a restart has not brought back. Pure.
 A second undisturbed leg decides: what differs there, too, tells nothing.
 """
 
+from collections.abc import Set
 from itertools import pairwise
+from math import gcd
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -52,10 +54,10 @@ class _Save(NamedTuple):
 def _comparable(drill: Drill, path: str) -> int | None:
     """The rank that saved a file of which both legs must leave the same; None: what it holds depends on when it is saved.
 
-    They must where it is written when a training is complete; where the last attempt saved it after the step after which the
-    reference did last, or one after which that saved something else (of the best weights another attempt may think otherwise);
+    They must where it is written when a training is complete; where the last attempt saved it after the same steps as the
+    reference, or last after the same step; where it is saved as what a script forgets would have it (`_follows_what_was_best`);
     and where no rhythm explains that one leg saves it and the other does not. Else it may be saved by the clock, on a notice,
-    or every so many steps after a start."""
+    or so many steps after a start."""
     left = drill.chaos.left
     if path in left.ranks and path not in left.saves:
         return left.ranks[path]
@@ -63,13 +65,38 @@ def _comparable(drill: Drill, path: str) -> int | None:
     seen = [save for save in _saves(drill.chaos, path) if save.attempt == last.number]
     if not expected:
         return None
+    step, _, rank, _ = max(seen or expected)
+    begun, final = last.start_of(rank), drill.reference_lineage.final_step
+    after, at = ({save.step for save in saves} for saves in (expected, seen))
+    if seen and (at == {each for each in after if each > begun} or step == max(after)):
+        return rank
+    if _follows_what_was_best(after, at, begun, final):
+        return rank
+    if at == {begun + each for each in after if begun + each <= final} or _is_regular(after, at, begun, final):
+        return None
     if not seen:
-        return max(expected).rank if _is_missed(drill, last, expected) else None
-    step, _, rank, _ = max(seen)
+        return rank if _is_missed(drill, last, expected) else None
     steps = {save.step for trace in drill.reference.traces for save in trace.saves if save.how != REMOVED}
     # What is saved at once is of the start.
-    anew = step - last.start_of(rank) > 1 and _has_ceased(drill, expected)
-    return rank if step == max(expected).step or step in steps or anew else None
+    return rank if step in steps or (step - begun > 1 and _has_ceased(drill, expected)) else None
+
+
+def _follows_what_was_best(expected: Set[int], seen: Set[int], begun: int, final: int) -> bool:
+    """A file is saved at some of the steps at which a model is evaluated, all of them multiples of one; a restart that has
+    forgotten the best value saves it at the first of these, and one with a wrong value at none."""
+    every = gcd(*expected, *seen)
+    if every == 1 or final // every == len(expected):
+        return False
+    return min(seen) == begun - begun % every + every if seen else len(expected) > 1 and max(expected) > begun
+
+
+def _is_regular(expected: Set[int], seen: Set[int], begun: int, final: int) -> bool:
+    """In each leg the file is saved every so many steps, the same number, wherever it began to count."""
+    every = min(expected)
+    legs = ((0, expected), (begun, seen))
+    places = [sorted({start, *steps}) for start, steps in legs]
+    even = all(b - a == every for own in (places[0], places[1][1:]) for a, b in pairwise(own))
+    return even and all(final - own[-1] < every for own in places) and (len(places[1]) < 2 or places[1][1] - begun <= every)
 
 
 def _has_ceased(drill: Drill, saves: list[_Save]) -> bool:

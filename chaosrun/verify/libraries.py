@@ -241,7 +241,7 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         # Where those that had saved it are right, it was loaded.
         of_one = {rank for rank, _ in held}.isdisjoint(divergence.ranks)
         about = {"beside": beside, "saver": min(held)[0], "others": rank_list(divergence.ranks), **_returned(drill, divergence)}
-        reason = reason.explained("beside.of_one_rank" if of_one else "beside.saved", **about)
+        reason = reason.explained("of_one_rank" if of_one else "beside.saved", **about)
     return replace(divergence, reason=reason)
 
 

@@ -133,13 +133,19 @@ def test_without_a_second_leg_to_ask_nothing_is_said(tmp_path: Path) -> None:
         ((2, 4), 11, "FAIL"),  # a best loss was forgotten: undisturbed, nothing was better any more
         ((1, 2), 9, "PASS"),  # in the first step after a start, of step 8
         ((4, 8), 11, "PASS"),  # a rhythm, perhaps of the clock
+        ((2, 6, 8), 10, "FAIL"),  # evaluated every 2 steps, the best was forgotten: the first after the start is the best again
+        ((3,), 11, "PASS"),  # once, so many steps after a start
+        ((2, 3), (11,), "FAIL"),  # the same, but the first is not saved again
+        ((1, 3), (9, 11), "PASS"),
+        ((5, 10), (11,), "PASS"),  # every 5 steps
     ],
 )
 def test_what_undisturbed_ceased_to_be_saved_and_a_restart_saves_again_is_told(
-    tmp_path: Path, undisturbed: tuple[int, ...], restarted: int, status: str
+    tmp_path: Path, undisturbed: tuple[int, ...], restarted: int | tuple[int, ...], status: str
 ) -> None:
     run = write_script_run(tmp_path)
-    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 3, (restarted,))):
+    again = (restarted,) if isinstance(restarted, int) else restarted
+    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 3, again)):
         with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
         (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: SEEN if attempt == 1 else OTHER}}))
     verdict = judge(run)
@@ -165,6 +171,8 @@ def with_saves(trace: Path, steps: tuple[int, ...]) -> None:
         ((4, 8), (), "PASS"),  # nothing was due any more
         ((11,), (), "PASS"),  # later after a start than the last attempt went on for
         ((3, 11), (11,), "FAIL"),
+        ((2, 6, 10), (), "FAIL"),  # not for long, yet evaluated every 2 steps
+        ((10,), (), "PASS"),
     ],
 )
 def test_what_a_restart_never_saves_again_is_told(
