@@ -114,8 +114,8 @@ _DATA: Mapping[str, Row] = {
     "batch_contents.own": detail(
         hint="the same samples came with other contents: augmentation or a loader worker draws from a random stream that is "
         "not restored, a cache holds what was augmented before, what decides how much of a batch is taken is lost (a running "
-        "loss, a stage of a curriculum), or the dataset lists its samples in another order (sort what comes from a set or a "
-        "directory)"
+        "loss, a stage of a curriculum), the dataset lists its samples in another order (sort what comes from a set or a "
+        "directory), or what goes into the model beside them was lost (a hidden state that is carried on)"
     ),
     "batch_contents.changed": detail(
         hint="the loader handed out the same samples, and the script made other inputs of them: what it normalises, mixes or "

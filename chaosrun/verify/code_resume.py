@@ -192,8 +192,8 @@ _STATES: Mapping[str, Row] = {
         "loss of training never shows them (hazard C7)",
     ),
     "buffers_not_restored.at_start": detail(
-        hint="a restart begins with another {name:3} than the run had when it saved: not in the checkpoint, or not loaded "
-        "(what strict=False passes over, what state_dict leaves out)"
+        hint="a restart begins with other buffers than the run had when it saved ({name:3}): not in the checkpoint, or not "
+        "loaded (what strict=False passes over, what state_dict leaves out)"
     ),
     "lr_scheduler_not_restored.of_the_beginning": detail(
         hint="the learning rate is that of the beginning: the scheduler, or the rate that the optimizer keeps, was not "

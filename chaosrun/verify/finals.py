@@ -13,6 +13,7 @@ from chaosrun.records.manifest import Manifest
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, streams_apart
 from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.restored import buffers_came_back
 from chaosrun.wording import listed
 
 TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
@@ -138,7 +139,8 @@ def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
             keys = differing_keys(expected.digests[group], seen.digests[group])
             if keys:
                 if group == "buffers" and drill.by_script:
-                    return failed("buffers_not_restored", name=listed(keys, 1), rank=rank, differing=keys, scope="")
+                    code = "buffers_drifted" if buffers_came_back(drill, rank) else "buffers_not_restored"
+                    return failed(code, step=seen.step, name=listed(keys, 1), rank=rank, differing=keys, scope="")
                 held = [end.digests[group].get(keys[0]) for end in (expected, seen)]
                 first = {"rank": rank, "name": keys[0], "expected": held[0], "seen": held[1]}
                 return failed("final_state_differs", group=group, rank=rank, first=first, differing=keys)

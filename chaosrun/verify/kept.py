@@ -13,6 +13,7 @@ from chaosrun.verify.alignment import named_since
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.restored import buffers_came_back
 
 _BY_NAME: Mapping[str, str] = {"scale": "grad_scaler", "_growth_tracker": "grad_scaler", "last_epoch": "lr_scheduler"}
 """Whose state it is, by the names that torch's state dicts give it."""
@@ -94,14 +95,15 @@ def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord,
     buffers = drill.reference.ends[rank].digests.get("buffers", {}) if rank in drill.reference.ends else {}
     parts = {each: "buffers" if each.split("/")[-1] in buffers else _BY_NAME.get(each.split("/")[-1]) for each in names}
     name = next((each for each in names if parts[each]), names[0])
-    code = f"{parts[name]}_not_restored" if parts[name] else _UNKNOWN
+    lost = "drifted" if parts[name] == "buffers" and buffers_came_back(drill, rank) else "not_restored"
+    code = f"{parts[name]}_{lost}" if parts[name] else _UNKNOWN
     values = [each.held.get(name, "not there") for each in (expected, seen)]
     path = named_since(seen, (each for trace in drill.chaos.traces if trace.rank == rank for each in trace.saves))
     where = f"{name} is {values[1]} when {path} is saved after step {seen.step}, undisturbed it is {values[0]}"
     if expected.step != seen.step:
         name, code, values = "its count of steps", _UNKNOWN, [f"step {each.step}" for each in (expected, seen)]
         where = f"{path} is saved after {values[1]}, undisturbed after {values[0]}"
-    about = {"name": name, "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
+    about = {"name": f"{path}: {name}", "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
     return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about))
 
 

@@ -92,9 +92,7 @@ def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> Checkp
 def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, list[str]] | None:
     """The first of these ranks whose model began with other buffers than it had when its script saved at that step, and which:
     of those that differ at the end, too, since a pass may compute some anew. What another rank had saved, DDP hands out."""
-    step = attempt.resume_step
-    traces = [trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values()]
-    saved = {trace.rank: save.buffers for trace in traces for save in trace.saves if save.step == step and save.buffers}
+    saved = _saved_buffers(drill, attempt)
     for rank in sorted(saved.keys() & attempt.starts.keys() & ranks):
         began = attempt.starts[rank].buffers
         ends = [leg.ends[rank].digests.get("buffers", {}) for leg in (drill.reference, drill.chaos) if rank in leg.ends]
@@ -103,6 +101,20 @@ def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, 
         if names := [name for name in names if all(began.get(name) != other.get(name) for other in saved.values())]:
             return rank, names
     return None
+
+
+def buffers_came_back(drill: Drill, rank: int) -> bool:
+    """Each attempt of a script that resumes by itself began with the buffers that this rank had when it saved."""
+    restarted = [attempt for attempt in drill.chaos.attempts if attempt.went_on and rank in attempt.starts]
+    pairs = [(attempt.starts[rank].buffers, _saved_buffers(drill, attempt).get(rank)) for attempt in restarted]
+    return bool(pairs) and all(began and began == saved for began, saved in pairs)
+
+
+def _saved_buffers(drill: Drill, attempt: Attempt) -> Mapping[int, Mapping[str, str]]:
+    """By rank, those of the model when the script last saved at the step that this attempt went on from."""
+    traces = [trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values()]
+    saves = [(trace.rank, save) for trace in traces for save in trace.saves if save.step == attempt.resume_step]
+    return {rank: save.buffers for rank, save in saves if save.buffers}
 
 
 def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | None:

@@ -103,7 +103,18 @@ def test_buffers_that_a_restart_begins_without_are_named(tmp_path: Path, began: 
     edit_trace(run, "chaos", 2, rank, only("start", put(buffers={name: began})))
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
-    assert (f"begins with another {name} than" in f"{verdict.hint}") == (code == "buffers_not_restored")
+    assert (f"other buffers than the run had when it saved ({name})" in f"{verdict.hint}") == (code == "buffers_not_restored")
+
+
+@pytest.mark.parametrize(("began", "code"), [("a" * 16, "buffers_drifted"), ("b" * 16, "buffers_not_restored")])
+def test_buffers_that_came_back_and_end_otherwise_have_drifted(tmp_path: Path, began: str, code: str) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    edit_trace(run, "chaos", 1, 0, only("save", put(buffers={"norm.mean": "a" * 16}), step=4))
+    edit_trace(run, "chaos", 2, 0, only("start", put(buffers={"norm.mean": began})))
+    other = only("end", lambda line: {**line, "digests": {**line["digests"], "buffers": {"norm.mean": "c" * 16}}})
+    edit_trace(run, "chaos", 2, 0, other)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
 
 
 @pytest.mark.parametrize(
