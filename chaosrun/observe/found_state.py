@@ -6,7 +6,7 @@ as a number and as a tensor of one element, which is what loading a checkpoint m
 """
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,13 +105,7 @@ class FoundState:
         return xxhash.xxh3_64_hexdigest(f"{fingerprint(tensors).value} {plain}".encode())
 
     def optimizer_settings(self) -> str:
-        """A digest of weight decay, betas, momentum and the like, of each parameter group."""
-        told = [
-            [(name, _number(group.get(name))) for name in sorted(optimizer.defaults) if name not in RATES_AND_WAYS]
-            for optimizer in self.optimizers()
-            for group in optimizer.param_groups
-        ]
-        return xxhash.xxh3_64_hexdigest(repr(told).encode())
+        return settings_of(self.optimizers())
 
     def components(self) -> dict[str, dict[str, object]]:
         """As those of `ObservedState`; a script's schedulers, and what else it saves, nobody knows."""
@@ -200,6 +194,16 @@ def stepped_digest() -> str:
         for number, each in enumerate(hooks.optimizers())
     }
     return xxhash.xxh3_64_hexdigest(repr(digests(spots(seen))).encode())
+
+
+def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    """A digest of weight decay, betas, momentum and the like, of each parameter group."""
+    told = [
+        [(name, _number(group.get(name))) for name in sorted(optimizer.defaults) if name not in RATES_AND_WAYS]
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
+    return xxhash.xxh3_64_hexdigest(repr(told).encode())
 
 
 def let_go_of_replaced() -> None:

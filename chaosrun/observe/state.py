@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from chaosrun.errors import MisuseError
 from chaosrun.observe.contents import Components
 from chaosrun.observe.fingerprint import digests, spots
+from chaosrun.observe.found_state import settings_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_state import script_roots, script_state
 from chaosrun.records.traces import UNNAMED
@@ -49,7 +50,7 @@ class ObservedState:
         return ""
 
     def optimizer_settings(self) -> str:
-        return ""
+        return settings_of(self.optimizers())
 
     def components(self) -> Components:
         """The live state but for the random streams, by component: state dicts with parameters called by name."""

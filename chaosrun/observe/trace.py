@@ -63,7 +63,7 @@ class State(Protocol):
         ...
 
     def optimizer_settings(self) -> str:
-        """A digest of what they are told beside learning rates; "" likewise."""
+        """A digest of what they are told beside learning rates."""
         ...
 
     def digests(self, *, of: Components | None = None) -> Digests:

@@ -270,8 +270,8 @@ def _expect_sound(step: StepRecord, tensors: Sequence[str]) -> None:
             expect_words(step.grads, tensors, where, "gradients")
     if not all((step.rng, step.param, step.batch, *step.batch)):
         raise ValueError(f"{where}not all of it is there")
-    # A script that resumes by itself, which has settings on record, may make no backward pass, where losses are seen.
-    expected = ("grad", "lr") if step.settings else ("grad", "lr", "loss")
+    # A script that resumes by itself, with its optimizers' state on record, may make no backward pass, where losses are seen.
+    expected = ("grad", "lr") if step.state else ("grad", "lr", "loss")
     if stepped and (missing := [name for name in expected if not getattr(step, name)]):
         raise ValueError(f"{where}gradients without {missing[0]}")
 

@@ -158,7 +158,7 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     state: str = ""
     """Of the optimizers' state after the step, where a script resumes by itself."""
     settings: str = ""
-    """Of the optimizers' settings as the step used them, but for learning rates, where a script resumes by itself."""
+    """Of the optimizers' settings as the step used them, but for learning rates."""
     began: str = ""
     """Of the parameters as the step began, where the script had changed them after the step before: it clips them, say. Under
     `chaosrun.attach` after a checkpoint alone."""

@@ -390,6 +390,8 @@ def _update(moment: Moment) -> Cause:
     for rank, record in moment.records.items():
         expected = moment.drill.reference_lineage.at(rank, moment.step)
         if expected and moment.restored and expected.settings != record.settings:
+            if moment.attempt.by == "chaosrun" and moment.restored_right:
+                return Cause.of("optimizer_settings_drifted", step=moment.step - 1)
             return Cause.of("optimizer_settings_not_restored", name="one of its settings (weight decay, betas, momentum, …)")
     if moment.first_after_restore and not moment.restored_right:
         return Cause.of("optimizer_state_not_restored", because="update")

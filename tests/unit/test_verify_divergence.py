@@ -198,6 +198,13 @@ def test_a_right_restore_is_not_blamed(run: RunLayout, key: str, value: Any, kin
     assert "not restored" not in divergence.hint
 
 
+def test_settings_that_the_script_changes_after_a_right_restore_have_drifted(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 2, 1, only("step", put(param="0" * 16, settings="0" * 16), step=6))
+    divergence = diverging(run)
+    assert (divergence.step, divergence.kind, divergence.cause) == (6, "optimizer", "optimizer settings drifted")
+    assert "follows something that no checkpoint holds" in divergence.hint
+
+
 def test_a_right_restore_of_what_only_the_chaos_leg_saved_is_not_blamed(run: RunLayout) -> None:
     """A job that leaves on notice saves where the reference does not."""
     for rank in range(3):
