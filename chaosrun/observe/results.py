@@ -55,7 +55,7 @@ class Results:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
             self._note(arguments[0])
-        elif event == "os.rename":
+        elif event in ("os.rename", "os.link"):
             self._note(arguments[1])
 
     def _note(self, target: Any) -> None:

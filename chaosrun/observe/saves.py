@@ -19,6 +19,7 @@ from chaosrun.records.traces import SaveRecord
 
 _BY_ENDING = {".distcp": "dcp", ".metadata": "dcp", ".metadata.tmp": "dcp", ".safetensors": "safetensors"}
 _TWO_NAMES = ("os.rename", "os.link", "os.symlink")
+_NAMES_ANEW = {"os.rename": "rename", "os.link": "link"}
 _CHANGES = frozenset({*_TWO_NAMES, "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
 
 
@@ -73,8 +74,8 @@ class SaveWatch:
                 self._removed(self._below(arguments[0]))
             paths = [self._below(each) for each in arguments[: 2 if event in _TWO_NAMES else 1]]
             step = self._begin(next(filter(None, paths), None))
-            if event == "os.rename" and step is not None and (path := paths[-1]) is not None and not self._inside:
-                self._tell_once(step, path, "rename", done=True, before=paths[0] or "")
+            if event in _NAMES_ANEW and step is not None and (path := paths[-1]) is not None and not self._inside:
+                self._tell_once(step, path, _NAMES_ANEW[event], done=True, before=paths[0] or "")
 
     def _removed(self, path: str | None) -> None:
         if path is not None and os.getpid() == self._pid and (step := self._step()) is not None and not self._inside:

@@ -4,17 +4,17 @@ whatever way, and that a restart has not brought back. Pure.
 A second undisturbed leg decides: what differs there, too, tells nothing.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from math import gcd
 from pathlib import PurePath
-from typing import NamedTuple
 
-from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.history import LegHistory
+from chaosrun.records.traces import RankTrace
 from chaosrun.verify.alignment import REMOVED
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.kept import KeptDifference
+from chaosrun.verify.rhythm import Saves, is_of_its_start
 
 
 def left_difference(drill: Drill) -> KeptDifference | None:
@@ -31,7 +31,7 @@ def left_difference(drill: Drill) -> KeptDifference | None:
             for name, seen in held.items()
             if seen != expected.get(name, seen) and again.get(name) == expected[name] and seen[0] == expected[name][0]
         ]
-        if differing and (rank := _comparable(drill, path)) is not None:
+        if differing and (rank := _comparable(drill, path, held)) is not None:
             name = f"{path}: {differing[0]}" if differing[0] else path
             where = f"at the end, {name} is not what every undisturbed run leaves there"
             step = drill.chaos_lineage.final_step
@@ -44,99 +44,54 @@ def left_difference(drill: Drill) -> KeptDifference | None:
     return None
 
 
-class _Save(NamedTuple):
-    step: int
-    attempt: int
-    rank: int
-    time_s: float
-
-
-def _comparable(drill: Drill, path: str) -> int | None:
+def _comparable(drill: Drill, path: str, entries: Iterable[str]) -> int | None:
     """The rank that saved a file of which both legs must leave the same; None: what it holds depends on when it is saved.
 
     They must where it is written when a training is complete; where the last attempt saved it after the same steps as the
-    reference, or last after the same step; where it is saved as what a script forgets would have it (`_follows_what_was_best`);
-    and where no rhythm explains that one leg saves it and the other does not. Else it may be saved by the clock, on a notice,
-    or so many steps after a start."""
-    left = drill.chaos.left
+    reference, or last after the same one; and unless when the attempt started explains that it did not (see `rhythm`).
+    """
+    left, reference, last = drill.chaos.left, drill.reference.attempts[-1], drill.chaos.attempts[-1]
     if path in left.ranks and path not in left.saves:
         return left.ranks[path]
-    expected, last = _saves(drill.reference, path), drill.chaos.attempts[-1]
-    seen = [save for save in _saves(drill.chaos, path) if save.attempt == last.number]
-    if not expected:
+    ranks = _savers(drill.reference, path)
+    rank = next((rank for rank in ranks if rank in last.starts), None)
+    if rank is None or len(drill.reference.attempts) > 1:
         return None
-    step, _, rank, _ = max(seen or expected)
-    begun, final = last.start_of(rank), drill.reference_lineage.final_step
-    after, at = ({save.step for save in saves} for saves in (expected, seen))
-    if seen and (at == {each for each in after if each > begun} or step == max(after)):
-        return rank
-    if _follows_what_was_best(after, at, begun, final):
-        return rank
-    if at == {begun + each for each in after if begun + each <= final} or _is_regular(after, at, begun, final):
+    begun = last.start_of(rank)
+    seen = {step: time_s for step, time_s in _savers(drill.chaos, path).get(rank, {}).items() if step >= begun}
+    due = {step for step in ranks[rank] if step > begun}
+    if seen.keys() == due or (seen and max(seen) == max(ranks[rank])):
+        return rank if seen else None
+    trace, own = reference.traces[rank], last.traces[rank]
+    if not trace.start or not trace.steps or not own.steps:
         return None
-    if not seen:
-        return rank if _is_missed(drill, last, expected) else None
-    steps = {save.step for trace in drill.reference.traces for save in trace.saves if save.how != REMOVED}
-    # What is saved at once is of the start.
-    return rank if step in steps or (step - begun > 1 and _has_ceased(drill, expected)) else None
+    weights = any(name.endswith(trace.start.tensors) for name in entries)
+    explained = is_of_its_start(_of(trace, ranks[rank]), _of(own, seen), holds_weights=weights)
+    return None if explained else rank
 
 
-def _follows_what_was_best(expected: Set[int], seen: Set[int], begun: int, final: int) -> bool:
-    """A file is saved at some of the steps at which a model is evaluated, all of them multiples of one; a restart that has
-    forgotten the best value saves it at the first of these, and one with a wrong value at none."""
-    every = gcd(*expected, *seen)
-    if every == 1 or final // every == len(expected):
-        return False
-    return min(seen) == begun - begun % every + every if seen else len(expected) > 1 and max(expected) > begun
+def _of(trace: RankTrace, times: Mapping[int, float]) -> Saves:
+    """`trace` has begun, and has steps."""
+    assert trace.start
+    steps = [record.time_s for record in trace.steps.values()]
+    return Saves(
+        times=dict(sorted(times.items())),
+        begun=trace.start.position.step,
+        final=trace.steps.last,
+        began_s=trace.start.time_s,
+        ended_s=steps[-1],
+        longest_step_s=max((b - a for a, b in pairwise(steps)), default=0.0),
+    )
 
 
-def _is_regular(expected: Set[int], seen: Set[int], begun: int, final: int) -> bool:
-    """In each leg the file is saved every so many steps, the same number, wherever it began to count."""
-    every = min(expected)
-    legs = ((0, expected), (begun, seen))
-    places = [sorted({start, *steps}) for start, steps in legs]
-    even = all(b - a == every for own in (places[0], places[1][1:]) for a, b in pairwise(own))
-    return even and all(final - own[-1] < every for own in places) and (len(places[1]) < 2 or places[1][1] - begun <= every)
-
-
-def _has_ceased(drill: Drill, saves: list[_Save]) -> bool:
-    """The reference went on for longer than it ever had between two of these saves: they follow something that the script has
-    learnt."""
-    newest, pause = max(saves), _longest_pause(drill, saves)
-    ends = [trace.steps[trace.steps.last].time_s for trace in drill.reference.traces if trace.steps]
-    if not pause or not ends:
-        return False
-    return drill.reference_lineage.final_step - newest.step > pause[0] and max(ends) - newest.time_s > pause[1]
-
-
-def _is_missed(drill: Drill, last: Attempt, saves: list[_Save]) -> bool:
-    """The reference saved a file after the step that the last attempt began with, which did not, for all that it went on for
-    longer than there ever was between two of these saves."""
-    newest, pause = max(saves), _longest_pause(drill, saves)
-    trace = last.traces.get(newest.rank)
-    if not pause or not trace or not trace.start or not trace.steps:
-        return False
-    begun, done = last.start_of(newest.rank), trace.steps.last
-    seconds = trace.steps[done].time_s - trace.start.time_s
-    return newest.step > begun and done - begun > pause[0] and seconds > pause[1]
-
-
-def _longest_pause(drill: Drill, saves: list[_Save]) -> tuple[int, float] | None:
-    """Of the reference, between two saves or the first step and the first save: steps, seconds. None where it was restarted."""
-    starts = [next(iter(trace.steps.values())).time_s for trace in drill.reference.traces if trace.steps]
-    if len(drill.reference.attempts) != 1 or not starts:
-        return None
-    steps, times = ([0, *(save.step for save in saves)], [min(starts), *(save.time_s for save in saves)])
-    return max(b - a for a, b in pairwise(sorted(steps))), max(b - a for a, b in pairwise(sorted(times)))
-
-
-def _saves(leg: LegHistory, path: str) -> list[_Save]:
-    """A folder may have been renamed as a whole."""
+def _savers(leg: LegHistory, path: str) -> Mapping[int, Mapping[int, float]]:
+    """The ranks whose last attempts saved this file, and when, by step. A folder may have been renamed as a whole."""
     if path in leg.left.saves:
-        return [_Save(step, leg.attempts[-1].number, leg.left.ranks[path], when) for step, when in leg.left.saves[path]]
-    return [
-        _Save(save.step, trace.attempt, trace.rank, save.time_s)
-        for trace in leg.traces
-        for save in trace.saves
-        if save.how != REMOVED and PurePath(path).is_relative_to(save.path)
-    ]
+        return {leg.left.ranks[path]: dict(leg.left.saves[path])}
+    found = {
+        rank: {
+            save.step: save.time_s for save in trace.saves if save.how != REMOVED and PurePath(path).is_relative_to(save.path)
+        }
+        for rank, trace in sorted(leg.attempts[-1].traces.items())
+    }
+    return {rank: times for rank, times in found.items() if times}

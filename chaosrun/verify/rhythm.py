@@ -1,0 +1,110 @@
+"""Whether the steps at which a file is saved tell that it follows something learnt, or only when its process started. Pure.
+
+A restart saves a file at other steps than the undisturbed run. That is no mistake of a script that saves by the clock, or so
+many steps or evaluations after a start; it is one where a best value, a patience or a list of the best was forgotten.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
+
+SHORTEST_PERIOD_S = 0.2
+"""Nobody saves by the clock more often."""
+ENOUGH = 4
+"""Saves whose pauses are alike: that is no chance of evaluations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saves:
+    """Of one file, by one process."""
+
+    times: dict[int, float]
+    """By step, in seconds."""
+    begun: int
+    """The step that it went on from."""
+    final: int
+    began_s: float
+    ended_s: float
+    longest_step_s: float
+
+    @property
+    def steps(self) -> Set[int]:
+        return self.times.keys()
+
+
+def is_of_its_start(undisturbed: Saves, restarted: Saves, *, holds_weights: bool) -> bool:
+    """When the processes started explains the difference. Of what may be both, weights follow what was best."""
+    due = {step + restarted.begun for step in undisturbed.steps}
+    counted = restarted.steps == {step for step in due if step <= restarted.final} or _same_evaluations(undisturbed, restarted)
+    rhythmic = _is_regular(undisturbed, restarted) or _is_by_the_clock(undisturbed, restarted)
+    if _follows_what_was_best(undisturbed, restarted):
+        return (counted and not holds_weights) or (rhythmic and _is_long_enough(undisturbed, restarted))
+    at_once = bool(restarted.steps) and max(restarted.steps) - restarted.begun <= 1 and min(undisturbed.steps) <= 1
+    return counted or at_once or rhythmic
+
+
+def _follows_what_was_best(undisturbed: Saves, restarted: Saves) -> bool:
+    """At the final step a model may be evaluated whatever the rhythm is."""
+    begun, final = restarted.begun, undisturbed.final
+    return any(
+        _is_best_of_some(undisturbed.steps - left_out, restarted.steps - left_out, begun, final)
+        for left_out in (set[int](), {final})
+    )
+
+
+def _is_best_of_some(expected: Set[int], seen: Set[int], begun: int, final: int) -> bool:
+    """A file is saved at some of the steps at which a model is evaluated; a restart that has forgotten the best value saves it
+    at the first of these, and one with a wrong value at none."""
+    points = expected | seen
+    every = gcd(*points)
+    if every == 1 and len(points) > 2:  # 1, 11, 21, …
+        every = gcd(*(step - min(points) for step in points))
+    if every < 2 or not expected:
+        return False
+    phase = min(points) % every
+    if len(range(phase or every, final + 1, every)) <= len(expected):
+        return False  # at all of them
+    return min(seen) == begun + 1 + (phase - begun - 1) % every if seen else len(expected) > 1 and max(expected) > begun
+
+
+def _is_long_enough(undisturbed: Saves, restarted: Saves) -> bool:
+    """So many saves make a rhythm, where none was due after the last."""
+    own = sorted(undisturbed.steps)
+    shortest = min((b - a for a, b in pairwise(own)), default=0)
+    return len(own) + len(restarted.steps) >= ENOUGH and undisturbed.final - own[-1] < shortest
+
+
+def _same_evaluations(undisturbed: Saves, restarted: Saves) -> bool:
+    """The first evaluation after a start, say, or every third."""
+    every = gcd(*undisturbed.steps, *restarted.steps)
+    before = restarted.begun // every
+    expected = {step // every for step in undisturbed.steps}
+    return {step // every - before for step in restarted.steps} == {
+        n for n in expected if n <= restarted.final // every - before
+    }
+
+
+def _is_regular(undisturbed: Saves, restarted: Saves) -> bool:
+    """Both save every so many steps, wherever they begin to count."""
+    own = sorted(undisturbed.steps)
+    every = own[1] - own[0] if len(own) > 1 else own[0]
+    for saves in (undisturbed, restarted):
+        first, *others = sorted(saves.steps) or [saves.begun]
+        even = all(b - a == every for a, b in pairwise((first, *others)))
+        if not even or first - saves.begun > every or saves.final - max([first, *others]) >= every:
+            return False
+    return True
+
+
+def _is_by_the_clock(undisturbed: Saves, restarted: Saves) -> bool:
+    """One period explains every pause between two saves, and that no other was made; a save may be a step late."""
+    pauses = [b - a for saves in (undisturbed, restarted) for a, b in pairwise(saves.times.values())]
+    waits = [saves.ended_s - max(saves.times.values(), default=saves.began_s) for saves in (undisturbed, restarted)]
+    waits += [min(saves.times.values()) - saves.began_s for saves in (undisturbed, restarted) if saves.times]
+    period_s = min(pauses, default=min(undisturbed.times.values()) - undisturbed.began_s)
+    steps = max(b - a for a, b in pairwise([0, *sorted(undisturbed.steps)]))
+    if not restarted.steps and restarted.final - restarted.begun >= steps:
+        return False  # it would have been due
+    late_s = max(undisturbed.longest_step_s, restarted.longest_step_s)
+    return period_s >= SHORTEST_PERIOD_S and max([*pauses, *waits]) <= period_s + late_s
