@@ -13,55 +13,85 @@ from chaosrun.records.traces import RankTrace
 from chaosrun.verify.alignment import REMOVED
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.kept import KeptDifference
+from chaosrun.verify.kept import KeptDifference, unnumbered
 from chaosrun.verify.rhythm import Saves, is_of_its_start
 
 
 def left_difference(drill: Drill) -> KeptDifference | None:
-    """The first entry that was otherwise in a file which a restarted attempt wrote; None: there is none, or nobody can tell."""
+    """The first entry that was otherwise in a file which a restarted attempt wrote, or the first file that only one leg has;
+    None: there is none, or nobody can tell."""
     restarted = len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
     if not drill.spec.verify.confirm or not drill.exact_weights or not restarted:
         return None
+    return _of_contents(drill) or (_of_names(drill) if drill.by_script else None)
+
+
+def _of_contents(drill: Drill) -> KeptDifference | None:
+    undisturbed, again = drill.reference.left, drill.confirmed.left if drill.confirmed else drill.reference.left
     for path, held in sorted(drill.chaos.left.files.items()):
-        expected = drill.reference.left.files.get(path, {})
-        again = drill.confirmed.left.files.get(path, {}) if drill.confirmed else expected
+        expected, confirmed = undisturbed.files.get(path, {}), again.files.get(path, {})
         # Of another size is what is gathered while a script runs: losses, samples.
         differing = [
             name
             for name, seen in held.items()
-            if seen != expected.get(name, seen) and again.get(name) == expected[name] and seen[0] == expected[name][0]
+            if seen != expected.get(name, seen) and confirmed.get(name) == expected[name] and seen[0] == expected[name][0]
         ]
         if differing and (rank := _comparable(drill, path, held)) is not None:
             name = f"{path}: {differing[0]}" if differing[0] else path
-            where = f"at the end, {name} is not what every undisturbed run leaves there"
-            step = drill.chaos_lineage.final_step
-            about = {"name": name, "path": path, "step": step, "rank": rank, "where": where, "differing": differing}
             values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
-            if drill.by_script:
-                return KeptDifference(rank=rank, name=name, **values, cause=Cause("kept_state_not_restored", about))
-            cause = Cause("result_differs", {**about, "what": drill.outside}, "outside" if drill.outside else None)
-            return KeptDifference(rank=rank, name=name, **values, cause=cause)
+            where = f"at the end, {name} is not what every undisturbed run leaves there"
+            return _told(drill, rank, path, where, differing, name=name, **values)
     return None
 
 
-def _comparable(drill: Drill, path: str, entries: Iterable[str]) -> int | None:
+def _of_names(drill: Drill) -> KeptDifference | None:
+    """Files whose names tell their steps (best-00036.pt), of which others are left. Of what is saved at the same steps, only
+    that older ones were not removed can differ."""
+    legs = [drill.reference, drill.chaos, *([drill.confirmed] if drill.confirmed else [])]
+    if any(leg.left.left_out for leg in legs):
+        return None
+    for kind in sorted({unnumbered(path) for path in drill.reference.left.files}):
+        expected, seen, *confirmed = ({path for path in leg.left.files if unnumbered(path) == kind} for leg in legs)
+        if kind in expected or seen == expected or confirmed not in ([], [expected]):
+            continue
+        path = min(seen ^ expected)
+        held = drill.chaos.left.files.get(path) or drill.reference.left.files[path]
+        if (rank := _comparable(drill, path, held, by_kind=True)) is not None:
+            there = ("there", "not there") if path in expected else ("not there", "there")
+            where = f"at the end, {path} is {there[1]}, and {there[0]} after every undisturbed run"
+            return _told(drill, rank, path, where, sorted(seen ^ expected), name=path, expected=there[0], seen=there[1])
+    return None
+
+
+def _told(drill: Drill, rank: int, path: str, where: str, differing: list[str], **values: str) -> KeptDifference:
+    step = drill.chaos_lineage.final_step
+    about = {"name": values["name"], "path": path, "step": step, "rank": rank, "where": where, "differing": differing}
+    cause = Cause("kept_state_not_restored", about)
+    if not drill.by_script:
+        cause = Cause("result_differs", {**about, "what": drill.outside}, "outside" if drill.outside else None)
+    return KeptDifference(rank=rank, cause=cause, **values)
+
+
+def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: bool = False) -> int | None:
     """The rank that saved a file of which both legs must leave the same; None: what it holds depends on when it is saved.
 
     They must where it is written when a training is complete; where the last attempt saved it after the same steps as the
     reference, or last after the same one; and unless when the attempt started explains that it did not (see `rhythm`).
+    `by_kind`: of all files that are called alike, of which the same steps leave the same.
     """
     left, reference, last = drill.chaos.left, drill.reference.attempts[-1], drill.chaos.attempts[-1]
     if path in left.ranks and path not in left.saves:
         return left.ranks[path]
-    ranks = _savers(drill.reference, path)
+    ranks = _savers(drill.reference, path, by_kind=by_kind)
     rank = next((rank for rank in ranks if rank in last.starts), None)
     if rank is None or len(drill.reference.attempts) > 1:
         return None
     begun = last.start_of(rank)
-    seen = {step: time_s for step, time_s in _savers(drill.chaos, path).get(rank, {}).items() if step >= begun}
+    own_saves = _savers(drill.chaos, path, by_kind=by_kind).get(rank, {})
+    seen = {step: time_s for step, time_s in own_saves.items() if step >= begun}
     due = {step for step in ranks[rank] if step > begun}
-    if seen.keys() == due or (seen and max(seen) == max(ranks[rank])):
-        return rank if seen else None
+    if seen.keys() == due or (seen and max(seen) == max(ranks[rank]) and not by_kind):
+        return rank if seen and not by_kind else None
     trace, own = reference.traces[rank], last.traces[rank]
     if not trace.start or not trace.steps or not own.steps:
         return None
@@ -84,13 +114,16 @@ def _of(trace: RankTrace, times: Mapping[int, float]) -> Saves:
     )
 
 
-def _savers(leg: LegHistory, path: str) -> Mapping[int, Mapping[int, float]]:
+def _savers(leg: LegHistory, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
     """The ranks whose last attempts saved this file, and when, by step. A folder may have been renamed as a whole."""
     if path in leg.left.saves:
         return {leg.left.ranks[path]: dict(leg.left.saves[path])}
+    name = unnumbered if by_kind else str
     found = {
         rank: {
-            save.step: save.time_s for save in trace.saves if save.how != REMOVED and PurePath(path).is_relative_to(save.path)
+            save.step: save.time_s
+            for save in trace.saves
+            if save.how != REMOVED and PurePath(name(path)).is_relative_to(name(save.path))
         }
         for rank, trace in sorted(leg.attempts[-1].traces.items())
     }
