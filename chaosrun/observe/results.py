@@ -14,6 +14,7 @@ from chaosrun.observe.writers import wrap_imported
 
 _NATIVE_WRITERS = (
     ("torch", "save"),
+    ("torch.jit", "save"),
     ("safetensors.torch", "save_file"),
     ("safetensors.torch", "save_model"),
     ("safetensors.numpy", "save_file"),

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 WRITERS = (
     ("torch", "save", 1, "torch.save"),
+    ("torch.jit", "save", 1, "torch.jit.save"),
     ("safetensors.torch", "save_file", 1, "safetensors"),
     ("safetensors.torch", "save_model", 1, "safetensors"),
     ("safetensors.numpy", "save_file", 1, "safetensors"),

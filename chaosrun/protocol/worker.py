@@ -15,6 +15,7 @@ import json
 import os
 import runpy
 import sys
+import threading
 import time
 import traceback
 import types
@@ -85,6 +86,9 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             traceback.print_exc()
         end = _raised("raised", error, order)
     end = _unless_refused(end, context)
+    if end.error is None:
+        # As the interpreter does at its end: what the script has left to its threads, a last save perhaps, comes to its end.
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     # Whatever the script did after it had left.
     end = _unless_told(context.left or end, context)
     try:

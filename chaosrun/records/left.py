@@ -2,7 +2,7 @@
 script that resumes by itself, those that one which attached wrote."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -37,14 +37,14 @@ class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
 NOTHING_LEFT = Left()
 
 
-def note_left(leg: LegLayout, attached: int = 0) -> None:
-    """Nothing where there are no such files. `attached`: how many ranks attached, of which each has said what it wrote; 0: of
-    all files below the outputs. Raises OSError where it cannot be written."""
+def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> None:
+    """Nothing where there are no such files. `attached`: how many ranks attached, of which each has said what it wrote, and
+    `known` what another leg left; 0: of all files below the outputs. Raises OSError where it cannot be written."""
     found: dict[str, Mapping[str, Entry]] = {}
     written: dict[str, _File] = {}
     left_out: list[str] = []
     room = MOST_BYTES
-    for file in sorted(_results(leg, attached) if attached else _files(leg), reverse=True):
+    for file in sorted(_results(leg, attached, known) if attached else _files(leg), reverse=True):
         if file.size > room:
             left_out.append(file.name)
             continue
@@ -79,9 +79,10 @@ def _files(leg: LegLayout) -> Iterator[_File]:
                 yield from _file(path, str(path.relative_to(output)))
 
 
-def _results(leg: LegLayout, workers: int) -> Iterator[_File]:
-    """Those that the ranks of the last attempt wrote; of one that several wrote the first of them."""
-    attempt, seen = leg.attempt(leg.attempts()[-1]), set[str]()
+def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_File]:
+    """Those that the ranks of the last attempt wrote, of one that several wrote the first of them; and those that are `known`,
+    which ranks that were killed have written, if any."""
+    attempt, seen, ended_s = leg.attempt(leg.attempts()[-1]), set[str](), 0.0
     for rank in range(workers):
         if (end := read_end(attempt, rank)) is None:
             continue
@@ -94,6 +95,11 @@ def _results(leg: LegLayout, workers: int) -> Iterator[_File]:
                 files = (file for file in _file(path, name) if own or file.changed_s <= end.time_s + _CLOCK_S)
                 saves = () if str(path) in end.results else end.saves[str(path)]
                 yield from (file._replace(rank=rank, saves=saves) for file in files)
+        ended_s = max(ended_s, end.time_s)
+    for name in known:
+        if name not in seen:
+            path = leg.output / name  # which of an absolute path is that path
+            yield from (file for file in _file(path, name) if file.changed_s <= ended_s + _CLOCK_S)
 
 
 def _file(path: Path, name: str) -> Iterator[_File]:

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from chaosrun.records.blocks import Names, Scribe, framed, packed_footer, packed_record, summed
-from chaosrun.records.traces import BLOCK_STEPS, CheckpointRecord, EndRecord, Line, StepRecord
+from chaosrun.records.traces import BLOCK_STEPS, CheckpointRecord, EndRecord, Line, SaveRecord, StepRecord
 
 
 class TraceWriter:
@@ -18,6 +18,7 @@ class TraceWriter:
         self._at, self._running = 0, b""
         self._one = threading.RLock()
         """Threads of the script that save write here, too."""
+        self._ended = False
         self._begin()
 
     def empty(self) -> None:
@@ -29,7 +30,9 @@ class TraceWriter:
 
     def write(self, record: Line) -> None:
         with self._one:
-            self._write(record)
+            # A thread of the script's may save when the training has ended.
+            if not (self._ended and isinstance(record, SaveRecord)):
+                self._write(record)
 
     def _write(self, record: Line) -> None:
         if isinstance(record, StepRecord):
@@ -39,7 +42,8 @@ class TraceWriter:
             if record.step % BLOCK_STEPS == 0:
                 self._end_block()
         else:
-            if isinstance(record, EndRecord) and self._scribe.first:
+            self._ended = isinstance(record, EndRecord)
+            if self._ended and self._scribe.first:
                 self._end_block()
             self._others.append(len(self._region))
             self._append(packed_record(record, self._names))

@@ -24,7 +24,7 @@ from chaosrun.records.codec import changed
 from chaosrun.records.events import EventRecord
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RUN, LegLayout, RunLayout
-from chaosrun.records.left import note_left
+from chaosrun.records.left import note_left, read_left
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, opened_files, training_time
@@ -286,7 +286,8 @@ class Drill:
         template = replace(template, survey=self.survey, earlier=earlier)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
         if result.outcome == "completed":
-            note_left(leg, 0 if spec.by == "script" else spec.workers)
+            known = read_left(self._leg("reference"), []).files if name == "chaos" else ()
+            note_left(leg, 0 if spec.by == "script" else spec.workers, known)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
             raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)

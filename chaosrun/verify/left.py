@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import PurePath
 
-from chaosrun.records.history import LegHistory
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import RankTrace
 from chaosrun.verify.alignment import REMOVED
 from chaosrun.verify.check import Drill
@@ -45,14 +45,14 @@ def _of_contents(drill: Drill) -> KeptDifference | None:
 
 
 def _of_names(drill: Drill) -> KeptDifference | None:
-    """Files whose names tell their steps (best-00036.pt), of which others are left. Of what is saved at the same steps, only
-    that older ones were not removed can differ."""
+    """A file that is not there, or, where names tell their steps (best-00036.pt), others that are. Of what is saved at the same
+    steps, only that older ones were not removed can differ."""
     legs = [drill.reference, drill.chaos, *([drill.confirmed] if drill.confirmed else [])]
     if any(leg.left.left_out for leg in legs):
         return None
     for kind in sorted({unnumbered(path) for path in drill.reference.left.files}):
         expected, seen, *confirmed = ({path for path in leg.left.files if unnumbered(path) == kind} for leg in legs)
-        if kind in expected or seen == expected or confirmed not in ([], [expected]):
+        if seen == expected or confirmed not in ([], [expected]):
             continue
         path = min(seen ^ expected)
         held = drill.chaos.left.files.get(path) or drill.reference.left.files[path]
@@ -76,28 +76,40 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
     """The rank that saved a file of which both legs must leave the same; None: what it holds depends on when it is saved.
 
     They must where it is written when a training is complete; where the last attempt saved it after the same steps as the
-    reference, or last after the same one; and unless when the attempt started explains that it did not (see `rhythm`).
-    `by_kind`: of all files that are called alike, of which the same steps leave the same.
+    reference, or last after the same one; and unless when an attempt started explains that it did not (see `rhythm`). Two
+    undisturbed legs that save it at other steps save by the clock. `by_kind`: of all files that are called alike, of which the
+    same steps leave the same.
     """
-    left, reference, last = drill.chaos.left, drill.reference.attempts[-1], drill.chaos.attempts[-1]
+    left, reference = drill.chaos.left, drill.reference.attempts[-1]
     if path in left.ranks and path not in left.saves:
         return left.ranks[path]
-    ranks = _savers(drill.reference, path, by_kind=by_kind)
-    rank = next((rank for rank in ranks if rank in last.starts), None)
+    savers = _savers(drill.reference, reference, path, by_kind=by_kind)
+    rank = next((rank for rank in savers if rank in drill.chaos.attempts[-1].starts), None)
     if rank is None or len(drill.reference.attempts) > 1:
         return None
-    begun = last.start_of(rank)
-    own_saves = _savers(drill.chaos, path, by_kind=by_kind).get(rank, {})
-    seen = {step: time_s for step, time_s in own_saves.items() if step >= begun}
-    due = {step for step in ranks[rank] if step > begun}
-    if seen.keys() == due or (seen and max(seen) == max(ranks[rank]) and not by_kind):
-        return rank if seen and not by_kind else None
-    trace, own = reference.traces[rank], last.traces[rank]
-    if not trace.start or not trace.steps or not own.steps:
-        return None
-    weights = any(name.endswith(trace.start.tensors) for name in entries)
-    explained = is_of_its_start(_of(trace, ranks[rank]), _of(own, seen), holds_weights=weights)
-    return None if explained else rank
+    confirming = drill.confirmed.attempts[-1] if drill.confirmed else None
+    if drill.confirmed and confirming:
+        again = _savers(drill.confirmed, confirming, path, by_kind=by_kind).get(rank, {})
+        if again.keys() != savers[rank].keys():
+            return None
+    weights = any(name.endswith(start.tensors) for name in entries for start in reference.starts.values())
+    alike = False
+    # What a killed rank of a script that attached has saved, nobody knows.
+    for attempt in drill.chaos.attempts[1 if drill.by_script else -1 :]:
+        own = attempt.traces.get(rank)
+        if own is None or not own.start or not own.steps:
+            continue
+        begun, last = attempt.start_of(rank), attempt is drill.chaos.attempts[-1]
+        saved = _savers(drill.chaos, attempt, path, by_kind=by_kind).get(rank, {})
+        seen = {step: time_s for step, time_s in saved.items() if step >= begun}
+        # What was due at the step at which it was killed may not have come to be saved.
+        due = {step for step in savers[rank] if begun < step < own.steps.last + last or step in seen}
+        alike = bool(seen) and (seen.keys() == due or max(seen) == max(savers[rank])) and last and not by_kind
+        if seen.keys() != due and not alike:
+            sides = _of(reference.traces[rank], savers[rank]), _of(own, seen)
+            if not is_of_its_start(*sides, holds_weights=weights):
+                return rank
+    return rank if alike else None
 
 
 def _of(trace: RankTrace, times: Mapping[int, float]) -> Saves:
@@ -114,10 +126,10 @@ def _of(trace: RankTrace, times: Mapping[int, float]) -> Saves:
     )
 
 
-def _savers(leg: LegHistory, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
-    """The ranks whose last attempts saved this file, and when, by step. A folder may have been renamed as a whole."""
+def _savers(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
+    """The ranks that saved this file in an attempt, and when, by step. A folder may have been renamed as a whole."""
     if path in leg.left.saves:
-        return {leg.left.ranks[path]: dict(leg.left.saves[path])}
+        return {leg.left.ranks[path]: dict(leg.left.saves[path])} if attempt is leg.attempts[-1] else {}
     name = unnumbered if by_kind else str
     found = {
         rank: {
@@ -125,6 +137,6 @@ def _savers(leg: LegHistory, path: str, *, by_kind: bool) -> Mapping[int, Mappin
             for save in trace.saves
             if save.how != REMOVED and PurePath(name(path)).is_relative_to(name(save.path))
         }
-        for rank, trace in sorted(leg.attempts[-1].traces.items())
+        for rank, trace in sorted(attempt.traces.items())
     }
     return {rank: times for rank, times in found.items() if times}

@@ -40,8 +40,9 @@ def is_of_its_start(undisturbed: Saves, restarted: Saves, *, holds_weights: bool
     rhythmic = _is_regular(undisturbed, restarted) or _is_by_the_clock(undisturbed, restarted)
     if _follows_what_was_best(undisturbed, restarted):
         return (counted and not holds_weights) or (rhythmic and _is_long_enough(undisturbed, restarted))
+    once = len(undisturbed.steps) == len(restarted.steps) == 1 and not holds_weights
     at_once = bool(restarted.steps) and max(restarted.steps) - restarted.begun <= 1 and min(undisturbed.steps) <= 1
-    return counted or at_once or rhythmic
+    return counted or once or at_once or rhythmic
 
 
 def _follows_what_was_best(undisturbed: Saves, restarted: Saves) -> bool:

@@ -143,11 +143,11 @@ def test_without_a_second_leg_to_ask_nothing_is_said(tmp_path: Path) -> None:
 def test_what_undisturbed_ceased_to_be_saved_and_a_restart_saves_again_is_told(
     tmp_path: Path, undisturbed: tuple[int, ...], restarted: int | tuple[int, ...], status: str
 ) -> None:
-    run = write_script_run(tmp_path)
+    run, rightly = write_script_run(tmp_path), tuple(step for step in undisturbed if step > 4)
     again = (restarted,) if isinstance(restarted, int) else restarted
-    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 3, again)):
+    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 2, rightly), ("chaos", 3, again)):
         with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
-        held = {"model/block.weight": (24, "aa" if attempt == 1 else "bb")}
+        held = {"model/block.weight": (24, "bb" if attempt == 3 else "aa")}
         (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}}))
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
@@ -179,10 +179,10 @@ def with_saves(trace: Path, steps: tuple[int, ...]) -> None:
 def test_what_a_restart_never_saves_again_is_told(
     tmp_path: Path, undisturbed: tuple[int, ...], restarted: tuple[int, ...], status: str
 ) -> None:
-    run = write_script_run(tmp_path)
-    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 3, restarted)):
+    run, rightly = write_script_run(tmp_path), tuple(step for step in undisturbed if step > 4)
+    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 2, rightly), ("chaos", 3, restarted)):
         with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
-        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: SEEN if attempt == 1 else OTHER}}))
+        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: OTHER if attempt == 3 else SEEN}}))
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
 
