@@ -51,7 +51,7 @@ class PlacementPool:
     reservation only when it is made. Used by one thread."""
 
     address: str | None
-    postponed: Postponed
+    interrupts: Interrupts
     _free: dict[str, dict[str, float]]
     """By node, what was free before the first."""
     _idle: "list[tuple[Shape, RayCluster]]" = field(default_factory=list)
@@ -65,7 +65,7 @@ class PlacementPool:
                 self._idle.remove(entry)
                 self._used.append(entry[1])
                 return entry[1]
-        cluster = shape.connect(self.address, self.postponed)
+        cluster = shape.connect(self.address, self.interrupts.postponed)
         while (places := cluster.places_within(self._left())) is None and self._idle:
             self._close(*self._idle[0])
         if places is None and self._used:
@@ -98,7 +98,7 @@ class PlacementPool:
 
     def _close(self, shape: Shape, cluster: "RayCluster") -> None:
         self._idle.remove((shape, cluster))
-        with self.postponed():
+        with self.interrupts.postponed():
             cluster.close()
 
 
@@ -109,7 +109,7 @@ def one_ray(address: str | None, shapes: Sequence[Shape], interrupts: Interrupts
     cluster = Shape(workers, cpu, 0).connect(address, interrupts.postponed)
     try:
         interrupts.check()
-        pool = PlacementPool(address, interrupts.postponed, cluster.free())
+        pool = PlacementPool(address, interrupts, cluster.free())
         try:
             yield pool
         finally:
@@ -201,8 +201,11 @@ class Scheduler(Generic[D, R]):
                 while True:
                     while self._beginning and (begun := self._next()) is not None:
                         self._begin(threads, *begun)
+                        self.pool.interrupts.check()
                     if not self._running:
                         return
+                    # A signal may have come while agents were got or let go, within `postponed`.
+                    self.pool.interrupts.check()
                     self._events.get()()
             except BaseException:
                 self._supervisors.interrupt()

@@ -1,5 +1,6 @@
 """Several drills at once: what begins when, and what becomes of all when one fails or somebody interrupts."""
 
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,10 @@ from suites import DRILL
 
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult
-from chaosrun.campaign.scheduler import Listener, PlacementPool, Scheduler, Shape
+from chaosrun.campaign.scheduler import Listener, PlacementPool, RunningSupervisors, Scheduler, Shape
+from chaosrun.errors import InterruptedRunError
+from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.supervisor import Supervisor
 
 
 def drills(*names: str, **about: Any) -> list[PlannedDrill]:
@@ -26,8 +30,15 @@ class Room:
     used: int = 0
     most: int = 0
     log: list[str] = field(default_factory=list)
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    signal_at: int = 0
+    """As a place is asked for the so manieth time; 0: never."""
 
     def take(self, shape: Shape, *, fresh: bool) -> Any:
+        self.signal_at -= 1
+        if self.signal_at == 0:
+            with self.interrupts.postponed():  # Ray is asked for agents
+                signal.raise_signal(signal.SIGTERM)
         if self.used and self.used + shape.workers > self.size:
             return None
         self.used += shape.workers
@@ -54,6 +65,7 @@ class Stage:
     beside: dict[str, set[str]] = field(default_factory=dict)
     ok: Callable[[str], bool] = lambda name: True
     lock: threading.Lock = field(default_factory=threading.Lock)
+    supervisors: RunningSupervisors = field(default_factory=RunningSupervisors)
 
     @property
     def began(self) -> list[str]:
@@ -67,6 +79,7 @@ class Stage:
 
         def carry(drill: PlannedDrill, place: Any, watch: Any, listen: Listener) -> tuple[DrillResult, bool]:
             with self.lock:
+                self.supervisors = watch
                 running.add(drill.name)
                 self.beside[drill.name] = {*running}
             try:
@@ -165,3 +178,28 @@ def test_what_is_under_way_ends_in_order(error: BaseException) -> None:
         stage.run(drills("a", "b"))
     # What ended all the same counts, and its place is given back.
     assert stage.ended == ["b"] and stage.room.used == 0
+
+
+@dataclass(eq=False)
+class Interruptible:
+    """Stands for a supervisor."""
+
+    interrupted: threading.Event
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_a_signal_while_agents_are_got_interrupts(asked: int) -> None:
+    """The third time there is no room: nothing begins, and all that runs is waited for."""
+
+    def act(drill: PlannedDrill, listen: Listener) -> None:
+        interrupted = threading.Event()
+        stage.supervisors.watch()(cast(Supervisor, Interruptible(interrupted)))
+        assert interrupted.wait(10)
+
+    stage = Stage(Room(2, signal_at=asked), act=act)
+    with pytest.raises(InterruptedRunError), stage.room.interrupts:
+        stage.run(drills("a", "b", "c", "d"))
+    assert sorted(stage.ended) == stage.began == ["a", "b"][:asked]
