@@ -89,6 +89,12 @@ def job_asked(
         if asked.write is not None:
             raise UsageError("--write keeps what was typed, and this is a job file", hint=f"copy {job}")
         return job, (*options.overrides(), *overrides)
+    for key in (change.partition("=")[0].strip() for change in overrides if after):
+        if key in ("args", "command"):
+            raise UsageError(
+                f"{key}=… takes the place of what comes after --, which would be lost",
+                hint=f"write all of it after --; {key}[]=… adds to that",
+            )
     typed = typed_job(job, after, options, Path.cwd())
     load_job(typed, overrides)  # nothing is told of a job, or kept, that is wrong
     if asked.write is not None:

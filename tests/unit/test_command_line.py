@@ -51,6 +51,7 @@ def test_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert (first["kind"], first["rank"], first["at_step"], first["phase"]) == ("kill", 1, 65, None)
     assert (second["at_step"], second["phase"], third["kind"], third["rank"]) == (70, "forward", "preempt", "all")
     assert spec["resume"]["by"] == "script"
+    assert spec_of("train.py args[]=--z -- --epochs 3", capsys)[0]["args"] == ["--epochs", "3", "--z"]
     why = "train.py does not import chaosrun: its own checkpoints and resume code are tested"
     assert told == f"guessed   resume by: the script, as {why}\n"
 
@@ -160,6 +161,8 @@ def test_faults_are_added_to_a_job_file(here: Path, capsys: pytest.CaptureFixtur
         ("validate train.py checkpoint.every_steps=3", "checkpoint means nothing here: the job resumes by itself"),
         ("validate attached.py outputs=[out]", "outputs means nothing here: chaosrun saves and resumes"),
         ("validate train.py --kill 0@3:checkpoint.precommit", "phase save is inside its own save"),
+        ("validate train.py args=[--x] -- --y", "args=… takes the place of what comes after --"),
+        ("validate command=[torchrun,train.py] -- torchrun train.py", "command=… takes the place of what comes after --"),
         ("validate train.py outputs=[/data/out]", "outputs are relative"),
         ("validate train.py outputs=[../out]", "outputs are relative"),
     ],
