@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from collections.abc import Sequence as AnySequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -27,6 +28,7 @@ PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 PLACEHOLDERS = ("output",)
 OF_A_COMMAND = ("node_rank", "nodes", "master_addr", "master_port", "workers_per_node")
 """Filled in on each node."""
+TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 NEAR = 0.75
 """How like a placeholder a word in braces is that stands for it, from 0 to 1."""
 
@@ -82,7 +84,29 @@ def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
             script = None  # what a shell is to run
         if script is not None and script is not first and "{" not in script.text:
             yield from _script_problems(script, directory)
+        yield from _nodes_problems(root, [item for item in command.items if isinstance(item, Scalar)])
     yield from _placeholder_problems(root)
+
+
+def _nodes_problems(root: Mapping, words: AnySequence[Scalar]) -> Iterator[Problem]:
+    """A torchrun for several nodes that is the same on each of them waits for the others in vain."""
+    end = next((at for at, word in enumerate(words) if word.text.endswith(".py")), len(words))
+    start = next((at for at, word in enumerate(words[:end]) if os.path.basename(word.text) in TORCHRUN), end)
+    env = child(root, "env")
+    variables = [*os.environ, *(env.entries if isinstance(env, Mapping) else ())]
+    finds_others = any(word.text.startswith(("--rdzv", "--standalone")) or "{node_rank}" in word.text for word in words)
+    if finds_others or any(name.startswith("PET_") for name in variables):  # torchrun's options, as variables
+        return
+    for at, word in enumerate(words[start:end], start):
+        name, equals, value = word.text.partition("=")
+        value = value if equals else "".join(after.text for after in words[at + 1 : at + 2])
+        if name == "--nnodes" and value.isdecimal() and int(value) > 1:
+            yield Problem(
+                place=word.place,
+                message=f"{name} {value}: the command is started once on each node, and does not say which of them it is on",
+                hint="write --nnodes {nodes} --node-rank {node_rank} --master-addr {master_addr} --master-port {master_port}, "
+                "or leave it out: one node needs none",
+            )
 
 
 def program_file(name: str, directory: Path) -> str | None:
