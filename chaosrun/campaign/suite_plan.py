@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from chaosrun.campaign.expectations import expect_possible
 from chaosrun.campaign.files import SuitePlan
 from chaosrun.campaign.kept_plans import KeptPlans, reruns
 from chaosrun.campaign.planned_drill import plan_drills
@@ -121,6 +122,7 @@ def _is_called(drill: Named, name: str) -> bool:
 def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
     """Raises SpecError for whatever is wrong in any file, and UsageError when nothing of what was asked for exists."""
     suite = load_suite(request.path)
+    expect_possible(suite.drills)
     drills = chosen(suite.drills, request.only, request.without)
     if request.shard is not None:
         # What is compared must be in one place.

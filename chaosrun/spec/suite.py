@@ -148,6 +148,8 @@ class SuiteDrill:
     overrides: tuple[str, ...]
     """Its changes, as the command line would say them."""
     expect: Expectation
+    said: Node
+    """The expectation as the suite says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,13 +286,20 @@ class _Reader:
             changes = _with_faults(changes, entry, job) if key == "faults" else {**changes, key: entry}
         for _, node in cases:
             changes |= _entries(_value(node, "set"))
-        expect = next((case.expect for case, _ in reversed(cases) if case.expect is not None), self._drill.expect)
+        own = (self._drill.expect, self._here)
+        expect, whose = next(((case.expect, node) for case, node in reversed(cases) if case.expect is not None), own)
         loaded = load_job(job, changes=changes)
         overrides = [f"{key}={_said(entry.value)}" for key, entry in changes.items() if not key.startswith("-")]
         if len(overrides) < len(changes):
             overrides = [each for each in overrides if not each.startswith("args=")]
             overrides.append(f"args={json.dumps(list(loaded.spec.args), ensure_ascii=False)}")
-        about = {"name": name, "base": self._drill.name, "place": self._here.place, "expect": expect}
+        about = {
+            "name": name,
+            "base": self._drill.name,
+            "place": self._here.place,
+            "expect": expect,
+            "said": _value(whose, "expect"),
+        }
         return SuiteDrill(**about, job=loaded, overrides=tuple(overrides))
 
     def _known(self, crossed: Sequence[Combination]) -> str:

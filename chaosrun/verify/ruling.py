@@ -30,6 +30,8 @@ from chaosrun.wording import count
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 EXIT_CODES: Mapping[VerdictStatus, int] = {"PASS": 0, "FAIL": 3, "INCONCLUSIVE": 6}
+PASS_CODES = frozenset({"exact", "within_tolerance", "settled", "never_saves"})
+"""Those that `_pass` rules by."""
 OUTCOME_EXIT_CODES: Mapping[str, int] = {
     "user_error": 4,
     "recovery_failed": 5,

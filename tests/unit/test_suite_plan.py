@@ -56,6 +56,45 @@ def told(agenda: SuitePlan) -> tuple[str | None, list[str]]:
     return None if comparison is None else comparison.first, [note for note in agenda.notes if "loss" in note]
 
 
+@pytest.mark.parametrize(
+    ("expect", "at", "said", "hint"),
+    [
+        ("{verdict: FAIL, kind: data oder}", "data oder", "no kind 'data oder'", "did you mean 'data order'?"),
+        ("{verdict: FAIL, kind: zz}", "zz", "no kind 'zz'", "there are data order, batch"),
+        ("{verdict: FAIL, cause: batchs_repeated}", "batchs", "no cause has the code batchs_r", "did you mean batches_r"),
+        ("{verdict: FAIL, cause: zzz_zzz}", "zzz", "no cause has the code zzz_zzz", "see docs/causes.md"),
+        ("{verdict: PASS, cause: batches_repeated}", "batches", "batches_repeated is no cause of a PASS", "exact, never_saves"),
+        ("{verdict: PASS, kind: rng}", "rng", "nothing differs in a PASS", "expect FAIL"),
+        ("{verdict: PASS, exit_code: 3}", "3}", "PASS never has exit code 3", "it has 0"),
+        ("{verdict: FAIL, exit_code: 6}", "6}", "FAIL never has exit code 6", "it has 3"),
+        ("{verdict: INCONCLUSIVE, exit_code: 77}", "77", "INCONCLUSIVE never has exit code 77", "it has 4 or 5 or 6"),
+    ],
+)
+@pytest.mark.parametrize("where", ["{name: a, expect: EXPECT}", "{name: a, cases: [{when: {workers: 1}, expect: EXPECT}]}"])
+def test_what_no_verdict_can_be_is_refused(tmp_path: Path, expect: str, at: str, said: str, hint: str, where: str) -> None:
+    drills = f"drills: [{where.replace('EXPECT', expect)}]"
+    path = write_suite(tmp_path, f"name: toys\njob: job.yaml\nmatrix: {{workers: [1]}}\n{drills}\n")
+    with pytest.raises(SpecError) as caught:
+        plan_suite(SuiteRequest(path=path), tmp_path, 0.0)
+    assert f"{path}:4:{drills.index(at) + 1}: {said}" in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "expect",
+    [
+        "{verdict: FAIL, kind: data order, cause: step 8, exit_code: 3}",
+        "{verdict: FAIL, cause: batches_repeated}",
+        "{verdict: FAIL, cause: the buffer running_mean}",
+        "{verdict: PASS, cause: within_tolerance, exit_code: 0}",
+        "{verdict: INCONCLUSIVE, cause: interrupted, exit_code: 124}",
+    ],
+)
+def test_what_a_verdict_can_be_may_be_expected(tmp_path: Path, expect: str) -> None:
+    path = write_suite(tmp_path, f"name: toys\njob: job.yaml\ndrills: [{{name: a, expect: {expect}}}]\n")
+    assert len(plan_suite(SuiteRequest(path=path), tmp_path, 0.0).drills) == 1
+
+
 def test_of_a_part_is_said_what_is_not_compared(suite: Path, tmp_path: Path) -> None:
     assert told(plan_suite(SuiteRequest(path=suite), tmp_path, 0.0)) == ("a", [])
     first, notes = told(plan_suite(SuiteRequest(path=suite, only=("a", "b")), tmp_path, 0.0))
