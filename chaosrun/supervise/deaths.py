@@ -170,7 +170,8 @@ def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failu
     else:
         outcome = "user_error" if error.exit_code == errors.UserScriptError.exit_code else "recovery_failed"
         inside = " inside chaosrun" if error.ours else ""
-        raised = f" raised {error.type}{inside} at step {step}" if error.type not in OWN_TYPES else ""
+        when = f"at step {step}" if step else "before its first step"
+        raised = f" raised {error.type}{inside} {when}" if error.type not in OWN_TYPES else ""
         message = f"rank {rank}{raised}: {of_reducer[0] if of_reducer else error.message}"
     return Failure(
         code=_code_of(error, outcome),

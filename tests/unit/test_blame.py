@@ -264,6 +264,8 @@ def test_an_error_that_comes_whenever_the_script_begins_is_not_tried_again(
     leg.attempt(attempt).end(1).write_text(json.dumps(end))
     failure = failure_of(leg, Exited(attempt=attempt, rank=1, pid=1, exit_code=4, died_s=0.0))
     assert failure is not None and failure.refused is not again
+    assert ("before its first step" in failure.message) is (step == 0 and type_ != "UserScriptError")
+    assert ("at step 1" in failure.message) is (step == 1)
     state, actions = begin(2, 3)
     for event in (Placed(), Audited(resume=None, step=0), Started(), Death(rank=1, failure=failure), Stopped()):
         state, actions = decide(state, event)
