@@ -14,11 +14,12 @@ from chaosrun.verify.lineage import Lineage
 
 PHASES = ("detect", "stop", "start", "restore", "first_step")
 """The spans of a recovery, in order: they follow each other without a gap."""
+Pauses = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryTimes:
-    """From the end of the attempt before to the first step of this one, in seconds."""
+    """From the end of the attempt before to the first step of this one, in seconds; without pauses."""
 
     attempt: int
     detect_s: float | None
@@ -67,10 +68,12 @@ def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
             by_attempt.setdefault(record.attempt, []).append(record)
         elif isinstance(record, events.SupervisorResumed):
             by_attempt.setdefault(newest, []).append(record)
-    return tuple(_recovery(before, by_attempt.get(before.number, ()), attempt) for before, attempt in pairwise(leg.attempts))
+    paused = pauses(leg.journal)
+    restarts = pairwise(leg.attempts)
+    return tuple(_recovery(before, by_attempt.get(before.number, ()), attempt, paused) for before, attempt in restarts)
 
 
-def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attempt) -> RecoveryTimes:
+def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attempt, paused: Pauses) -> RecoveryTimes:
     """`how`: what ended the attempt before it."""
     known = list(attempt.starts.values())
     entered = [start.entered_s for start in known if start.entered_s is not None]
@@ -87,6 +90,7 @@ def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attem
         max(start.time_s for start in known) if whole else None,
         min((next(iter(trace.steps.values())).time_s for trace in attempt.traces.values() if trace.steps), default=None),
     )
+    moments = tuple(None if moment is None else moment - paused_s(paused, moment) for moment in moments)
     spans = [_span(*pair) for pair in pairwise(moments)]
     return RecoveryTimes(
         attempt=attempt.number,
@@ -149,7 +153,7 @@ def from_first_attempt(journal: Sequence[events.JournalEvent]) -> Sequence[event
     return journal[begins:]
 
 
-def pauses(journal: Sequence[events.JournalEvent]) -> list[tuple[float, float]]:
+def pauses(journal: Sequence[events.JournalEvent]) -> Pauses:
     """Beginning and end of each time in which nobody supervised the leg because it had been interrupted."""
     between = [
         (before.time_s, after.time_s)
@@ -157,6 +161,10 @@ def pauses(journal: Sequence[events.JournalEvent]) -> list[tuple[float, float]]:
         if isinstance(before, events.LegFinished) and isinstance(after, events.SupervisorResumed)
     ]
     return [(begin, end) for begin, end in between if end > begin]
+
+
+def paused_s(pauses: Pauses, until_s: float) -> float:
+    return sum(min(end, until_s) - begin for begin, end in pauses if until_s > begin)
 
 
 def wall_s(journal: Sequence[events.JournalEvent]) -> float | None:

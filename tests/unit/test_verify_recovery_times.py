@@ -146,6 +146,23 @@ def test_an_interruption_is_not_the_legs_time(run: RunLayout) -> None:
     assert work_of(leg, lineage(leg)).wall_s == whole_s - 0.5
 
 
+def test_an_interruption_is_no_part_of_a_recovery(run: RunLayout) -> None:
+    """An hour between the end of the first attempt and `chaosrun resume`."""
+    kinds = {1049.0: "attempt.stopped", 1050.0: "leg.finished", 1050.5: "supervisor.resumed"}
+    about = {"attempt": 1, "reason": "interrupted", "outcome": "interrupted", "message": None, "supervisor_pid": 2}
+
+    def pause(line: dict[str, Any]) -> dict[str, Any]:
+        earlier = 3600 if line["time_s"] <= 1050.0 else 0
+        kind = kinds.get(line["time_s"], line["event"])
+        died = {"died_s": line["died_s"] - earlier} if "died_s" in line else {}
+        return {**line, **(about if kind != line["event"] else {}), **died, "event": kind, "time_s": line["time_s"] - earlier}
+
+    edit_journal(run, "chaos", pause)
+    first = recovery_times(run)[0]
+    assert first.phases == {"detect": 1.0, "stop": 1.5, "start": 4.5, "restore": 0.5, "first_step": 0.5}
+    assert first.total_s == 8.0
+
+
 def _paused(line: dict[str, object], at_s: float) -> dict[str, object]:
     """An hour between the first attempt's end and the next supervisor, who takes the place of the next attempt's decision."""
     later = {**line, "time_s": float(str(line["time_s"])) + (3600 if float(str(line["time_s"])) > at_s else 0)}

@@ -11,7 +11,7 @@ from chaosrun.report.html.page import Shown, since
 from chaosrun.report.html.source import Source
 from chaosrun.report.sentences import Told, folded, sentence
 from chaosrun.verify.lineage import Lineage
-from chaosrun.verify.recovery_times import from_first_attempt, pauses
+from chaosrun.verify.recovery_times import from_first_attempt, paused_s, pauses
 from chaosrun.wording import count, listed
 
 LANE = 26.0
@@ -39,8 +39,7 @@ class Clock:
         self.length_s = max((self.at(time) for time in times), default=0.0) or 1.0
 
     def at(self, time_s: float) -> float:
-        paused = sum(min(end, time_s) - begin for begin, end in self._pauses if time_s > begin)
-        return max(0.0, time_s - self.began_s - paused)
+        return max(0.0, time_s - self.began_s - paused_s(self._pauses, time_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
