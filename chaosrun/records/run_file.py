@@ -40,6 +40,11 @@ class Reference(Record, frozen=True, kw_only=True, omit_defaults=False):
     replaced: str | None = None
     """How the one from the cache differed from one that was then made, and stands in its place."""
 
+    @property
+    def run(self) -> str | None:
+        """The run whose reference is taken, where one was named."""
+        return None if self.mode in ("auto", "fresh") else Path(self.mode).name
+
 
 class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     """run.json: what a run was asked for, resolved."""

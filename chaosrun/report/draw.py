@@ -120,7 +120,7 @@ def _legs(run: RunPicture) -> Text:
         words = name if ended in (None, "completed") else f"{name} {ended.replace('_', ' ')}"
         if ended in TRAINED and leg.final_step:
             words += f" {count(leg.final_step, 'step')}"
-        cached = ", from the cache" if name == "reference" and run.facts.reference_source else ""
+        cached = f", from {run.facts.reference_from}" if name == "reference" and run.facts.reference_source else ""
         parts.append(f"{'▶' if ended is None else '✓' if ended in TRAINED else '◇'} {words}{cached}")
     if "chaos" not in run.legs and "reference" in run.legs:
         parts.append(f"then chaos, {count(len(run.faults), 'fault')}")

@@ -35,12 +35,19 @@ class RunFacts:
     injected_faults: int = 0
     reference_source: str | None = None
     """The leg that the reference was copied from; None when it was run for this drill."""
+    reference_run: str | None = None
+    """The run that was named for it; None where it is the cache's."""
     seed: int | None = None
     """Of the job; `plan_seed` is that of its faults."""
     plan_seed: int | None = None
     created_s: float | None = None
     chaosrun: str | None = None
     """The version that ran it."""
+
+    @property
+    def reference_from(self) -> str:
+        """Of one that has a source."""
+        return "the cache" if self.reference_run is None else f"run {self.reference_run}"
 
     @property
     def sentence(self) -> str:
@@ -89,6 +96,7 @@ def read_facts(run: RunLayout) -> RunFacts:
         injected=_with_injected(info.spec, plan) if plan and injected else (),
         every_steps=spec.checkpoint.every_steps,
         reference_source=info.reference.source,
+        reference_run=info.reference.run,
         chaosrun=info.chaosrun or None,
     )
 

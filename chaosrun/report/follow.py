@@ -50,7 +50,8 @@ class RunFollower:
                 # Before a reference is copied, run.json says so.
                 self._read_files()
             if events and not was_there and name == LEGS[0] and self.picture.facts.reference_source:
-                told.append(Told.notice({"event": "reference.cached", "leg": name, "time_s": events[-1].time_s}))
+                about = {"whose": self.picture.facts.reference_run, "time_s": events[-1].time_s}
+                told.append(Told.notice({"event": "reference.cached", "leg": name, **about}))
             else:
                 told += [Told.of(name, event) for event in events]
             if leg.exists:

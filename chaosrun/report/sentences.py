@@ -17,6 +17,7 @@ _NOTICES = {
     "run.created": "created in {path}",
     "control.failed": "{message}: the run cannot be cancelled or struck from elsewhere",
     "reference.cached": "taken from the cache: this job has been run undisturbed before",
+    "reference.named": "taken from run {whose}",
     "plan.made": "no faults were named: the default plan has {plan}",
     "reference.replaced": "the one in the cache differs from a run made now ({difference}): replaced",
     "reference.uncached": "not kept in the cache for other drills: {message}",
@@ -55,7 +56,7 @@ class Told:
         """Of one of those that a listener is told and no journal has."""
         name = str(record["event"])
         about = {**record, "faults": ", ".join(record.get("faults", ()))}
-        words = _NOTICES.get(name, name).format_map(about)
+        words = _NOTICES.get("reference.named" if record.get("whose") else name, name).format_map(about)
         return cls(leg=record.get("leg"), event=name, sentence=words, time_s=record.get("time_s"), record=record)
 
     def field(self, name: str) -> object:

@@ -27,7 +27,7 @@ CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "gree
 def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
     """A PASS in five lines; else what differs first, whose fault it is and what to type. `whole`: with all tables."""
     verdict = view.verdict
-    cached = "" if view.facts.reference_source is None else "; reference taken from the cache"
+    cached = "" if view.facts.reference_source is None else f"; reference taken from {view.facts.reference_from}"
     parts: list[RenderableType] = [unwrapped(f"run {view.run.run_id}  {view.facts.sentence}{cached}".rstrip(), style="bold")]
     if whole:
         parts += [*_tables(view), ""]

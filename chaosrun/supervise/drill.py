@@ -186,7 +186,7 @@ class Drill:
                 step = final_step(source)
                 write_run(self.run, _copied(info, source=str(source.path)))
                 copy_leg(source, self.run.reference, step)
-                self._tell("reference.cached", source=str(source.path))
+                self._tell("reference.cached", source=str(source.path), whose=info.reference.run)
                 return True
         write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
@@ -221,7 +221,7 @@ class Drill:
         except OSError as error:
             self._tell("reference.uncached", message=f"{error.filename or self.root}: {error.strerror or error}")
 
-    def _tell(self, event: str, leg: str = "reference", **about: str) -> None:
+    def _tell(self, event: str, leg: str = "reference", **about: str | None) -> None:
         self.legs.on_record({"leg": leg, "event": event, **about, "time_s": time.time()})
 
     def _run_undisturbed(self, name: str, spec: JobSpec, info: RunInfo) -> LegResult:

@@ -151,6 +151,8 @@ def test_a_cached_reference_is_told() -> None:
     run.legs = {"reference": leg_picture([{"event": "leg.finished", "final_step": 80}], name="reference"), **run.legs}
     run.facts = RunFacts(max_steps=80, reference_source="/elsewhere")
     assert "✓ reference 80 steps, from the cache   ▶ chaos" in text(run)
+    run.facts = RunFacts(max_steps=80, reference_source="/elsewhere", reference_run="small-1")
+    assert "✓ reference 80 steps, from run small-1   ▶ chaos" in text(run)
 
 
 @pytest.mark.parametrize("evil", ["\x1b[2J", "\x1b]0;title\x07", "\r\n", "\x9b31m", "\u202e", "\x00", "\x7f", "\ud800"])

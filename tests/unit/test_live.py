@@ -372,12 +372,19 @@ class TestWatch:
         watch(run, stream=others, terminal=False, ended=lambda: True)
         assert others.getvalue() == own.getvalue() != ""
 
-    def test_a_cached_reference_is_told_as_that(self, run: RunLayout) -> None:
-        write_info(run, source="/elsewhere")
+    @pytest.mark.parametrize(
+        ("mode", "said"),
+        [
+            ("auto", "the cache: this job has been run undisturbed before"),
+            ("/root/runs/order-20261126-224547", "run order-20261126-224547"),
+        ],
+    )
+    def test_a_reference_that_is_taken_is_told_as_that(self, run: RunLayout, mode: str, said: str) -> None:
+        write_info(run, source="/elsewhere", reference=mode)
         write_journal(run, "reference", [CHAOS[0], FINISHED], clock=lambda: 5.0)
         stream = io.StringIO()
         watch(run, stream=stream, terminal=False, ended=lambda: True)
-        assert stream.getvalue().endswith("reference: taken from the cache: this job has been run undisturbed before\n")
+        assert stream.getvalue().endswith(f"reference: taken from {said}\n")
         assert len(stream.getvalue().splitlines()) == 1
 
     def test_an_interrupt_passes_and_leaves_the_terminal_as_it_was(self, run: RunLayout) -> None:

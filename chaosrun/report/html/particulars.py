@@ -74,7 +74,7 @@ def _where(source: Source) -> Iterator[tuple[str, str]]:
     if source.view.facts.chaosrun:
         yield "chaosrun", source.view.facts.chaosrun
     if source.view.facts.reference_source:
-        yield "reference", f"taken from the cache: {source.view.facts.reference_source}"
+        yield "reference", f"taken from {source.view.facts.reference_from}: {source.view.facts.reference_source}"
     for leg in (source.reference, source.chaos):
         if nodes := _nodes(leg):
             yield f"{leg.history.name} leg", nodes
