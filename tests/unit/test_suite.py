@@ -67,7 +67,8 @@ def test_all_as_expected(tmp_path: Path) -> None:
     narrow = page(whole, width=80).splitlines()
     assert any(line.startswith("  drill-1: data order at step 8") for line in narrow)
     assert all(len(line) <= 80 for line in narrow if "chaosrun verify" not in line)
-    assert "✅ toys: as expected" in render_markdown(whole)
+    summary = render_markdown(whole)
+    assert "✅ toys: as expected" in summary and "| ✅ FAIL |" in summary and "❌" not in summary
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,8 @@ def test_a_surprise_is_told_and_fails_the_suite(
     assert any("drill-1" in line and "PASS" in line for line in text.splitlines())
     summary = render_markdown(whole).replace("\\", "")
     assert "❌ toys: not as expected" in summary and f"- drill-0: {told}" in summary and "--seed 20261121" in summary
+    sign = "🚫" if isinstance(verdict, str) else "⚠️" if verdict is UNDECIDED else "❌"
+    assert f"drill-0 | {sign} " in summary and "drill-1 | ✅ PASS |" in summary
 
 
 def test_a_failure_outweighs_what_is_undecided(tmp_path: Path) -> None:

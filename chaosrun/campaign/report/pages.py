@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from chaosrun.campaign.files import SuiteFolder
-from chaosrun.campaign.report.view import SuiteView, suite_view
+from chaosrun.campaign.report.view import DrillRow, SuiteView, suite_view
 from chaosrun.errors import UsageError
 from chaosrun.records.journal import write_durably
 
@@ -45,14 +45,13 @@ def write_pages(folder: SuiteFolder, result: "SuiteResult", history: Path) -> "S
 
 def render_markdown(result: "SuiteResult") -> str:
     """For a job summary ($GITHUB_STEP_SUMMARY): what is not as expected first."""
-    from chaosrun.report.markdown import SIGNS as VERDICTS
     from chaosrun.report.markdown import render
 
     view = suite_view(result)
     cells = [
         (
             row.name,
-            f"{VERDICTS.get(row.status, '🚫')} {row.status}",
+            f"{_sign(row)} {row.status}",
             f"{row.expected} ({row.label})" if row.label else row.expected,
             row.told or "-",
             row.faults,
@@ -64,6 +63,15 @@ def render_markdown(result: "SuiteResult") -> str:
     ]
     repeats = [replace(row.repeat, label=row.name, note=None) for row in view.odd[:MOST_REPEATED] if row.repeat is not None]
     return render("suite.md", TEMPLATES, view=view, sign=SIGNS[view.words], cells=cells, repeats=repeats)
+
+
+def _sign(row: DrillRow) -> str:
+    """Of a drill: whether it is as expected, not whether it passed."""
+    from chaosrun.report.markdown import SIGNS as VERDICTS
+
+    if row.ok:
+        return SIGNS["as expected"]
+    return SIGNS["not as expected"] if row.status == "PASS" else VERDICTS.get(row.status, SIGNS["cut short"])
 
 
 def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) -> str:
