@@ -16,6 +16,8 @@ from chaosrun.report.picture import LegPicture
 from chaosrun.verify.lineage import lineage
 from chaosrun.verify.recovery_times import from_first_attempt, pauses, work_of
 
+LAST_PORT = 65535
+
 
 class RunCollector:
     """What a scrape is told; a collector of prometheus_client."""
@@ -93,8 +95,10 @@ def served(run: RunLayout) -> Iterator[None]:
     registry.register(RunCollector(run))
     try:
         host, _, port = asked.rpartition(":")
+        if not port.isdecimal() or int(port) > LAST_PORT:
+            raise ValueError(f"{port or asked} is not a port, a number from 0 to {LAST_PORT}")
         server, thread = start_http_server(int(port), addr=host.strip("[]") or "127.0.0.1", registry=registry)
-    except (OSError, OverflowError, ValueError) as error:
+    except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"metrics cannot be served on {asked}: {why}", hint="--metrics 9100, or --metrics HOST:9100 for other machines"

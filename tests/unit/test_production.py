@@ -12,6 +12,7 @@ from run_files import write_info
 from script_legs import Habits, write_script_run
 from test_verify_began import BUGS
 
+from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.records.events import Judgement, RecoveryAgreed, RecoveryDiverged, RecoveryUnjudged
 from chaosrun.records.history import LegHistory, journal_events, read_leg
@@ -240,3 +241,19 @@ def test_metrics_are_served_to_this_machine_alone_unless_a_host_is_named(tmp_pat
     with served(run):
         listening = {each.laddr.ip for each in psutil.net_connections("tcp4") if each.laddr and each.laddr.port == port}
     assert listening == {bound}
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("x:y", "y is not a port, a number from 0 to 65535"),
+        ("99999", "99999 is not a port"),
+        ("localhost:-1", "-1 is not a port"),
+        ("localhost:", "localhost: is not a port"),
+    ],
+)
+def test_what_is_no_port_is_told_in_plain_words(tmp_path: Path, asked: str, why: str) -> None:
+    run = RunLayout(tmp_path / "run")
+    write_info(run, kind="run", metrics=asked)
+    with pytest.raises(UsageError, match=f"^metrics cannot be served on {asked}: {why}"), served(run):
+        pass
