@@ -6,7 +6,8 @@ from pathlib import Path
 from chaosrun.faults.kind import PHASES
 from chaosrun.faults.kinds import FAMILIES, KINDS
 
-FAULTS = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+ROOT = Path(__file__).parents[2]
+FAULTS = (ROOT / "docs" / "faults.md").read_text()
 
 
 def test_every_kind_has_one_way_to_strike_at_a_point() -> None:
@@ -27,6 +28,11 @@ def test_every_kind_strikes_somewhere_by_default() -> None:
         assert kind.default_phase in kind.phases, name
         # Only a kind that the rank outlives, or that is told from outside, can show otherwise than by a death.
         assert kind.evidence != "death" or kind.signals or kind.exit_code is not None, name
+
+
+def test_the_readme_counts_them() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"The {len(KINDS)} kinds of faults, {len(PHASES)} points in a worker to strike at" in readme
 
 
 def test_the_table_has_a_row_for_every_kind() -> None:
