@@ -14,6 +14,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.codec import Count, Record, convert, encode
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.naming import run_argument
 
 DAMAGED = "the run is damaged, or was written by another version of chaosrun; submit the job again"
 _R = TypeVar("_R", bound=Struct)
@@ -118,11 +119,11 @@ def read_object(path: Path) -> dict[str, Any]:
             f"{path.parent} is not a run: {path.name} is missing", hint="`chaosrun list` shows the runs"
         ) from error
     except ValueError as error:
-        raise UsageError(f"{path} is damaged: not JSON ({error})", hint=DAMAGED) from error
+        raise UsageError(f"{path} is damaged: not JSON ({error})", hint=_way_on(path)) from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="`chaosrun list` shows the runs") from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is damaged: not a JSON object", hint=DAMAGED)
+        raise UsageError(f"{path} is damaged: not a JSON object", hint=_way_on(path))
     return value
 
 
@@ -131,7 +132,19 @@ def read_record(path: Path, kind: type[_R]) -> _R:
     try:
         return convert(read_object(path), kind)
     except ValueError as error:
-        raise UsageError(f"{path} is damaged: {error}", hint=DAMAGED) from error
+        raise UsageError(f"{path} is damaged: {error}", hint=_way_on(path)) from error
+
+
+def _way_on(path: Path) -> str:
+    """With a run of which one file is damaged."""
+    run = run_argument(RunLayout(path.parent))
+    match path.name:
+        case "verdict.json":
+            return f"its records are what counts: `chaosrun verify {run}` judges them again"
+        case "supervisor.json":
+            return f"it says no more than how the last supervisor ended: `chaosrun resume {run}` goes on with the run"
+        case _:
+            return DAMAGED
 
 
 def read_run(run: RunLayout) -> RunInfo:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Literal
 
 from chaosrun import errors
-from chaosrun.errors import ChaosrunError, InterruptedRunError
+from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.records.codec import Record, changed
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import is_locked
@@ -60,9 +60,14 @@ class Supervision(Record, frozen=True, kw_only=True, omit_defaults=False):
     """What there is to say beside the verdict: reports that could not be written."""
 
 
-def read_supervision(run: RunLayout) -> Supervision | None:
-    """None for a run that nobody ever supervised. Raises UsageError when the file is damaged."""
-    return read_record(run.supervisor_json, Supervision) if run.supervisor_json.exists() else None
+def read_supervision(run: RunLayout, *, judged: bool = False) -> Supervision | None:
+    """None for a run that nobody ever supervised. Raises UsageError when the file is damaged, but of a run that is `judged`."""
+    try:
+        return read_record(run.supervisor_json, Supervision) if run.supervisor_json.exists() else None
+    except UsageError:
+        if judged:
+            return None
+        raise
 
 
 def is_supervised(run: RunLayout) -> bool:

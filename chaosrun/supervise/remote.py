@@ -57,10 +57,11 @@ def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
 
 
 def _outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
-    seen = read_supervision(run)
+    ended = has_ended(run)
+    seen = read_supervision(run, judged=ended)
     error = None if seen is None or seen.error is None else seen.error.again(run)
     warnings = () if seen is None else seen.warnings
-    if has_ended(run):
+    if ended:
         late = () if error is None else (f"its reports were not all written: {error.message}",)
         return judge(run), (*warnings, *late)
     if error is not None:

@@ -477,6 +477,8 @@ class TestStatus:
         run.verdict_json.write_text(json.dumps({"v": 1, "status": "FAIL", "cause": "the sampler's epoch was not set"}))
         status = read_status(run, supervised=False)
         assert "state       finished: FAIL, the sampler's epoch was not set" in status_lines(status, now_s=0)
+        run.supervisor_json.write_text("{")  # which says less than the verdict
+        assert read_status(run, supervised=False).error is None
 
     def test_damaged_journal_is_reported(self, run: RunLayout) -> None:
         write_journal(run, "chaos", CHAOS[:3])

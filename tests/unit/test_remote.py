@@ -75,8 +75,10 @@ class TestSupervision:
     def test_a_damaged_file(self, run: RunLayout, text: str) -> None:
         assert read_supervision(run) is None
         run.supervisor_json.write_text(text)
-        with pytest.raises(UsageError, match=r"supervisor\.json"):
+        with pytest.raises(UsageError, match=r"supervisor\.json") as told:
             read_supervision(run)
+        assert f"chaosrun resume {run.run_id}" in (told.value.hint or "")
+        assert read_supervision(run, judged=True) is None
 
 
 HOLD = """\
@@ -166,6 +168,16 @@ class TestOutcome:
             return
         told = ("junit.xml was not written", "its reports were not all written: interrupted")
         assert remote.outcome(run) == ("the verdict", told)
+
+    def test_what_is_damaged_beside_a_verdict(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("chaosrun.supervise.remote.judge", lambda run: "the verdict")
+        run.supervisor_json.write_text("{")
+        run.verdict_json.write_text(json.dumps({"outcome": "completed"}))
+        assert remote.outcome(run) == ("the verdict", ())
+        run.verdict_json.write_text("{")
+        with pytest.raises(UsageError, match=r"verdict\.json is damaged") as told:
+            remote.outcome(run)
+        assert f"chaosrun verify {run.run_id}" in (told.value.hint or "")
 
     def test_killed(self, run: RunLayout) -> None:
         """The one before it had ended with an error, and left a verdict that does not count."""
