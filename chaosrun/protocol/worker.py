@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import errno
 import functools
-import hashlib
 import json
 import os
 import runpy
@@ -19,7 +18,6 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from chaosrun.observe.team_files import TeamFiles
 from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
 from chaosrun.protocol.first_sync import spare_equal_models
+from chaosrun.protocol.imported_files import imported_files
 from chaosrun.protocol.randomness import own_epoch
 from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
@@ -147,7 +146,7 @@ def _finish(context: WorkerContext) -> None:
 def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> None:
     completed = end.error is None
     if completed and order.rank == 0:
-        inputs = json.dumps(_imported_files(Path(order.script)), indent=1)
+        inputs = json.dumps(imported_files(Path(order.script)), indent=1)
         write_durably(context.leg.path / "inputs.json", inputs.encode())
     about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
     of_script = {"began_with": context.team_files and context.team_files.began_with, "own_sigterm": context.preemption.replaced}
@@ -374,31 +373,3 @@ def all_are_here() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _imported_files(script: Path) -> dict[str, str]:
-    """sha256 of the script and of every imported file that lies beside or below it: what a cached reference depends on.
-
-    Installed packages are left out, also those of an environment beside the script: their versions are in the key.
-    """
-    folder = script.resolve().parent
-    installed = Path(sys.prefix).resolve()
-    origins = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    resolved = _resolver()
-    beside = os.path.join(folder, "")
-    paths = {resolved(origin) for origin in origins if origin and origin.endswith(".py")}
-    found = {script.resolve(), *(Path(path) for path in paths if path.startswith(beside))}
-    local = [path for path in found if not path.is_relative_to(installed) and path.is_file()]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(local)}
-
-
-def _resolver() -> Callable[[str], str]:
-    """`os.path.realpath`, for thousands of files in a few hundred folders: each folder is looked at once."""
-    real_folder = functools.cache(os.path.realpath)
-
-    def resolved(path: str) -> str:
-        folder, name = os.path.split(path)
-        found = os.path.join(real_folder(folder), name)
-        return os.path.realpath(found) if os.path.islink(found) else found
-
-    return resolved

@@ -293,6 +293,7 @@ FOREIGN_TEXTS = {
     "verify/libraries.py",  # versions of libraries
     "verify/alignment.py",  # names of files that a script saves
     "verify/suspects.py",  # names of entries in them
+    "verify/left.py",  # likewise
     "report/page.py",  # float.hex()
     "report/next_commands.py",  # a file's byte order mark
     "report/picture.py",  # names of phases and folders

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.protocol.worker import _imported_files
+from chaosrun.protocol.imported_files import imported_files
 
 Imported = Callable[[str, Path], None]
 
@@ -39,7 +39,7 @@ def test_what_lies_beside_or_below_counts_by_its_contents(tmp_path: Path, import
     ):
         imported(f"imported_{number}", path)
     written(tmp_path / "job" / "native.so")
-    assert _imported_files(script) == {
+    assert imported_files(script) == {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in (below, beside, script)
     }
 
@@ -57,7 +57,7 @@ def test_links_are_followed_of_files_and_of_folders(tmp_path: Path, imported: Im
     imported("a_way_out", tmp_path / "job" / "out.py")
     linked = tmp_path / "linked"
     linked.symlink_to(script.parent)
-    assert set(_imported_files(linked / "train.py")) == {str(path) for path in (script, model, text)}
+    assert set(imported_files(linked / "train.py")) == {str(path) for path in (script, model, text)}
 
 
 def test_an_environment_beside_the_script_is_left_out(
@@ -65,6 +65,6 @@ def test_an_environment_beside_the_script_is_left_out(
 ) -> None:
     script = written(tmp_path / "train.py")
     imported("installed", written(tmp_path / ".venv" / "lib" / "installed.py"))
-    assert str(tmp_path / ".venv" / "lib" / "installed.py") in _imported_files(script)
+    assert str(tmp_path / ".venv" / "lib" / "installed.py") in imported_files(script)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    assert list(_imported_files(script)) == [str(script)]
+    assert list(imported_files(script)) == [str(script)]
