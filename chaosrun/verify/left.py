@@ -87,9 +87,8 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
     rank = next((rank for rank in savers if rank in drill.chaos.attempts[-1].starts), None)
     if rank is None or len(drill.reference.attempts) > 1:
         return None
-    confirming = drill.confirmed.attempts[-1] if drill.confirmed else None
-    if drill.confirmed and confirming:
-        again = _savers(drill.confirmed, confirming, path, by_kind=by_kind).get(rank, {})
+    if drill.confirmed:
+        again = _savers(drill.confirmed, drill.confirmed.attempts[-1], path, by_kind=by_kind).get(rank, {})
         if again.keys() != savers[rank].keys():
             return None
     weights = any(name.endswith(start.tensors) for name in entries for start in reference.starts.values())
@@ -103,23 +102,25 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
         saved = _savers(drill.chaos, attempt, path, by_kind=by_kind).get(rank, {})
         seen = {step: time_s for step, time_s in saved.items() if step >= begun}
         # What was due at the step at which it was killed may not have come to be saved.
-        due = {step for step in savers[rank] if begun < step < own.steps.last + last or step in seen}
+        final = own.steps.last if last or own.steps.last in seen else own.steps.last - 1
+        due = {step for step in savers[rank] if begun < step <= final or step in seen}
         alike = bool(seen) and (seen.keys() == due or max(seen) == max(savers[rank])) and last and not by_kind
         if seen.keys() != due and not alike:
-            sides = _of(reference.traces[rank], savers[rank]), _of(own, seen)
+            whole = reference.traces[rank]
+            sides = _of(whole, savers[rank], whole.steps.last), _of(own, seen, final)
             if not is_of_its_start(*sides, holds_weights=weights):
                 return rank
     return rank if alike else None
 
 
-def _of(trace: RankTrace, times: Mapping[int, float]) -> Saves:
+def _of(trace: RankTrace, times: Mapping[int, float], final: int) -> Saves:
     """`trace` has begun, and has steps."""
     assert trace.start
     steps = [record.time_s for record in trace.steps.values()]
     return Saves(
         times=dict(sorted(times.items())),
         begun=trace.start.position.step,
-        final=trace.steps.last,
+        final=final,
         began_s=trace.start.time_s,
         ended_s=steps[-1],
         longest_step_s=max((b - a for a, b in pairwise(steps)), default=0.0),

@@ -187,6 +187,18 @@ def test_what_a_restart_never_saves_again_is_told(
     assert verdict.status == status, verdict.cause
 
 
+@pytest.mark.parametrize(("of_second", "status"), [((), "PASS"), ((7, 8), "FAIL")])
+def test_an_attempt_that_was_killed_counts_and_owes_nothing_at_its_last_step(
+    tmp_path: Path, of_second: tuple[int, ...], status: str
+) -> None:
+    run = write_script_run(tmp_path)  # the second attempt goes on from step 4, and is killed at 9
+    for leg, attempt, steps in (("reference", 1, (5,)), ("chaos", 2, of_second), ("chaos", 3, ())):
+        with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
+        held = {"block.weight": (24, "aa" if leg == "reference" else "bb")}
+        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}}))
+    assert judge(run).status == status
+
+
 @pytest.mark.parametrize(
     ("written", "saves", "status"), [(True, [], "FAIL"), (False, [[11, 1.0]], "FAIL"), (False, [[7, 1.0]], "PASS")]
 )
