@@ -347,6 +347,7 @@ class ScriptTraining:
 
     def finish(self) -> None:
         """The script has ended in order. Raises UserScriptError when it trained nothing."""
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # its threads, with a save under way perhaps
         with self._undisturbed():
             self._complete()
             self._saves.end()

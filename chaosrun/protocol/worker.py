@@ -86,7 +86,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         end = _raised("raised", error, order)
     end = _unless_refused(end, context)
     if end.error is None:
-        # As the interpreter does at its end: what the script has left to its threads, a last save perhaps, comes to its end.
+        # As the interpreter does at its end; not before the training's, whose last checkpoint threads of ours may save.
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     # Whatever the script did after it had left.
     end = _unless_told(context.left or end, context)

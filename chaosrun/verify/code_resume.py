@@ -55,6 +55,10 @@ _RESUME: Mapping[str, Row] = {
         "{where}: a restart has to load it, too (an average of the weights, a counter, a best loss)",
         "O8",
     ),
+    "kept_state_not_restored.left": detail(
+        hint="{where}: what it is made of, or what decides when it is saved (an average of the weights, a best value, a list "
+        "of the best, a count), is not after a restart what it was before"
+    ),
     "result_differs": Row(
         "a file that the script writes differs: {name}",
         script("what it writes is made of something that no checkpoint holds, so a restart began it anew", likely=True),

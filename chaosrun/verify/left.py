@@ -66,7 +66,7 @@ def _of_names(drill: Drill) -> KeptDifference | None:
 def _told(drill: Drill, rank: int, path: str, where: str, differing: list[str], **values: str) -> KeptDifference:
     step = drill.chaos_lineage.final_step
     about = {"name": values["name"], "path": path, "step": step, "rank": rank, "where": where, "differing": differing}
-    cause = Cause("kept_state_not_restored", about)
+    cause = Cause("kept_state_not_restored", about, "left")
     if not drill.by_script:
         cause = Cause("result_differs", {**about, "what": drill.outside}, "outside" if drill.outside else None)
     return KeptDifference(rank=rank, cause=cause, **values)
@@ -76,8 +76,8 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
     """The rank that saved a file of which both legs must leave the same; None: what it holds depends on when it is saved.
 
     They must where it is written when a training is complete; where the last attempt saved it after the same steps as the
-    reference, or last after the same one; and unless when an attempt started explains that it did not (see `rhythm`). Two
-    undisturbed legs that save it at other steps save by the clock. `by_kind`: of all files that are called alike, of which the
+    reference, or last after the same one; and unless when an attempt started explains that it did not (see `rhythm`), or
+    undisturbed legs save it at other steps, too: by the clock. `by_kind`: of all files that are called alike, of which the
     same steps leave the same.
     """
     left, reference = drill.chaos.left, drill.reference.attempts[-1]
@@ -87,10 +87,9 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
     rank = next((rank for rank in savers if rank in drill.chaos.attempts[-1].starts), None)
     if rank is None or len(drill.reference.attempts) > 1:
         return None
+    again: Mapping[int, float] = savers[rank]
     if drill.confirmed:
         again = _savers(drill.confirmed, drill.confirmed.attempts[-1], path, by_kind=by_kind).get(rank, {})
-        if again.keys() != savers[rank].keys():
-            return None
     weights = any(name.endswith(start.tensors) for name in entries for start in reference.starts.values())
     alike = False
     # What a killed rank of a script that attached has saved, nobody knows.
@@ -105,7 +104,7 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
         final = own.steps.last if last or own.steps.last in seen else own.steps.last - 1
         due = {step for step in savers[rank] if begun < step <= final or step in seen}
         alike = bool(seen) and (seen.keys() == due or max(seen) == max(savers[rank])) and last and not by_kind
-        if seen.keys() != due and not alike:
+        if seen.keys() != due and not alike and again.keys() == savers[rank].keys():
             whole = reference.traces[rank]
             sides = _of(whole, savers[rank], whole.steps.last), _of(own, seen, final)
             if not is_of_its_start(*sides, holds_weights=weights):
