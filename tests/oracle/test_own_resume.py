@@ -280,7 +280,7 @@ def test_what_is_saved_once_at_the_end_is_compared_where_it_repeats_itself(drill
 
 
 @pytest.mark.parametrize(
-    "way", ["leaves-pickle", *(pytest.param(way, marks=pytest.mark.nightly) for way in ("leaves-arrays", "leaves-file"))]
+    "way", ["leaves-late", *(pytest.param(f"leaves-{way}", marks=pytest.mark.nightly) for way in ("pickle", "arrays", "file"))]
 )
 def test_what_a_script_leaves_in_whatever_file_is_compared(drills: Drills, way: str) -> None:
     verdict = drills.exporting(way).verdict
