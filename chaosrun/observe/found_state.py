@@ -115,8 +115,8 @@ class FoundState:
             own = [names.get(id(parameter), f"{UNNAMED}{index}") for index, parameter in enumerate(parameters_of(optimizer))]
             for (index, *path), value in _state_of(optimizer):
                 kept["/".join(map(str, (number, own[index], *path)))] = value
-        nobody_knows: dict[str, dict[str, object]] = {"scheduler": {}, "registered": {}}
-        return {"model": dict(self.parameters()), "buffers": self._named_buffers(), "optimizer": kept, **nobody_knows}
+        buffers = self._named_buffers()
+        return {"model": dict(self.parameters()), "buffers": buffers, "optimizer": kept, "scheduler": {}, "registered": {}}
 
     def buffers(self) -> dict[str, str]:
         """Digests of the model's, by name."""

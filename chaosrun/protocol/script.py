@@ -248,14 +248,12 @@ class ScriptTraining:
         self.position = Position(step=place.step if place else 0)
         again = self._steps is not None
         arrival = Arrival(
-            **{
-                "entered_s": self._started_s,
-                "found": found,
-                "in_part": state.in_part,
-                "seeded": hooks.seeded(),
-                "again": again,
-            },
+            entered_s=self._started_s,
+            found=found,
             buffers=state.buffers() if found else {},
+            in_part=state.in_part,
+            seeded=hooks.seeded(),
+            again=again,
         )
         steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0

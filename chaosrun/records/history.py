@@ -129,6 +129,10 @@ class LegHistory:
         """Of all attempts and ranks, in their order."""
         return (trace for attempt in self.attempts for _, trace in sorted(attempt.traces.items()))
 
+    def attempt(self, number: int) -> Attempt:
+        """One that this leg is known to have made."""
+        return next(each for each in self.attempts if each.number == number)
+
     def trace(self, attempt: int, rank: int) -> RankTrace | None:
         for entry in self.attempts:
             if entry.number == attempt:

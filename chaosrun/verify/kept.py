@@ -43,12 +43,8 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
     for rank in drill.ranks:
         for expected, seen in (pair for attempt in undisturbed for pair in _pairs(drill, attempt, rank)):
             differing = set(differing_keys(expected.held, seen.held))
-            apart |= {(unnumbered(seen.path), name) for name in differing}
-            alike |= {
-                (unnumbered(seen.path), name)
-                for name in seen.held.keys() - differing
-                if name.split("/")[-1] not in _OF_NO_EFFECT
-            }
+            apart |= {(_kind(seen), name) for name in differing}
+            alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}
     if drill.spec.verify.confirm and not drill.confirmed:
         alike |= _not_seen_before(drill)
     return frozenset(alike - apart)
@@ -62,21 +58,14 @@ def _not_seen_before(drill: Drill) -> set[tuple[str, str]]:
 
 def _saved(traces: Iterable[RankTrace]) -> set[tuple[str, str]]:
     saves = (saved for trace in traces for saved in trace.saves)
-    return {
-        (unnumbered(saved.path), name) for saved in saves for name in saved.held if name.split("/")[-1] not in _OF_NO_EFFECT
-    }
+    return {(_kind(saved), name) for saved in saves for name in saved.held if name.split("/")[-1] not in _OF_NO_EFFECT}
 
 
 def _counts_starts(drill: Drill, kind: str, name: str) -> bool:
     """An integer that is the same in all that one attempt saves, and the reference's and no more than the restarts before."""
 
     def values(traces: Iterable[RankTrace]) -> list[str]:
-        return [
-            saved.held[name]
-            for trace in traces
-            for saved in trace.saves
-            if unnumbered(saved.path) == kind and name in saved.held
-        ]
+        return [saved.held[name] for trace in traces for saved in trace.saves if _kind(saved) == kind and name in saved.held]
 
     known = values(drill.reference.traces)
     if len(known) < 2 or not known[0].isdecimal() or len(known[0]) > _DIGITS:
@@ -95,9 +84,9 @@ def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[
         for rank in sorted(attempt.traces)
         for expected, seen in _pairs(drill, attempt, rank)
         if seen.step == step
-        and (expected.step == step or unnumbered(seen.path) in saved_before)
-        and (names := [name for name in differing_keys(expected.held, seen.held) if (unnumbered(seen.path), name) in among])
-        and (names := [name for name in names if not _counts_starts(drill, unnumbered(seen.path), name)])
+        and (expected.step == step or _kind(seen) in saved_before)
+        and (names := [name for name in differing_keys(expected.held, seen.held) if (_kind(seen), name) in among])
+        and (names := [name for name in names if not _counts_starts(drill, _kind(seen), name)])
     ]
     return min(differences, key=lambda each: (each.cause.code == _UNKNOWN, ALIVE in each.name), default=None)
 
@@ -125,12 +114,8 @@ def _pairs(drill: Drill, attempt: Attempt, rank: int) -> Iterator[tuple[SaveReco
         return
     known = _by_place(reference[0])
     for (step, path), saved in _by_place(attempt.traces[rank]).items():
-        alike = [
-            others
-            for (at, _), others in known.items()
-            if at == step and unnumbered(others[0].path) == unnumbered(saved[0].path)
-        ]
-        named = [others for (_, name), others in known.items() if name == path != unnumbered(saved[0].path)]
+        alike = [others for (at, _), others in known.items() if at == step and _kind(others[0]) == _kind(saved[0])]
+        named = [others for (_, name), others in known.items() if name == path != _kind(saved[0])]
         expected = known.get((step, path)) or next((each[0] for each in (alike, named) if len(each) == 1), [])
         yield from zip(expected, saved, strict=False)
 
@@ -141,6 +126,10 @@ def _by_place(trace: RankTrace) -> Mapping[tuple[int, str], list[SaveRecord]]:
         if saved.held:
             found.setdefault((saved.step, saved.path), []).append(saved)
     return found
+
+
+def _kind(saved: SaveRecord) -> str:
+    return unnumbered(saved.path)
 
 
 def unnumbered(path: str) -> str:

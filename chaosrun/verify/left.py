@@ -91,6 +91,7 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
     if drill.confirmed:
         again = _savers(drill.confirmed, drill.confirmed.attempts[-1], path, by_kind=by_kind).get(rank, {})
     weights = any(name.endswith(start.tensors) for name in entries for start in reference.starts.values())
+    unlike: list[tuple[RankTrace, dict[int, float], int]] = []
     alike = False
     # What a killed rank of a script that attached has saved, nobody knows.
     for attempt in drill.chaos.attempts[1 if drill.by_script else -1 :]:
@@ -104,11 +105,12 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
         final = own.steps.last if last or own.steps.last in seen else own.steps.last - 1
         due = {step for step in savers[rank] if begun < step <= final or step in seen}
         alike = bool(seen) and (seen.keys() == due or max(seen) == max(savers[rank])) and last and not by_kind
-        if seen.keys() != due and not alike and again.keys() == savers[rank].keys():
-            whole = reference.traces[rank]
-            sides = _of(whole, savers[rank], whole.steps.last), _of(own, seen, final)
-            if not is_of_its_start(*sides, holds_weights=weights):
-                return rank
+        if seen.keys() != due and not alike:
+            unlike.append((own, seen, final))
+    if unlike and again.keys() == savers[rank].keys():
+        whole = _of(reference.traces[rank], savers[rank], reference.traces[rank].steps.last)
+        if not all(is_of_its_start(whole, _of(*each), holds_weights=weights) for each in unlike):
+            return rank
     return rank if alike else None
 
 

@@ -247,8 +247,7 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
 
 def _right_ranks(drill: Drill, found: Divergence) -> list[int]:
     """Where there are such as this difference is not of."""
-    attempt = next(each for each in drill.chaos.attempts if each.number == found.attempt)
-    return [rank for rank in attempt.starts if rank not in found.ranks]
+    return [rank for rank in drill.chaos.attempt(found.attempt).starts if rank not in found.ranks]
 
 
 def _returned(drill: Drill, found: Divergence) -> Params:

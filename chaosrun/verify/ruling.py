@@ -181,7 +181,7 @@ def _of_premises(checks: Sequence[Check], irreproducible: Cause | None, drill: D
 
 def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) -> Divergence:
     """Where the legs part is worth knowing in any case; after a restore, the cause seen there would blame what may be sound."""
-    attempt = next(each for each in chaos.attempts if each.number == divergence.attempt)
+    attempt = chaos.attempt(divergence.attempt)
     if not attempt.went_on:
         # What a script begins with is looked at as if it had come from a checkpoint.
         return replace(divergence, reason=unfounded) if attempt.by == "script" else divergence

@@ -16,7 +16,7 @@ _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[str]]:
     """By rank and file that it saved, the entries of the checkpoint that the attempt went on from which are neither a model's
     nor an optimizer's, and not saved again as the undisturbed run did. What differs without a restart (clocks) is none."""
-    attempt = next(each for each in drill.chaos.attempts if each.number == found.attempt)
+    attempt = drill.chaos.attempt(found.attempt)
     suspects: dict[tuple[int, str], list[str]] = {}
     for rank, trace in sorted(attempt.traces.items()):
         earlier = (each.traces.get(rank) for each in drill.chaos.attempts if each.number < attempt.number)

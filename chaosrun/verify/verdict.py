@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
@@ -182,7 +181,7 @@ def _irreproducible(info: RunInfo) -> Cause | None:
     if not difference:
         return None
     if reference.source is not None:
-        return Cause.of("reference_of_another_job", run=Path(reference.mode).name, difference=difference)
+        return Cause.of("reference_of_another_job", run=reference.run, difference=difference)
     return Cause.of("undisturbed_runs_differ", because=info.wanders and wandering(info.wanders), difference=difference)
 
 
