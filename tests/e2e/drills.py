@@ -127,9 +127,19 @@ class Shell:
             code = main(tokens)
         return subprocess.CompletedProcess(tokens, code, out.getvalue(), err.getvalue())
 
+    def runs(self) -> list[RunLayout]:
+        """Those begun; none as long as a command has not come that far."""
+        folder = self.root / "runs"
+        return [RunLayout(path) for path in folder.iterdir()] if folder.is_dir() else []
+
     def only_run(self) -> RunLayout:
-        (path,) = (self.root / "runs").iterdir()
-        return RunLayout(path)
+        (run,) = self.runs()
+        return run
+
+    def run_begun(self) -> RunLayout:
+        """The only one, as soon as it is there."""
+        eventually(self.runs)
+        return self.only_run()
 
     def left_behind(self) -> list[str]:
         """Processes and temporary files of commands run here."""

@@ -48,13 +48,8 @@ def slow_job(shell: Shell, *more: str) -> Path:
     return write_job(shell.folder, SLOW, *more)
 
 
-def the_run(shell: Shell) -> RunLayout:
-    eventually(lambda: (shell.root / "runs").is_dir() and any((shell.root / "runs").iterdir()))
-    return shell.only_run()
-
-
 def trains(shell: Shell, leg: str = "reference", attempt: int = 1, step: int = 2) -> RunLayout:
-    run = the_run(shell)
+    run = shell.run_begun()
     eventually(lambda: reached(run.leg(leg), attempt, step), what=lambda: run.supervisor_log.read_text())
     return run
 
@@ -188,7 +183,7 @@ def test_a_drill_whose_follower_goes_is_cancelled(shell: Shell, end: Callable[[T
 @pytest.mark.nightly
 def test_a_drill_is_cancelled_when_its_follower_goes_before_it_trains(shell: Shell) -> None:
     with open_terminal(shell, "submit", slow_job(shell)) as terminal:
-        run = the_run(shell)
+        run = shell.run_begun()
         kill(terminal)
         terminal.wait()
     eventually(lambda: not shell.left_behind(), timeout_s=60, what=shell.left_behind)

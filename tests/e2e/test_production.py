@@ -37,7 +37,7 @@ if order.attempt == 2 and step == 4 and rank == 1:
 
 
 def leg_of(shell: Shell) -> tuple[RunLayout, LegLayout]:
-    run = eventually(lambda: (shell.root / "runs").is_dir() and any((shell.root / "runs").iterdir()) and shell.only_run())
+    run = shell.run_begun()
     return run, run.leg("run")
 
 

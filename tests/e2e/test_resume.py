@@ -38,7 +38,7 @@ def test_a_killed_supervisor_leaves_nothing_and_its_run_goes_on_from_the_journal
     job = write_job(shell.folder, HELD, kills(5, 11), "recovery: {hang_timeout: 300s}", loader_workers=2)
     process = shell.start("submit", job)
     try:
-        run = eventually(lambda: shell.root.exists() and shell.only_run())
+        run = shell.run_begun()
         eventually(lambda: reached(run.reference, 1, 2), what=lambda: process.poll())
         refused = shell.run("resume", "latest")
         assert refused.returncode == 2

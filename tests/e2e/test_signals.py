@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.records.layout import RunLayout
 from tests.e2e.drills import Shell, events, eventually, finish, kills, reached, write_job
 
 # Slow enough to be caught in the middle, and with loader workers to be left behind.
@@ -26,7 +25,7 @@ def sigterm(process: subprocess.Popen[str]) -> None:
 
 
 def has_a_run(shell: Shell) -> bool:
-    return (shell.root / "runs").is_dir() and any(RunLayout(path).lock.exists() for path in (shell.root / "runs").iterdir())
+    return any(run.lock.exists() for run in shell.runs())
 
 
 def starts_ray(shell: Shell) -> bool:

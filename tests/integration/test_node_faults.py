@@ -130,8 +130,7 @@ def test_the_end_of_the_restarting_supervisor_ends_the_drill_below_it(shell_of_o
 
 
 def eventually_trains(shell: Shell, process: subprocess.Popen[str]) -> RunLayout:
-    eventually(lambda: (shell.root / "runs").is_dir() and any((shell.root / "runs").iterdir()))
-    run = shell.only_run()
+    run = shell.run_begun()
     eventually(lambda: reached(run.reference, 1, 3), timeout_s=600, what=lambda: process.poll())
     return run
 
