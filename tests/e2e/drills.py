@@ -20,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 from chaosrun.cli import main
-from chaosrun.processes import marked, unused_shared_memory
+from chaosrun.processes import ProcessIdentity, child_called, children, marked, unused_shared_memory
 from chaosrun.records.layout import LegLayout, RunLayout
 from tests.records import read_lines
 
@@ -169,6 +169,11 @@ def open_shell(folder: Path) -> Iterator[Shell]:
         eventually(lambda: not shared_memory_left(shared_memory), what=lambda: shared_memory_left(shared_memory))
     finally:
         shutil.rmtree(temporary)
+
+
+def head_below(pid: int) -> ProcessIdentity | None:
+    """Of the Ray that this process, or one below it, has started."""
+    return child_called("gcs_server", pid) or next(filter(None, map(head_below, children(pid))), None)
 
 
 def finish(process: subprocess.Popen[str], *, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:

@@ -4,13 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from chaosrun.processes import ProcessIdentity, child_called, children, send_signal
-from chaosrun.records.layout import RunLayout
-from tests.e2e.drills import Shell, events, eventually, finish, kills, reached, write_job
-
-
-def head_below(pid: int) -> ProcessIdentity | None:
-    return child_called("gcs_server", pid) or next(filter(None, map(head_below, children(pid))), None)
+from chaosrun.processes import send_signal
+from tests.e2e.drills import Shell, events, eventually, finish, head_below, kills, reached, write_job
 
 
 def starts(shell: Shell) -> bool:
@@ -55,7 +50,7 @@ def test_a_suite_whose_ray_loses_its_head_is_ended_and_goes_on(shell: Shell) -> 
     process = shell.start("suite", suite, "--at-once", "1")
     try:
         head = eventually(lambda: head_below(process.pid))
-        eventually(lambda: any(reached(RunLayout(run).leg("chaos"), 2, 7) for run in (shell.root / "runs").glob("*")))
+        eventually(lambda: trains(shell))
         send_signal(head, 9)
         done = finish(process, timeout_s=30)
     finally:

@@ -96,7 +96,8 @@ def test_a_supervisor_killed_in_the_reference_and_again_before_a_fault(shell: Sh
     assert done.returncode == 0, done.stdout + done.stderr
     assert "faults    2 of 2 landed" in done.stdout
     assert "PASS" in done.stdout
-    assert "the death of its supervisor" in done.stdout
+    (shown,) = [path.read_text() for path in run.path.glob("report.md")]
+    assert "the death of its supervisor" in shown
 
 
 @pytest.mark.ray
