@@ -13,6 +13,7 @@ from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
+from chaosrun.verify.left import fewer_bytes, left_over
 from chaosrun.verify.replicas import is_sharded, of_undisturbed
 from chaosrun.wording import count, listed
 
@@ -241,6 +242,25 @@ def files_not_compared(drill: Drill) -> Iterator[str]:
         )
 
 
+def files_left_over(drill: Drill) -> Iterator[str]:
+    """Of what a script removes when newer files are there."""
+    paths = left_over(drill)
+    if paths:
+        yield (
+            f"files are still there that every undisturbed run has removed: {listed(paths, most=3)}; the list of the files to "
+            "keep was perhaps not restored (save it in the checkpoint, or look at what lies in the folder)"
+        )
+
+
+def gathered_anew(drill: Drill) -> Iterator[str]:
+    """Of losses or samples that a script gathers while it trains, and writes again and again."""
+    for name, expected, seen in fewer_bytes(drill):
+        yield (
+            f"{name} holds {seen} bytes after the restarts and {expected} after every undisturbed run: what was gathered "
+            "before a restart is lost (save it in the checkpoint, or go on with what the file holds)"
+        )
+
+
 WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     overlapping_shares,
     repeated_order,
@@ -253,6 +273,8 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     streams_not_restored,
     ranks_apart,
     files_not_compared,
+    files_left_over,
+    gathered_anew,
     seeded_by_chaosrun,
     hashed_anew,
 )

@@ -4,7 +4,7 @@ whatever way, and that a restart has not brought back. Pure.
 A second undisturbed leg decides: what differs there, too, tells nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import PurePath
 
@@ -20,8 +20,7 @@ from chaosrun.verify.rhythm import Saves, is_of_its_start
 def left_difference(drill: Drill) -> KeptDifference | None:
     """The first entry that was otherwise in a file which a restarted attempt wrote, or the first file that only one leg has;
     None: there is none, or nobody can tell."""
-    restarted = len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
-    if not drill.spec.verify.confirm or not drill.exact_weights or not restarted:
+    if not drill.spec.verify.confirm or not drill.exact_weights or not _has_restarted(drill):
         return None
     return _of_contents(drill) or (_of_names(drill) if drill.by_script else None)
 
@@ -45,22 +44,51 @@ def _of_contents(drill: Drill) -> KeptDifference | None:
 
 
 def _of_names(drill: Drill) -> KeptDifference | None:
-    """A file that is not there, or, where names tell their steps (best-00036.pt), others that are. Of what is saved at the same
-    steps, only that older ones were not removed can differ."""
-    legs = [drill.reference, drill.chaos, *([drill.confirmed] if drill.confirmed else [])]
-    if any(leg.left.left_out for leg in legs):
-        return None
-    for kind in sorted({unnumbered(path) for path in drill.reference.left.files}):
-        expected, seen, *confirmed = ({path for path in leg.left.files if unnumbered(path) == kind} for leg in legs)
-        if seen == expected or confirmed not in ([], [expected]):
-            continue
+    """A file that is not there, or, where names tell their steps (best-00036.pt), others that are. That a restart which saved
+    at the same steps has not removed older ones (see `left_over`) is no such difference."""
+    for expected, seen in _by_kind(drill):
         path = min(seen ^ expected)
         held = drill.chaos.left.files.get(path) or drill.reference.left.files[path]
-        if (rank := _comparable(drill, path, held, by_kind=True)) is not None:
+        rank = _comparable(drill, path, held, by_kind=True, same_saves=bool(expected - seen))
+        if rank is not None:
             there = ("there", "not there") if path in expected else ("not there", "there")
             where = f"at the end, {path} is {there[1]}, and {there[0]} after every undisturbed run"
             return _told(drill, rank, path, where, sorted(seen ^ expected), name=path, expected=there[0], seen=there[1])
     return None
+
+
+def left_over(drill: Drill) -> list[str]:
+    """Files of a name with a step that every undisturbed run removes, and the restarted one did not."""
+    kinds = _by_kind(drill) if drill.by_script and _has_restarted(drill) else ()
+    return sorted(path for expected, seen in kinds if seen > expected for path in seen - expected)
+
+
+def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
+    """Entries that grow while a script trains, and hold less than after any undisturbed run: name, bytes there, bytes here."""
+    if not _has_restarted(drill):
+        return
+    undisturbed, again = drill.reference.left, drill.confirmed.left if drill.confirmed else drill.reference.left
+    for path, held in sorted(drill.chaos.left.files.items()):
+        expected, confirmed = undisturbed.files.get(path, {}), again.files.get(path, {})
+        shorter = [name for name, seen in held.items() if seen[0] < expected.get(name, seen)[0] == confirmed.get(name, seen)[0]]
+        if shorter and _comparable(drill, path, held) is not None:
+            name = f"{path}: {shorter[0]}" if shorter[0] else path
+            yield name, expected[shorter[0]][0], held[shorter[0]][0]
+
+
+def _has_restarted(drill: Drill) -> bool:
+    return len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
+
+
+def _by_kind(drill: Drill) -> Iterator[tuple[set[str], set[str]]]:
+    """The files of like names that undisturbed runs leave, and those of the chaos leg, where they are not the same."""
+    legs = [drill.reference, drill.chaos, *([drill.confirmed] if drill.confirmed else [])]
+    if any(leg.left.left_out for leg in legs):
+        return
+    for kind in sorted({unnumbered(path) for path in drill.reference.left.files}):
+        expected, seen, *confirmed = ({path for path in leg.left.files if unnumbered(path) == kind} for leg in legs)
+        if seen != expected and confirmed in ([], [expected]):
+            yield expected, seen
 
 
 def _told(drill: Drill, rank: int, path: str, where: str, differing: list[str], **values: str) -> KeptDifference:
@@ -72,13 +100,15 @@ def _told(drill: Drill, rank: int, path: str, where: str, differing: list[str], 
     return KeptDifference(rank=rank, cause=cause, **values)
 
 
-def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: bool = False) -> int | None:
+def _comparable(
+    drill: Drill, path: str, entries: Iterable[str], *, by_kind: bool = False, same_saves: bool = True
+) -> int | None:
     """The rank that saved a file of which both legs must leave the same; None: what it holds depends on when it is saved.
 
     They must where it is written when a training is complete; where the last attempt saved it after the same steps as the
     reference, or last after the same one; and unless when an attempt started explains that it did not (see `rhythm`), or
-    undisturbed legs save it at other steps, too: by the clock. `by_kind`: of all files that are called alike, of which the
-    same steps leave the same.
+    undisturbed legs save it at other steps, too: by the clock. `by_kind`: of all files that are called alike.
+    `same_saves`: they differ even where these were saved at the same steps.
     """
     left, reference = drill.chaos.left, drill.reference.attempts[-1]
     if path in left.ranks and path not in left.saves:
@@ -104,14 +134,14 @@ def _comparable(drill: Drill, path: str, entries: Iterable[str], *, by_kind: boo
         # What was due at the step at which it was killed may not have come to be saved.
         final = own.steps.last if last or own.steps.last in seen else own.steps.last - 1
         due = {step for step in savers[rank] if begun < step <= final or step in seen}
-        alike = bool(seen) and (seen.keys() == due or max(seen) == max(savers[rank])) and last and not by_kind
+        alike = last and bool(seen) and (seen.keys() == due or (max(seen) == max(savers[rank]) and not by_kind))
         if seen.keys() != due and not alike:
             unlike.append((own, seen, final))
     if unlike and again.keys() == savers[rank].keys():
         whole = _of(reference.traces[rank], savers[rank], reference.traces[rank].steps.last)
         if not all(is_of_its_start(whole, _of(*each), holds_weights=weights) for each in unlike):
             return rank
-    return rank if alike else None
+    return rank if alike and same_saves else None
 
 
 def _of(trace: RankTrace, times: Mapping[int, float], final: int) -> Saves:

@@ -118,7 +118,13 @@ def test_what_a_restart_left_otherwise_is_told_with_file_and_entry(tmp_path: Pat
     verdict = with_left(run, reference=SEEN, chaos=OTHER)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "kept_state_not_restored", "yours"), verdict.cause
     assert f"{LAST}: ema" in verdict.cause
-    assert with_left(run, reference=SEEN, chaos=LONGER).status == "PASS", "what is gathered is no state"
+    grown = with_left(run, reference=SEEN, chaos=LONGER)
+    assert grown.status == "PASS", "what is gathered is no state"
+    assert not any("ema" in warning for warning in grown.warnings)
+    shrunk = with_left(run, reference=LONGER, chaos=SEEN)
+    assert shrunk.status == "PASS"
+    told = f"{LAST}: ema holds 24 bytes after the restarts and 32 after every undisturbed run"
+    assert any(told in warning for warning in shrunk.warnings)
     assert with_left(run, reference={}, chaos=OTHER).status == "PASS"
 
 
@@ -154,13 +160,35 @@ def test_what_undisturbed_ceased_to_be_saved_and_a_restart_saves_again_is_told(
     assert status == "PASS" or (verdict.code, verdict.divergence and verdict.divergence.rank) == ("kept_state_not_restored", 0)
 
 
-def with_saves(trace: Path, steps: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("undisturbed", "restarted", "status", "warned"),
+    [
+        ((4, 8), (4, 8), "PASS", False),
+        ((4, 8), (8, 10), "FAIL", False),  # a list of the best that was forgotten: other files are the best of what is left
+        ((8, 10), (4, 8, 10), "PASS", True),  # older ones were not removed
+    ],
+)
+def test_which_of_the_files_that_are_named_by_their_steps_lie_there_in_the_end(
+    tmp_path: Path, undisturbed: tuple[int, ...], restarted: tuple[int, ...], status: str, warned: bool
+) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 2, ()), ("chaos", 3, restarted)):
+        with_saves(run.leg(leg).attempt(attempt).trace(0), tuple(range(6 if attempt == 2 else 2, 13, 2)), "top-{}.pt")
+        held = {f"top-{step}.pt": SEEN for step in steps}
+        if steps:
+            (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": held}))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+    assert any("undisturbed run has removed: top-4.pt;" in warning for warning in verdict.warnings) == warned
+
+
+def with_saves(trace: Path, steps: tuple[int, ...], path: str = LAST) -> None:
     """These and no others."""
     lines = []
     for line in [line for line in read_lines(trace) if line["kind"] != "save"]:
         lines.append(line)
         if line["kind"] == "step" and line["step"] in steps:
-            saved = {"kind": "save", "path": LAST, "how": "torch.save", "done": True}
+            saved = {"kind": "save", "path": path.format(line["step"]), "how": "torch.save", "done": True}
             lines.append({**saved, "step": line["step"], "time_s": line["time_s"]})
     write_lines(trace, lines)
 
