@@ -6,7 +6,6 @@ inside.
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -22,7 +21,7 @@ from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext, current
 from chaosrun.protocol.resume import batches_of, total_batch_size
 from chaosrun.protocol.sources import source_state
-from chaosrun.protocol.state import TrainingState
+from chaosrun.protocol.state import TrainingState, is_sharded
 from chaosrun.protocol.strategies import check_loader, open_epoch, resumed_position
 from chaosrun.protocol.windows import Window, WindowCutter
 from chaosrun.records.order import DataResume
@@ -367,13 +366,12 @@ class Session:
 
 
 def _state(accelerator: Accelerator, classes: Sequence[str]) -> TrainingState:
-    # torch.distributed.checkpoint takes its time, and is not needed for replicas.
-    if "torch.distributed.tensor" in sys.modules:
-        from chaosrun.protocol.sharded import ShardedState, is_sharded
+    if not any([is_sharded(model) for model in accelerator._models]):
+        return TrainingState(accelerator, classes)
+    # It imports torch.distributed.checkpoint, for which a restart of replicas should not wait.
+    from chaosrun.protocol.sharded import ShardedState
 
-        if any([is_sharded(model) for model in accelerator._models]):
-            return ShardedState(accelerator, classes)
-    return TrainingState(accelerator, classes)
+    return ShardedState(accelerator, classes)
 
 
 def _own_values(gradient: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -42,17 +41,6 @@ METADATA = frozenset(
     }
 )
 """All that DCP's index of a checkpoint, a pickle, may name."""
-
-
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether a parameter of it is a DTensor. Raises MisuseError for FSDP1, whose flat parameters have no names."""
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise MisuseError(
-            "chaosrun.attach() got a model under FullyShardedDataParallel (FSDP1), whose flat parameters it cannot restore",
-            hint="shard it with torch.distributed.fsdp.fully_shard (FSDP2; accelerate: fsdp_version=2), or let the script save "
-            "and resume by itself",
-        )
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 class ShardedState(TrainingState):

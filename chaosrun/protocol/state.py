@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from chaosrun.errors import MisuseError, RestoreMismatchError
 from chaosrun.observe.contents import address_of, tensors_in
+from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import capture_rng, restore_rng
 from chaosrun.observe.script_state import is_own
@@ -25,6 +27,17 @@ from chaosrun.protocol.plain_values import load_values, plain_values, refuse_cod
 
 StateDict = dict[str, Any]
 """What torch's objects hand out and take back."""
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether a parameter of it is a DTensor. Raises MisuseError for FSDP1, whose flat parameters have no names."""
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise MisuseError(
+            "chaosrun.attach() got a model under FullyShardedDataParallel (FSDP1), whose flat parameters it cannot restore",
+            hint="shard it with torch.distributed.fsdp.fully_shard (FSDP2; accelerate: fsdp_version=2), or let the script save "
+            "and resume by itself",
+        )
+    return any(local_part(parameter) is not parameter for parameter in model.parameters())
 
 
 class TrainingState(ObservedState):

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError
-from chaosrun.observe.fingerprint import local_part
+from chaosrun.protocol.state import is_sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def _check_settings(accelerator: Accelerator, models: Sequence[Any], steps: int,
             hint="pass all that prepare() returned: run.windows(loader, model, ...)",
         )
     # What accelerator.no_sync looks for; a model under torch.compile hands it on. A sharded one reduces by itself, each time.
-    loose = [model for model in models if _is_trained(model) and not (hasattr(model, "no_sync") or _is_sharded(model))]
+    loose = [model for model in models if _is_trained(model) and not (hasattr(model, "no_sync") or is_sharded(model))]
     if loose and accelerator.num_processes > 1:
         raise MisuseError(
             f"run.windows() got a {type(loose[0]).__name__} that is not under DDP: its synchronisation cannot be held back",
@@ -252,10 +252,6 @@ def _check_settings(accelerator: Accelerator, models: Sequence[Any], steps: int,
 
 def _is_trained(model: torch.nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
-
-
-def _is_sharded(model: torch.nn.Module) -> bool:
-    return any(local_part(parameter) is not parameter for parameter in model.parameters())
 
 
 def _bare(accelerator: Accelerator, model: torch.nn.Module) -> torch.nn.Module:

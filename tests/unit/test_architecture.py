@@ -209,6 +209,12 @@ def test_probes_start_quickly() -> None:
     assert probes and not wrong, "\n".join(wrong)
 
 
+ATTACHES = (
+    "import accelerate, chaosrun, torch; accelerator = accelerate.Accelerator(cpu=True); model = torch.nn.Linear(1, 1); "
+    "accelerator.prepare(model, torch.optim.SGD(model.parameters())); chaosrun.attach(accelerator)"
+)
+
+
 @pytest.mark.parametrize(
     ("statement", "unwanted"),
     [
@@ -221,6 +227,8 @@ def test_probes_start_quickly() -> None:
         ("import chaosrun.cluster.probe_agent, chaosrun.cluster.probing", ["torch", "ray", "pydantic", "rich", "numpy"]),
         ("import chaosrun.preflight.engine, chaosrun.preflight.conduct", ["torch", "ray", "accelerate"]),
         ("import chaosrun.protocol.worker, chaosrun.protocol.recorder; chaosrun.attach", ["ray"]),
+        # Each restart would wait for it.
+        (ATTACHES, ["torch.distributed.checkpoint", "ray"]),
     ],
 )
 def test_what_an_import_loads(statement: str, unwanted: list[str]) -> None:

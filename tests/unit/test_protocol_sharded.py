@@ -22,7 +22,8 @@ import chaosrun
 from chaosrun.errors import InvalidCheckpointError, MisuseError, UnsafeCheckpointError
 from chaosrun.observe.fingerprint import digests, part_of
 from chaosrun.protocol.adoption import adopt
-from chaosrun.protocol.sharded import ShardedState, is_sharded
+from chaosrun.protocol.sharded import ShardedState
+from chaosrun.protocol.state import is_sharded
 
 
 @pytest.fixture(autouse=True)
