@@ -58,6 +58,7 @@ PRELOAD = (
     "torch",
     "torch._dynamo",
     "torch.distributed",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.nn.parallel",
     "accelerate",
     "accelerate.checkpointing",
@@ -70,8 +71,8 @@ PRELOAD = (
     "chaosrun.protocol.script",
     "chaosrun.protocol.session",
 )
-WHERE_INSTALLED = ("datasets",)
-"""Imported by accelerate when it prepares a loader, in every worker at every start: 0.5 s to 1.5 s."""
+WHERE_INSTALLED = ("datasets", "torchdata.stateful_dataloader")
+"""Imported by accelerate when it prepares a loader, in every worker at every start: datasets takes 0.5 s to 1.5 s."""
 
 # Forking standbys at once would take the CPU from the ranks just when they start.
 REPLENISH_AFTER_S = 0.5
@@ -336,13 +337,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
 def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
     """Import everything and get ready to fork. None, which the agent is told, when that cannot be."""
     environment = dict(os.environ)
     # Of what is imported next to nothing is garbage, and to look for some takes a quarter of the time.
     gc.disable()
     try:
-        there = [name for name in configure.preload if name not in WHERE_INSTALLED or importlib.util.find_spec(name)]
+        there = [name for name in configure.preload if name not in WHERE_INSTALLED or _is_installed(name)]
         usual, own = ([name for name in there if (name in (*PRELOAD, *WHERE_INSTALLED)) is ours] for ours in (True, False))
         found = import_all(usual, own, configure.target, without={each.module for each in configure.left_out})
     except Exception as error:
