@@ -8,8 +8,8 @@ from typing import Any
 from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.model import Answers, Check, F, Finding, Level, Setting, read_answers
 from chaosrun.records.codec import convert
+from chaosrun.spec.job_file import Job
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.source import Job
 
 SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
 

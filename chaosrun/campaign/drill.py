@@ -12,7 +12,7 @@ from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import Early, read_run
 from chaosrun.spec.command_line import TypedJob
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany

@@ -13,7 +13,7 @@ from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.run_file import read_object
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.spec.suite import SuiteDrill
 from chaosrun.wording import listed
 

@@ -24,8 +24,8 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import Early, read_run
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, cleared, scheduled
+from chaosrun.spec.job_file import Job, load_job
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, carry_out

@@ -34,7 +34,7 @@ from chaosrun.records.run_file import Early, read_run
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.fragment import cleared, scheduled
-from chaosrun.spec.source import Job, load_job
+from chaosrun.spec.job_file import Job, load_job
 from chaosrun.supervise.drill import leg_of
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.reference import leg_end, reference_key

@@ -78,7 +78,7 @@ def job_asked(
 ) -> "tuple[Path | TypedJob, tuple[str, ...]]":
     """The job that a command is about, and the changes to it; what was guessed is told. Raises UsageError."""
     from chaosrun.spec.command_line import Asked, is_job_file, keep, typed_job
-    from chaosrun.spec.source import load_job
+    from chaosrun.spec.job_file import load_job
 
     if job is not None and after and re.match(r"[a-z][a-z_.0-9\[\]]*=", str(job)) and not job.exists():
         job, overrides = None, (str(job), *overrides)  # of a command, which comes after the dashes

@@ -19,7 +19,7 @@ from typing import Literal
 from chaosrun.errors import UsageError
 from chaosrun.records.destination import expect_folder, is_stream, write_to
 from chaosrun.spec.files import read_source
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.spec.suite import load_suite
 from chaosrun.spec.tree import Mapping, read_tree
 from chaosrun.wording import count

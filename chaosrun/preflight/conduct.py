@@ -25,7 +25,7 @@ from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from chaosrun.cluster.probe_pool import ProbePool
-    from chaosrun.spec.source import Job
+    from chaosrun.spec.job_file import Job
 
 
 def _declared() -> tuple[Check[Any], ...]:
@@ -62,7 +62,7 @@ class Request:
 def conduct(request: Request, *, root: Path, address: str | None, on_event: Listener, interrupts: Interrupts) -> Result:
     """Everything that may be wrong with what was asked is told before anything starts. Raises UsageError, SpecError,
     ResourcesError; KeyboardInterrupt, with nothing left behind."""
-    from chaosrun.spec.source import load_job
+    from chaosrun.spec.job_file import load_job
     from chaosrun.supervise.run import expect_startable
 
     checks = choose(CHECKS, request.level, only=request.only, skip=request.skip)

@@ -13,7 +13,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.history import Attempt, LegHistory, read_leg
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.run_file import read_object, read_run, recorded_leg
-from chaosrun.spec.source import Job
+from chaosrun.spec.job_file import Job
 from chaosrun.verify.recovery_times import recoveries_of
 
 OF_ONE_RUN = ("recovery", "verify", "timeout")

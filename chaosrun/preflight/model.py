@@ -15,7 +15,7 @@ from chaosrun.records.codec import convert
 if TYPE_CHECKING:
     from chaosrun.preflight.checks.drill import Drills
     from chaosrun.preflight.earlier_run import EarlierRun
-    from chaosrun.spec.source import Job
+    from chaosrun.spec.job_file import Job
 
 F = TypeVar("F")
 PROBES = "chaosrun.preflight.probes"

@@ -3,6 +3,6 @@
     text ── tree ──► placed values ── overrides ──► placed values ── model ──► JobSpec
                                                                    └ diagnosis ──► problems
 
-The package exports nothing by itself, so that importing a part costs only that part: `spec.source.load_job`,
+The package exports nothing by itself, so that importing a part costs only that part: `spec.job_file.load_job`,
 `spec.model.JobSpec`.
 """

@@ -265,7 +265,7 @@ _preset = must(
     lambda value: value is None or isinstance(value, dict | PresetSpec),
     "the name of a preset, its file, or a mapping with faults",
 )
-"""A name stands for a file, which whoever loads a job reads (`spec.source`)."""
+"""A name stands for a file, which `spec.preset` reads when the job is loaded."""
 
 
 class FaultsSpec(Section):

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaosrun.errors import UsageError
+from chaosrun.errors import SpecError, UsageError
 from chaosrun.spec.problems import Problem, Source, refusal
 from chaosrun.spec.tree import Mapping, Node, place_at
 from chaosrun.spec.tree import Sequence as ListNode
@@ -58,6 +58,16 @@ def read_source(path: Path, what: str) -> Source:
         place = place_at(source, len(error.object[: error.start].decode("utf-8")))
         message = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
         raise refusal(place, message, "save the file as UTF-8 text") from error
+
+
+def read_named(node: Node, path: Path, what: str) -> tuple[Source | None, list[Problem]]:
+    """The file that a node names, or what is wrong with it."""
+    try:
+        return read_source(path, what), []
+    except SpecError:
+        raise  # the place is the file's own
+    except UsageError as error:
+        return None, [Problem(place=node.place, message=error.message, hint=error.hint)]
 
 
 def expect_kind(path: Path, what: str, root: Node | None, problems: Sequence[Problem]) -> None:

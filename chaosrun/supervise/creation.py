@@ -13,8 +13,8 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LEGS, RUN, RunLayout
 from chaosrun.records.object_urls import ObjectPlace, is_url
 from chaosrun.records.run_file import Early, Kind, Reference, RunInfo, claim, write_run
+from chaosrun.spec.job_file import Job
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.source import Job
 from chaosrun.supervise.objects import claim_objects
 
 

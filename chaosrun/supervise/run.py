@@ -29,9 +29,9 @@ from chaosrun.records.run_file import Early, Kind, read_run
 from chaosrun.spec.bounds import crowded
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.imports import not_there
+from chaosrun.spec.job_file import Job, load_job, refused
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Problem, spec_error
-from chaosrun.spec.source import Job, load_job, refused
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Ping, serve
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import Drill, LegRunner, has_ended, leg_of, supervised

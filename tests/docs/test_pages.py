@@ -9,8 +9,8 @@ import pytest
 import chaosrun
 from chaosrun.integrations.testing import Chaos
 from chaosrun.protocol.session import Session
+from chaosrun.spec.job_file import load_job
 from chaosrun.spec.problems import Source
-from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import load_suite
 from chaosrun.spec.tree import Mapping, plain, read_tree
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, prose, spans

@@ -22,7 +22,7 @@ from chaosrun.preflight.drills.on_ray import JOB, RayDrills
 from chaosrun.preflight.earlier_run import earlier_run
 from chaosrun.preflight.model import Level, Setting, Status
 from chaosrun.records.layout import RunLayout
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from tests.conftest import REPOSITORY
 from tests.integration.ranks import eventually
 

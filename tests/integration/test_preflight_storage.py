@@ -23,7 +23,7 @@ from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
 from chaosrun.preflight.checks.storage import CHECK as STORAGE
 from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
-from chaosrun.spec.source import Job
+from chaosrun.spec.job_file import Job
 from tests.integration.ranks import eventually
 from tests.local_pool import LocalPool
 from tests.preflight_answers import Answering, job_of, judged

@@ -17,7 +17,7 @@ from chaosrun.housekeeping import cleaning
 from chaosrun.housekeeping.cleaning import Cleaning, clean
 from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
 from chaosrun.records.layout import RunLayout
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.runs import list_runs, remove_run

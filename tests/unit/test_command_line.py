@@ -13,7 +13,7 @@ import pytest
 from chaosrun import cli
 from chaosrun.campaign import sweep
 from chaosrun.errors import UsageError
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 
 SCRIPT = "import torch.distributed\nimport torch\n"
 

@@ -39,7 +39,7 @@ from chaosrun.report.follow import RunFollower
 from chaosrun.report.status import read_status, status_lines
 from chaosrun.report.text import render_text
 from chaosrun.report.view import read_view
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.spec.suite import load_suite
 from chaosrun.supervise.deaths import failure_of, last_step
 from chaosrun.supervise.drill import has_ended, leg_of

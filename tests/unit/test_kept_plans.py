@@ -17,7 +17,7 @@ from chaosrun.campaign.suite_run import opened
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.spec.suite import load_suite
 
 SUITE = "name: toys\njob: job.yaml\ndrills:\n  - {name: a}\n  - {name: b, matrix: {workers: [1, 2], faults: [torture, spot]}}\n"

@@ -13,7 +13,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import own_leg, read_run
 from chaosrun.records.supervision import supervision
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import leg_of
 

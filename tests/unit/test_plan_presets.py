@@ -10,7 +10,8 @@ import pytest
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.rules import objections
-from chaosrun.spec.source import load_job, named_presets, refused
+from chaosrun.spec.job_file import load_job, refused
+from chaosrun.spec.preset import named_presets
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
 

@@ -13,7 +13,7 @@ from chaosrun.preflight.checks.cluster import ClusterFacts, gather
 from chaosrun.preflight.majority import majority
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.software import SoftwareFacts, _dotted
-from chaosrun.spec.source import Job, load_job
+from chaosrun.spec.job_file import Job, load_job
 from tests.local_pool import LocalPool
 from tests.preflight_answers import told
 

@@ -15,7 +15,7 @@ from chaosrun.preflight.drills.on_ray import JOB
 from chaosrun.preflight.earlier_run import Costs
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.records.codec import changed
-from chaosrun.spec.source import Job, load_job
+from chaosrun.spec.job_file import Job, load_job
 from tests.preflight_answers import Answering
 
 NODES = tuple(

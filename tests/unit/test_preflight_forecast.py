@@ -24,7 +24,7 @@ from chaosrun.preflight.checks.forecast import (
 )
 from chaosrun.preflight.earlier_run import Costs, EarlierRun, earlier_run
 from chaosrun.preflight.model import Finding, Level, Setting, Status
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 

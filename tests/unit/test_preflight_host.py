@@ -20,7 +20,7 @@ from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import busy, host
 from chaosrun.preflight.probes.host import KernelLog, kernel_log, told_by
 from chaosrun.records.order import ASYNC_FROM_BYTES
-from chaosrun.spec.source import Job
+from chaosrun.spec.job_file import Job
 from chaosrun.wording import GIB, MIB
 from tests.local_pool import LocalPool
 from tests.preflight_answers import job_of, judged, node_of

@@ -19,8 +19,8 @@ from chaosrun.preflight.probes.allreduce import DONE, START, RankFacts, Sum, Sum
 from chaosrun.preflight.probes.interfaces import InterfaceFacts
 from chaosrun.preflight.probes.mesh import Failure, MeshFacts
 from chaosrun.records.codec import changed, to_plain
+from chaosrun.spec.job_file import Job
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.source import Job
 from tests.preflight_answers import Answering, told
 
 SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))

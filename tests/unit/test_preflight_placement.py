@@ -7,7 +7,7 @@ import pytest
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.model import Level, Setting
 from chaosrun.preflight.placement import gpus_per_worker, may_take_gpus, nodes_used, room_on, workers_on
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 
 
 def node(cpus: float = 2.0, gpus: int = 0) -> Node:

@@ -9,7 +9,7 @@ from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
 from chaosrun.preflight.checks.shared_storage import PATIENT_S, Shared, Written, judge
 from chaosrun.preflight.model import Finding, Level, Status
 from chaosrun.preflight.probes.seen import Seen
-from chaosrun.spec.source import Job
+from chaosrun.spec.job_file import Job
 from tests.preflight_answers import Answering, job_of, nodes_of, told
 from tests.unit.test_preflight_storage import MOUNT, setting_of
 

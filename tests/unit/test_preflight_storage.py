@@ -12,7 +12,7 @@ from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.peers import against_peers
 from chaosrun.preflight.probes.storage import try_objects
-from chaosrun.spec.source import Job
+from chaosrun.spec.job_file import Job
 from tests.preflight_answers import job_of, judged, nodes_of
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -23,7 +23,7 @@ from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, flow, scheduled
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import Check
 from chaosrun.verify.codes import Cause

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chaosrun.errors import SpecError, UsageError
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.spec.suite import Expectation, load_suite
 
 MATRIX = "name: all\njob: job.yaml\nmatrix: {workers: [1, 2]}\n"

@@ -18,8 +18,8 @@ from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points,
 from chaosrun.report.output import rendered
 from chaosrun.report.ticker import Ticker, tick
 from chaosrun.spec.fragment import scheduled
+from chaosrun.spec.job_file import load_job
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.source import load_job
 
 STEPS, EVERY, AN_EPOCH = 12, 5, 4
 SAVED = [5, 10, 12]

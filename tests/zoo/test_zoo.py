@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 from chaosrun.verify.codes import public_codes
 from tests.zoo.__main__ import JOBS, PAGE, TAIL, page, write_suite
 from tests.zoo.bugs import BUGS

@@ -21,7 +21,7 @@ from chaosrun.preflight.placement import gpus_per_worker, room_on
 from chaosrun.preflight.probes.seen import Seen
 from chaosrun.records.codec import changed
 from chaosrun.records.object_urls import is_url
-from chaosrun.spec.source import Job
+from chaosrun.spec.job_file import Job
 from chaosrun.wording import listed
 
 ROWS = Rows(check="drill", name="drill")

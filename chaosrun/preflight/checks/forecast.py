@@ -19,7 +19,7 @@ from chaosrun.preflight.checks.drill import DrillFacts
 from chaosrun.preflight.earlier_run import Costs, together
 from chaosrun.preflight.model import Check, Finding, Level, Pool, Rows, Setting, Status
 from chaosrun.preflight.placement import nodes_used
-from chaosrun.spec.source import Job
+from chaosrun.spec.job_file import Job
 from chaosrun.wording import count, duration
 
 ROWS = Rows(check="forecast")

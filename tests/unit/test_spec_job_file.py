@@ -12,7 +12,7 @@ from chaosrun import api
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.spec.bounds import MOST_PER_CORE
-from chaosrun.spec.source import load_job
+from chaosrun.spec.job_file import load_job
 
 LEAST = "name: probe\nscript: train.py\nworkers: 2\n"
 

@@ -8,22 +8,22 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from chaosrun.errors import SpecError, UsageError
+from chaosrun.errors import SpecError
 from chaosrun.records.object_urls import is_url, why_no_store
 from chaosrun.spec.bounds import out_of_reach
 from chaosrun.spec.command_line import TypedJob
-from chaosrun.spec.files import JOB, expect_kind, read_source, why_unwritable
+from chaosrun.spec.files import JOB, expect_kind, read_named, read_source, why_unwritable
 from chaosrun.spec.launch import attaches, first_file, launch_problems, meaningless, own_loads
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
+from chaosrun.spec.preset import with_preset
 from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
-from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, child, find, name_in, plain, read_tree
+from chaosrun.spec.tree import Entry, Mapping, Scalar, child, find, name_in, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
-from chaosrun.spec.validation import nearest, problems_of
+from chaosrun.spec.validation import problems_of
 
 LARGEST_TRACE_BYTES = 64 << 20
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
-PRESETS = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,67 +173,4 @@ def _trace(root: Mapping, directory: Path) -> tuple[Source | None, list[Problem]
     if os.path.isfile(path) and path.stat().st_size > LARGEST_TRACE_BYTES:
         message = f"the trace {path} is larger than {LARGEST_TRACE_BYTES >> 20} MiB"
         return None, [Problem(place=node.place, message=message, hint="name a trace, or cut this one")]
-    return _named(node, path, "trace")
-
-
-def _named(node: Node, path: Path, what: str) -> tuple[Source | None, list[Problem]]:
-    """The file that a node names, or what is wrong with it."""
-    try:
-        return read_source(path, what), []
-    except SpecError:
-        raise  # the place is the file's own
-    except UsageError as error:
-        return None, [Problem(place=node.place, message=error.message, hint=error.hint)]
-
-
-# Fault presets
-
-
-def named_presets() -> dict[str, Path]:
-    """Those that come with chaosrun."""
-    return {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
-
-
-def with_preset(root: Mapping, directory: Path) -> tuple[Mapping, list[Problem]]:
-    """The tree of a job with the preset that it names written out, and what is wrong with the name or the file.
-
-    It is written out before anything is validated: what is wrong in it is shown in that file. A file's path is relative to the
-    file that names it; that of an override to `directory`.
-    """
-    faults, node = child(root, "faults"), child(root, "faults", "preset")
-    if not isinstance(faults, Mapping) or not isinstance(node, Scalar) or not isinstance(node.value, str):
-        return root, []  # written out, or nothing; the validation tells whatever is wrong
-    found, problems = _preset(node, directory)
-    if found is None:
-        # The name has been told to be wrong; that it is no mapping need not be.
-        found = Scalar(place=node.place, value=None, text="")
-    written = faults.having("preset", faults.entries["preset"].key, found)
-    return root.having("faults", root.entries["faults"].key, written), problems
-
-
-def _preset(node: Scalar, directory: Path) -> tuple[Mapping | None, list[Problem]]:
-    name = str(node.value)
-    known = named_presets()
-    path = known.get(name)
-    if path is None:
-        if "/" not in name and not name.endswith((".yaml", ".yml")):
-            guess = nearest(name, known)
-            message = f"no fault preset is called {name!r}" + (f", did you mean {guess!r}?" if guess else "")
-            hint = f"presets: {', '.join(known)}; or the path of a file, such as ./mine.yaml"
-            return None, [Problem(place=node.place, message=message, hint=hint)]
-        near = node.place.source
-        path = (Path(near.label).parent if near.is_file else directory) / name
-    source, problems = _named(node, path, "fault preset")
-    return (None, problems) if source is None else _preset_tree(source, path.stem, node)
-
-
-def _preset_tree(source: Source, name: str, node: Scalar) -> tuple[Mapping | None, list[Problem]]:
-    root, problems = read_tree(source)
-    if problems or not isinstance(root, Mapping):
-        message = f"the preset {source.label} holds no keys and values"
-        hint = "the least a preset holds: faults: [{kind: kill, mean: 20%}]"
-        return None, problems or [Problem(place=node.place, message=message, hint=hint)]
-    if "name" in root.entries:
-        return root, []
-    named = Entry(key=node.place, value=Scalar(place=node.place, value=name, text=name))
-    return Mapping(place=root.place, entries={"name": named, **root.entries}), []
+    return read_named(node, path, "trace")
