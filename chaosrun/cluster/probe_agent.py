@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from chaosrun.cluster.agent import RAY_SETTINGS, is_raylet, leave_with_the_raylet
-from chaosrun.cluster.guard import KILL_S
+from chaosrun.cluster.probe_guard import KILL_S
 from chaosrun.cluster.probing import Call, Outcome
 from chaosrun.faults.observed import signal_name
 from chaosrun.processes import MARK_VARIABLE, kill_marked, with_package
@@ -29,7 +29,7 @@ KEPT_OF_RAYS = ("RAY_AUTH_",)
 
 
 class GuardReport(msgspec.Struct, frozen=True):
-    """What `cluster.guard` says at its end."""
+    """What `cluster.probe_guard` says at its end."""
 
     code: int | None
     """Exit code of what it ran, or minus the signal that ended it."""
@@ -74,7 +74,7 @@ class ProbeAgent:
         command = [sys.executable, "-m", "chaosrun.cluster.probing", call.probe]
         try:
             guard = subprocess.Popen(
-                [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(call.limit_s), *command],
+                [sys.executable, "-m", "chaosrun.cluster.probe_guard", str(theirs.fileno()), str(call.limit_s), *command],
                 pass_fds=[theirs.fileno()],
                 stdin=files[0],
                 stdout=files[1],

@@ -152,7 +152,7 @@ def left_behind(root: Path, order: Sequence[str]) -> list[str]:
     alive = [f"left by a probe: {each.pid}" for each in started if each is not None and is_alive(each)]
     mark = os.environ[MARK]
     lines = [Path(f"/proc/{each.pid}/cmdline") for each in marked(f"{MARK}={mark}", titles=(b"ray::",))]
-    words = ("ProbeAgent", "cluster.guard", "preflight.probe")
+    words = ("ProbeAgent", "cluster.probe_guard", "preflight.probe")
     return alive + [line for path in lines if path.exists() and any(word in (line := path.read_text()) for word in words)]
 
 

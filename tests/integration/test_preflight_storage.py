@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.guard import PREFIX
+from chaosrun.cluster.probe_guard import PREFIX
 from chaosrun.cluster.probing import Call, Outcome
 from chaosrun.preflight.checks import shared_storage
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
@@ -135,7 +135,7 @@ def guarded(
     probe = [sys.executable, "-m", "chaosrun.cluster.probing", "chaosrun.preflight.probes.storage"]
     with theirs:
         guard = subprocess.Popen(
-            [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(limit_s), *probe],
+            [sys.executable, "-m", "chaosrun.cluster.probe_guard", str(theirs.fileno()), str(limit_s), *probe],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -87,7 +87,9 @@ def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
         if victim == "agent stops":
             await agent.stop()
         else:
-            (guard,) = [pid for pid in children(os.getpid()) if b"cluster.guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            (guard,) = [
+                pid for pid in children(os.getpid()) if b"cluster.probe_guard" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ]
             os.kill(guard, 9)
         return await task
 

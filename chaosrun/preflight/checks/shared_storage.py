@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from msgspec import Struct, structs
 
-from chaosrun.cluster.guard import PREFIX
+from chaosrun.cluster.probe_guard import PREFIX
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.storage import IN_MEMORY, no_answer
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask

@@ -15,7 +15,7 @@ from msgspec import Struct
 APART_S = 0.4
 KERNEL = 2
 """The process above all threads of the kernel."""
-OURS = re.compile(r"chaosrun\.preflight|chaosrun\.cluster\.(guard|cleanup)|ProbeAgent|chaosrun\0preflight")
+OURS = re.compile(r"chaosrun\.preflight|chaosrun\.cluster\.(probe_guard|cleanup)|ProbeAgent|chaosrun\0preflight")
 """And all that runs below them: a preflight's own Ray, its probes, and what these start."""
 RAYS = re.compile(r"^ray::(IDLE|SPILL|RESTORE|DELETE|Dashboard|RuntimeEnv)|/ray/(core|dashboard|_private|autoscaler)/")
 """Of any Ray, what is not somebody's work on it."""
@@ -23,7 +23,7 @@ NAMED = 5
 LEAST_CORES = 0.1
 """Of what is told by name."""
 MARK = "CHAOSRUN_SESSION"
-HOLDERS = re.compile(r"chaosrun\.cluster\.(forkserver|guard)")
+HOLDERS = re.compile(r"chaosrun\.cluster\.(forkserver|probe_guard)")
 """Processes above everything that carries a mark."""
 ADOPTERS = {"init", "systemd", "tini", "dumb-init", "docker-init", "catatonit"}
 RAY_FOLDER = re.compile(r"chaosrun-ray-[a-z0-9_]+")

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.checkpoint.storage import storage_errors
-from chaosrun.cluster.guard import new_name
+from chaosrun.cluster.probe_guard import new_name
 from chaosrun.errors import ChaosrunError, ResourcesError
 from chaosrun.preflight.probes.storage_kills import Saves, kill_writers
 from chaosrun.preflight.probes.storage_place import Failed, Mount, mount_of, nearest_folder, own_folder, remove_stale

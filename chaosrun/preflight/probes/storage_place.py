@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from chaosrun.cluster.guard import PREFIX, announce
+from chaosrun.cluster.probe_guard import PREFIX, announce
 from chaosrun.errors import ChaosrunError
 
 STALE_S = 3600.0

@@ -1,8 +1,9 @@
-"""A process guard: `python -m chaosrun.cluster.guard FD LIMIT_S COMMAND…` runs it and lets nothing of it outlive its end.
+"""The guard of one probe: `python -m chaosrun.cluster.probe_guard FD LIMIT_S COMMAND…` runs the command, and kills whatever it
+started and left. Ranks have none: if their agent dies, the fork server kills them.
 
-FD is an inherited socket to whoever asked. When the command has ended, when LIMIT_S have passed, or when the other end of the
-socket is gone, everything below this process is killed, and then told, as one JSON line: {"code": the command's exit code, or
-minus the signal that ended it; "limit": whether the limit passed; "left": pids that would not die}. Folders that the
+FD is an inherited socket to the agent of probes. When the command has ended, when LIMIT_S have passed, or when the other end of
+the socket is closed, every process below this one is killed. Then one JSON line is sent: {"code": the command's exit code, or
+minus the signal that ended it; "limit": whether the limit passed; "left": pids that could not be killed}. Folders that the
 command announces before it makes them are removed with it. Standard library only.
 """
 
