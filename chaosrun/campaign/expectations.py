@@ -1,16 +1,17 @@
-"""Expectations of a suite that no verdict can meet: a slip of the pen, told before anything starts."""
+"""What a suite expects of a drill: refused at the start where no verdict can meet it, compared with the verdict at the end."""
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from chaosrun.spec.problems import Problem, spec_error
-from chaosrun.spec.suite import SuiteDrill
+from chaosrun.spec.suite import Expectation, SuiteDrill
 from chaosrun.spec.tree import find
 from chaosrun.spec.validation import nearest
 from chaosrun.verify.codes import public_codes
 from chaosrun.verify.compare import Kind, exact_weights
 from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES, PASS_CODES
+from chaosrun.verify.verdict import Verdict
 from chaosrun.wording import listed
 
 LIKE_A_CODE = re.compile(r"[a-z]+(_[a-z]+)+")
@@ -21,6 +22,22 @@ def expect_possible(drills: Iterable[SuiteDrill]) -> None:
     """Raises SpecError, naming every expectation that cannot be met."""
     if problems := [problem for drill in drills for problem in _problems(drill)]:
         raise spec_error(problems)
+
+
+def surprises(expected: Expectation, verdict: Verdict) -> Iterator[str]:
+    """One sentence for each way in which the verdict is not the expected one."""
+    if verdict.status != expected.verdict:
+        yield f"{verdict.status} where {expected.verdict} was expected: {verdict.cause}"
+        return
+    if verdict.code == "settled_too_early" and expected.cause is None:
+        yield f"the control of the early verdict disagrees with it: {verdict.cause}"
+    kind = verdict.divergence.kind if verdict.divergence else None
+    if expected.kind is not None and kind != expected.kind:
+        yield f"{kind or 'nothing'} differed first, expected was {expected.kind}"
+    if expected.cause is not None and not verdict.says(expected.cause):
+        yield f"the cause is not {expected.cause!r}: {verdict.cause} ({verdict.code})"
+    if expected.exit_code is not None and verdict.exit_code != expected.exit_code:
+        yield f"exit code {verdict.exit_code}, expected was {expected.exit_code}"
 
 
 def _problems(drill: SuiteDrill) -> Iterator[Problem]:

@@ -1,15 +1,15 @@
-"""What became of a suite's drills, and whether it is what was expected. Values; judges by verdicts and records alone."""
+"""What became of a suite's drills, beside what was expected of them (`expectations`). Made from verdicts and records alone."""
 
 import statistics
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from chaosrun.campaign.expectations import surprises
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.errors import ChaosrunError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, read_run
-from chaosrun.spec.suite import Comparison, Expectation
+from chaosrun.spec.suite import Comparison
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.ruling import EXIT_CODES, VerdictStatus
 from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
@@ -185,22 +185,6 @@ def drill_result(drill: PlannedDrill, run: RunLayout, verdict: Verdict, *, took_
         reference="cached" if read_run(run).reference.source else "made",
         rerun=drill.rerun,
     )
-
-
-def surprises(expected: Expectation, verdict: Verdict) -> Iterator[str]:
-    """One sentence for each way in which the verdict is not the expected one."""
-    if verdict.status != expected.verdict:
-        yield f"{verdict.status} where {expected.verdict} was expected: {verdict.cause}"
-        return
-    if verdict.code == "settled_too_early" and expected.cause is None:
-        yield f"the control of the early verdict disagrees with it: {verdict.cause}"
-    kind = verdict.divergence.kind if verdict.divergence else None
-    if expected.kind is not None and kind != expected.kind:
-        yield f"{kind or 'nothing'} differed first, expected was {expected.kind}"
-    if expected.cause is not None and not verdict.says(expected.cause):
-        yield f"the cause is not {expected.cause!r}: {verdict.cause} ({verdict.code})"
-    if expected.exit_code is not None and verdict.exit_code != expected.exit_code:
-        yield f"exit code {verdict.exit_code}, expected was {expected.exit_code}"
 
 
 def _described(found: Divergence) -> str:
