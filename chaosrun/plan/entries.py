@@ -11,6 +11,9 @@ from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
 
+MAX_FAULTS = 10_000
+"""Of one plan."""
+
 
 class RefusedError(Exception):
     def __init__(self, entry: str, why: str) -> None:

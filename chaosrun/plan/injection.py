@@ -8,8 +8,7 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
 from chaosrun.faults.kind import Kind
 from chaosrun.faults.kinds import KINDS
-from chaosrun.plan.entries import RefusedError, at_one_moment
-from chaosrun.plan.planner import MAX_FAULTS
+from chaosrun.plan.entries import MAX_FAULTS, RefusedError, at_one_moment
 from chaosrun.plan.rules import objections
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.fields import seconds_of

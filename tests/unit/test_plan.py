@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PHASES
-from chaosrun.plan.planner import MAX_FAULTS, make_plan
+from chaosrun.plan.entries import MAX_FAULTS
+from chaosrun.plan.planner import make_plan
 from chaosrun.spec.model import JobSpec
 
 

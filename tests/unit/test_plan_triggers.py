@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
-from chaosrun.plan.planner import MAX_FAULTS, make_plan
+from chaosrun.plan.entries import MAX_FAULTS
+from chaosrun.plan.planner import make_plan
 from chaosrun.plan.sampling import exponential
 from tests.unit.test_plan import refusal, spec
 
