@@ -1,8 +1,9 @@
 """Restores from the copies of a checkpoint that a node keeps in memory, which outlive the ranks: no file is read.
 
-Only where every rank finds its copy, sealed when that very checkpoint was committed. Each rank has room for two, in turns: that
-of the newest checkpoint lasts until the next is committed, however long the storage takes. What came back is compared with
-the manifest's digests, like any other restore; where it is not what was saved, on any rank, all of them read the files.
+Used only if every rank finds its copy, sealed when that very checkpoint was committed: `copies_of` looks for this rank's, and
+`checkpointing` asks the others. Each rank has room for two copies, written in turns: that of the newest checkpoint lasts until
+the next is committed, however long the storage takes. What was restored is compared with the manifest's digests, like any other
+restore; if it differs on any rank, all ranks read the files.
 """
 
 from typing import Any, NamedTuple
