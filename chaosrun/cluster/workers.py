@@ -263,6 +263,6 @@ class ClusterWorkers:
 
 
 def _hashes_anew(order: WorkerOrder) -> bool:
-    """Any new process hashes texts otherwise: what becomes of a script that goes by that, a drill has to show."""
+    """A new process hashes strings differently: a drill has to show what that does to a script that depends on hashes."""
     in_drill = order.by == "script" and order.reference_path is not None
     return in_drill and order.attempt > 1 and goes_by_hashes(Path(order.script))

@@ -1,1 +1,2 @@
-"""Was the job that was killed the job that was not? Records, checks, first divergence, verdict; no ray."""
+"""Whether the disturbed leg came out like the undisturbed one: reads records, runs checks, finds the first divergence and gives
+the verdict. Imports no ray."""

@@ -80,7 +80,7 @@ def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
         faults = _faults_that_ended(attempt, plan, chaos)
         later = chaos.attempts[number + 1 :]
         after = next(iter(later), None)
-        # Where one of a script would have gone on that never began nobody knows.
+        # If a script's attempt never began to train, the step that it would have gone on from is unknown.
         following = next((each for each in later if each.by == "chaosrun" or each.starts), None)
         steps = attempt.steps
         newer = passed_over(drill, attempt) if drill.by_script and attempt.number > 1 and attempt.starts else None
@@ -111,7 +111,8 @@ def _went_on_from(attempt: Attempt) -> str | None:
 
 
 def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:
-    """By id, what each did. Of what a fault did to a process that went on there is a note, and nothing else."""
+    """By id, the description of each fault that ended a process. A fault whose process lived on left a note, and ended
+    nothing."""
     known = {fault.id: fault.describe() for fault in plan.faults}
     observed = (record for record in chaos.events(FaultObserved) if record.attempt == attempt.number)
     ended = (record.fault for record in observed if record.how != "note")

@@ -19,7 +19,7 @@ from chaosrun.wording import count, listed
 
 ENOUGH = 8000
 TELLING = 8
-"""So many samples in the same order twice are no coincidence."""
+"""From so many samples on, the same order in two epochs is no coincidence."""
 REMEDY = {
     "global_rng": "draw from chaosrun.sample_rng(index) in __getitem__, or wrap the dataset in chaosrun.reproducible",
     "never_repeats": "draw from chaosrun.sample_rng(index) instead of a generator that the dataset keeps or that the operating "
@@ -65,7 +65,7 @@ def repeated_order(drill: Drill) -> Iterator[str]:
 
 
 def saves_that_change_state(drill: Drill) -> Iterator[str]:
-    """What a save does to the training comes back with every restore, and is another thing where a job saves more often."""
+    """A save that changes live state: a job that saves more or less often then trains differently."""
     traces = (*drill.reference.traces, *drill.chaos.traces)
     saved = next((record for trace in traces for record in trace.checkpoints if record.changed), None)
     if saved:
@@ -76,7 +76,8 @@ def saves_that_change_state(drill: Drill) -> Iterator[str]:
 
 
 def masked_loads(loads: Sequence[str]) -> str:
-    """Of a script with a load of its own under `chaosrun.attach`, which comes after it (`records.run_file`)."""
+    """For a script that calls `chaosrun.attach` and also loads checkpoints itself: attach restores after that
+    (`records.run_file`)."""
     return (
         f"the script also loads checkpoints by itself ({listed(loads, most=3)}), and chaosrun.attach restores over that: "
         "whether its own save and load are right was not tested (a copy without attach is drilled with its own checkpoints)"
@@ -84,7 +85,8 @@ def masked_loads(loads: Sequence[str]) -> str:
 
 
 def _is_shuffled(ids: list[str]) -> bool:
-    """Of neighbours, many descend. Where a share wraps around to fill the last batches up, one or two do."""
+    """Many ids are smaller than the one before them. In an unshuffled share only one or two are, where it wraps around to fill
+    the last batches."""
     numbers = [int(sample) if sample.lstrip("-").isdecimal() else 0 for sample in ids]
     return sum(left > right for left, right in pairwise(numbers)) > len(numbers) / 5
 
@@ -98,7 +100,8 @@ def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | No
 
 
 def state_outside(drill: Drill) -> Iterator[str]:
-    """What a restart loses without a word, unless the training reads it."""
+    """State that the training changes and nobody saves: a restart loses it, and a drill notices only if the training reads
+    it."""
     if drill.outside:
         found = Cause.of("state_outside", what=drill.outside)
         yield f"{found.code}: {found.sentence} ({found.hint})"
@@ -160,7 +163,7 @@ def _workers(attempt: Attempt) -> dict[tuple[int, int, int], dict[str, str]]:
 
 
 def primed_buckets(drill: Drill) -> Iterator[str]:
-    """Of a script that resumes by itself, what it has from chaosrun all the same."""
+    """A script that resumes by itself, but whose DDP buckets chaosrun primed in every attempt."""
     traces = [trace for trace in drill.chaos.traces if trace.attempt > 1]
     primed = any(buckets.layout and buckets.primed for trace in traces for buckets in trace.buckets)
     if drill.by_script and drill.spec.workers > 2 and primed:
@@ -171,7 +174,7 @@ def primed_buckets(drill: Drill) -> Iterator[str]:
 
 
 def saves_not_struck(drill: Drill) -> Iterator[str]:
-    """Of the default plan, what it has to leave out where strace is not to be had."""
+    """The default plan has no kill inside a save where strace is not available."""
     faults = drill.plan.faults
     saved = any(save.step for trace in drill.reference.traces for save in trace.saves)
     if saved and faults and all(fault.source == BY_DEFAULT and fault.phase != "save" for fault in faults):
@@ -195,7 +198,8 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
 
 
 def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
-    """A script whose every start draws the same numbers for no other reason than the drill's seed."""
+    """A script that neither seeds nor restores torch's random stream: its attempts draw the same numbers only by chaosrun's
+    seed."""
     if drill.by_script and any(not start.seeded for attempt in drill.chaos.attempts[1:] for start in attempt.starts.values()):
         yield (
             "the script does not seed torch, nor restore its random stream: chaosrun seeded every attempt alike (seed "
@@ -205,13 +209,13 @@ def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
 
 
 def hashed_anew(drill: Drill) -> Iterator[str]:
-    """Restarts had another hash seed, as the script goes by hashes (`spec.hash_order`)."""
+    """Each restart had another PYTHONHASHSEED, because the script depends on hashes (`spec.hash_order`)."""
     if drill.hash_seeds:
         first, last = drill.hash_seeds
         yield (
-            "the script goes by hash(), or by the order of a set. New processes hash texts otherwise, so each restart had "
-            f"another PYTHONHASHSEED, at last {last}; undisturbed it was {first} (sort the set; or set PYTHONHASHSEED in the "
-            "job's `env`, and wherever the script runs without chaosrun)"
+            "the script depends on hash(), or on the order of a set. A new process hashes strings differently: each restart "
+            f"had another PYTHONHASHSEED, at last {last}; undisturbed it was {first} (sort the set; or set PYTHONHASHSEED in "
+            "the job's `env`, and wherever the script runs without chaosrun)"
         )
 
 
@@ -227,13 +231,13 @@ def ranks_apart(drill: Drill) -> Iterator[str]:
         )
     if usual > 1:
         yield (
-            f"the ranks' weights part for up to {usual} steps until the script joins them again (right for Local SGD; of "
+            f"the ranks' weights differ for up to {usual} steps until the script synchronises them (right for Local SGD;  of "
             "replicas under DistributedDataParallel it would be a mistake)"
         )
 
 
 def files_not_compared(drill: Drill) -> Iterator[str]:
-    """Of what a script left behind at its end, what is too much to be read."""
+    """Files of tensors that the script left at its end, and that were too many bytes to be read."""
     paths = drill.chaos.left.left_out
     if paths:
         yield (

@@ -30,7 +30,7 @@ class Standing:
 
     attempt: int
     step: int
-    """The one that most of it is of; its steps are numbered from there."""
+    """The reference's step that most of the state belongs to; the attempt's steps are numbered from it."""
     held: Mapping[str, tuple[int, ...]]
     """By quantity, the steps of the reference with which all of `ranks` agree, or the first of them."""
     ranks: Mapping[str, tuple[int, ...]]
@@ -43,7 +43,7 @@ class Standing:
         return tuple(quantity for quantity in QUANTITIES if self.ranks[quantity])
 
     def nearest(self, quantity: str) -> int | None:
-        """Of the steps whose quantity it is, the nearest one; None: it is that of no step."""
+        """The step nearest to `step` that has this value of the quantity; None: no step has it."""
         return min(self.held[quantity], key=lambda step: abs(step - self.step), default=None)
 
     @property
@@ -64,13 +64,13 @@ class Standing:
 
 
 def standing(drill: Drill, attempt: Attempt) -> Standing | None:
-    """None where no rank says what it found: of the very beginning, and of an attempt in which none began."""
+    """None if no rank recorded what it began with: at the very first start, and where no rank began to train."""
     found = {rank: start.found for rank, start in attempt.starts.items() if start.found}
     if not found:
         return None
     agreeing = {quantity: {rank: _steps(each, quantity) for rank, each in found.items()} for quantity in QUANTITIES}
     step = attempt.resume_step
-    # What a restart builds anew is of step 0, and other steps may hold the same: that says nothing of what it restored.
+    # A quantity that equals step 0's may have been built anew and not restored: it has no vote.
     votes = Counter(of for by_rank in agreeing.values() for steps in by_rank.values() if 0 not in steps for of in steps)
     chosen = [of for of, cast in votes.items() if cast == max(votes.values())]
     step = step if step in chosen else max(chosen, default=step)
@@ -89,9 +89,9 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
 
 
 def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -> set[str]:
-    """What the first step of a rank shows to be the reference's, whatever the rank was seen to begin with: the script passes
-    something else through its model first, and drops the gradients; or it puts another optimizer in the place of the one that
-    it had, each epoch perhaps, after which all that the optimizer keeps, and the weights, are the reference's."""
+    """Quantities that a rank's first step shows to be the reference's, although the rank seemed to begin with others: the
+    script passed other data through its model first and dropped the gradients, or it replaces its optimizer (each epoch, say),
+    after which the optimizer's state and the weights are the reference's."""
     own, other = attempt.traces[rank].steps.get(step), _done_before(drill, attempt, rank, step)
     if own is None or other is None:
         return set()
@@ -113,12 +113,13 @@ def _done_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> StepRe
 
 
 def _steps(found: Found, quantity: str) -> set[int]:
-    """One that agrees in all that could be judged agrees: where nothing was left to do, that is not everything."""
+    """The steps that agree in this quantity, and the one that agrees in all that could be judged, even if this quantity could
+    not."""
     return {*getattr(found, quantity), *(() if found.step is None else (found.step,))}
 
 
 def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) -> Cause:
-    """What is wrong of this quantity of the state that an attempt began with, by a code."""
+    """The cause, as a code, of a wrong quantity in the state that an attempt began with."""
     nearest = standing.nearest(quantity)
     about = {"step": nearest, "base": standing.step, "scope": standing.beside(quantity), "stood": standing.words}
     wrong = standing.ranks[quantity]
@@ -145,7 +146,7 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
 
 
 def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:
-    """An optimizer steps tensors that were a model's in the reference, and are none's here."""
+    """An optimizer updates tensors that belonged to a model in the reference, and belong to no model here."""
     starts = drill.reference_start(rank), attempt.starts.get(rank)
     before, here = (any(each.startswith(UNNAMED) for each in start.tensors) if start else False for start in starts)
     return here and not before
@@ -161,7 +162,8 @@ def _held_by(drill: Drill, attempt: Attempt, rank: int, step: int, quantity: str
 
 
 def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> Cause | None:
-    """What was gone on with was written by another thread while training changed it: tensors of a later step than it says."""
+    """The checkpoint that the attempt went on from was written by another thread while training changed the tensors: they are
+    of a later step than the checkpoint says."""
     told = standing.nearest("data")
     held = max(standing.nearest(quantity) or 0 for quantity in ("weights", "optimizer"))
     if told is None or held <= told:
@@ -178,7 +180,8 @@ def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> 
 
 
 def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -> Params:
-    """Whose random streams a rank began with, where they are another's; else which of its own are not as they should be."""
+    """The rank whose random streams this rank began with, if they are another's; else the names of its own streams that are
+    wrong."""
     rank = start.rank
     for other in drill.ranks:
         record = drill.reference_lineage.at(other, step + 1)
@@ -192,7 +195,7 @@ def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -
 
 
 WRITERS = frozenset({"torch.save", "safetensors", "dcp"})
-"""Of tensors, see `SaveRecord.how`: what is written without them is no checkpoint, as far as can be told."""
+"""What writes tensors (`SaveRecord.how`): files written by anything else are not taken for checkpoints."""
 
 REMOVED = "remove"
 
@@ -217,13 +220,13 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             if _is_complete(own) and _went_on(attempt, own):
                 kinds = frozenset("".join(each for each in saved.path if not each.isdigit()) for _, saved in own)
                 path = named_since(next(saved for _, saved in own if saved.how in WRITERS), [saved for _, saved in own])
-                # Of a folder that was given its name as a whole, that.
+                # If the folder was renamed as a whole, the folder is the checkpoint.
                 path = next((saved.path for _, saved in own if saved.how == "rename" and path.startswith(saved.path)), path)
                 yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds)
 
 
 def named_since(save: SaveRecord, others: Iterable[SaveRecord]) -> str:
-    """Its path after the script has renamed it, or its folder, when it was written."""
+    """The file's path after the script has renamed it, or the folder that it is in."""
     path = PurePath(save.path)
     for rename in (each for each in others if each.how == "rename" and each.step == save.step and each.before):
         if path.is_relative_to(rename.before):
@@ -240,26 +243,27 @@ def _is_complete(own: list[tuple[int, SaveRecord]]) -> bool:
 
 
 def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
-    """Each rank that saved came to its next step: what follows the last file, a rename perhaps, was done, too."""
+    """Each rank that saved went on to its next step: whatever follows the last file, such as a rename, was done."""
     last = {rank: max(saved.time_s for by, saved in own if by == rank) for rank, _ in own}
     traces = {rank: attempt.traces[rank] for rank in last}
     return all(trace.end or any(step.time_s > last[rank] for step in trace.steps.values()) for rank, trace in traces.items())
 
 
 def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
-    """The newest complete checkpoint of earlier attempts, if newer than where this one went on. An export is none."""
+    """The newest complete checkpoint of earlier attempts, if newer than where this one went on. An export is not a
+    checkpoint."""
     earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number]
     known = [saved.kinds for saved in earlier if saved.step == attempt.resume_step] or _repeated(drill)
     newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= kinds for kinds in known)]
     if attempt.went_on and all(saved.step != attempt.resume_step for saved in earlier):
-        # Written in the background, while training went on: the first that was complete after that step holds its state.
+        # Saved in the background while training went on: the first save that was complete after that step holds its state.
         behind = min((saved.step for saved in newer), default=0)
         newer = [saved for saved in newer if saved.step > behind]
     return max(newer, key=lambda saved: (saved.step, saved.attempt), default=None)
 
 
 def _repeated(drill: Drill) -> list[frozenset[str]]:
-    """The files that the script saves together, over and over: the most of them."""
+    """The files that the script repeatedly saves together; of several such sets, the largest."""
     counted = Counter(saved.kinds for saved in saves(drill.reference if drill.reference.attempts else drill.chaos))
     often = [kinds for kinds, times in counted.items() if times > 1] or list(counted)
     return [max(often, key=len)] if often else []

@@ -50,7 +50,7 @@ def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
 
 
 _ORDER_OF_A_PASS = ("sampler_epoch_not_set", "sampler_epoch_ahead", "data_order_not_restored")
-"""What a source that keeps its own place does to a pass that is begun anew."""
+"""Causes that a sampler or stream which keeps its own place can have, when a pass is begun anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Moment:
 
     @property
     def restored_right(self) -> bool:
-        """It restored the reference's state, or what was saved where the reference saved nothing at that step."""
+        """It restored the reference's state of that step; where the reference saved none, what the chaos leg had saved."""
         if self.attempt.by == "script":
             found = standing(self.drill, self.attempt)
             return found is not None and found.wrong in ((), ("rng",))  # random streams that matter are a cause of their own
@@ -201,7 +201,7 @@ def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
 
 
 def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None:
-    """A sampler or a stream that keeps its own place: it held something else, or is never told an epoch."""
+    """A sampler or stream that keeps its own place: its state was not the reference's, or it has no set_epoch."""
     seen = _source_at(moment.attempt.traces[record.rank], record.epoch)
     if apart := _source_apart(moment, record):
         return Cause.of("source_keeps_its_place", **apart)
@@ -219,7 +219,7 @@ def _source_apart(moment: Moment, record: StepRecord) -> Params | None:
     sides = [_source_at(trace, record.epoch) for trace in (other, moment.attempt.traces[record.rank])]
     if sides[0] is None or sides[1] is None:
         return None
-    # Of a source that can be told its epoch, chaosrun answers for that.
+    # If the source has set_epoch, chaosrun is responsible for its epoch.
     told = () if sides[1].own else ("epoch", "_epoch")
     apart = [name for name in differing_keys(sides[0].held, sides[1].held) if name.split("/")[-1] not in told]
     if not apart:
@@ -246,7 +246,7 @@ def _contents(moment: Moment, record: StepRecord) -> Cause:
 
 
 def _streams_lost(moment: Moment) -> bool:
-    """Numbers that are drawn in the first step after a restart are others."""
+    """This is the first step after a restart, and the random streams were not the reference's."""
     found = standing(moment.drill, moment.attempt) if moment.first_after_restore else None
     return found is not None and "rng" in found.wrong
 
@@ -299,7 +299,7 @@ def _loss(moment: Moment) -> Cause:
 
 
 def _rescaled(moment: Moment) -> bool:
-    """Every loss is the same power of two of what it should be: scaled otherwise before the backward pass."""
+    """Every loss is what it should be times one power of two: it was scaled differently before the backward pass."""
     pairs = [
         (float.fromhex(expected), float.fromhex(seen))
         for rank, record in moment.records.items()
@@ -311,7 +311,7 @@ def _rescaled(moment: Moment) -> bool:
 
 
 def _changed_between(moment: Moment) -> bool:
-    """Somebody changed the weights after the step before, and otherwise than undisturbed."""
+    """The weights were changed between the last step and this one, and not as in the undisturbed run."""
     pairs = ((record, moment.drill.reference_lineage.at(rank, moment.step)) for rank, record in moment.records.items())
     return any(other and record.began != other.began for record, other in pairs)
 

@@ -34,7 +34,7 @@ Status = Literal["pass", "fail", "inconclusive", "skip"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     name: str = ""
-    """Of its function in the table of checks, which gives it."""
+    """The name of the check's function; `checks` sets it."""
     status: Status
     summary: str
     evidence: Params = field(default_factory=dict)
@@ -86,13 +86,13 @@ class Drill:
     in_both: int
     """Steps of the lineages that both hold, over all ranks."""
     apart: Mapping[tuple[int, int], AbstractSet[int]]
-    """By attempt of the chaos leg and rank, steps of which it has a record that is not the reference's in everything."""
+    """By attempt of the chaos leg and rank, the steps whose record differs from the reference's in any field."""
     confirming: LegHistory | None = None
     """A second undisturbed leg, where there is one."""
     ended_early: int | None = None
     """The step at which the chaos leg ended before its training did: both legs are looked at up to there."""
     whole: int = 0
-    """The last step of the reference, where that is another one."""
+    """The last step of the whole reference, if the drill is cut at an earlier one (`ended_early`)."""
     began: int = 0
     """The step that the chaos leg began at, with the reference's checkpoint; see `unproven`."""
 
@@ -137,15 +137,17 @@ class Drill:
 
     @cached_property
     def streams_count(self) -> bool:
-        """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""
+        """Whether random streams that differ count as a difference: not if a script resumes by itself and nothing depends on
+        them."""
         return not (self.by_script and (self._numbers_agree() or self._streams_rest()))
 
     def _streams_rest(self) -> bool:
-        """Nobody draws from them, undisturbed."""
+        """In the undisturbed run nothing draws from the random streams."""
         return all(len({record.rng for record in steps.values()}) == 1 for steps in self.reference_lineage.steps.values())
 
     def _numbers_agree(self) -> bool:
-        """Each step of each attempt is the reference's bit for bit, whatever is asked for, in all but its random streams."""
+        """Each step of each attempt equals the reference's bit for bit in all but the random streams, whatever tolerance is
+        set."""
         numbers: list[Field] = [field for field in FIELDS if field not in ("position", "rng")]
         records = (
             record
@@ -168,30 +170,30 @@ class Drill:
 
     @property
     def by_script(self) -> bool:
-        """It resumed by itself, from checkpoints of its own."""
+        """The script resumes by itself, from checkpoints of its own."""
         return self.spec.by == "script"
 
     def reference_start(self, rank: int) -> StartRecord | None:
-        """With what the attempt began that made the reference's first step."""
+        """The start record of the attempt that made the reference's first step."""
         span = self.reference_lineage.of(rank).span_of(1)
         return span.trace.start if span else None
 
     @property
     def left_unprimed(self) -> BucketsRecord | None:
-        """Says why a model under DDP was left as it was."""
+        """The record that says why the gradient buckets of a DDP model were not primed; None: no model was left out."""
         return next((record for trace in self.chaos.traces for record in trace.buckets if record.left), None)
 
     @property
     def outside(self) -> list[str]:
-        """What the undisturbed training changes and nobody saves."""
+        """Names of state that the undisturbed training changes and no checkpoint holds."""
         return [name for _, end in sorted(self.reference.ends.items()) for name in end.outside]
 
     def apart_in(self, attempt: Attempt) -> set[int]:
-        """Steps of which a record is to be held against the reference's field by field."""
+        """Steps whose records differ from the reference's, and are to be compared field by field."""
         return set[int]().union(*(self.apart.get((attempt.number, rank), ()) for rank in attempt.traces))
 
     def is_apart(self, record: StepRecord) -> bool:
-        """Whether this record of the chaos leg is."""
+        """Whether this record of the chaos leg differs from the reference's."""
         return record.step in self.apart.get((record.attempt, record.rank), ())
 
     @property
@@ -200,7 +202,7 @@ class Drill:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Of a step, those that can be compared and count."""
+        """The fields of a step that can be compared and that count."""
         return tuple(field for field in compared_fields(self.spec) if field != "rng" or self.streams_count)
 
     def mismatch(self, expected: StepRecord, seen: StepRecord, fields: Iterable[Field]) -> Mismatch | None:
@@ -223,7 +225,7 @@ class Drill:
 
 
 def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[tuple[int, int], set[int]]:
-    """By attempt and rank, what is not alike: it is compared field by field, and nothing else has to be. Blocks of equal
+    """By attempt and rank, the steps whose records differ: only these have to be compared field by field. Blocks of equal
     digests are not opened."""
     found: dict[tuple[int, int], set[int]] = {}
     for attempt in attempts:
@@ -237,7 +239,7 @@ def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[tuple[int, in
 
 
 def _excused(known: Lineage, trace: RankTrace, seen: StepRecord) -> bool:
-    """As the first step of an attempt."""
+    """A first step of an attempt that differs only in ways that do not count: see `comes_to_the_same`."""
     expected, following = (known.at(seen.rank, step) for step in (seen.step, seen.step + 1))
     return expected is not None and comes_to_the_same(expected, seen, following, trace.steps.get(seen.step + 1))
 
@@ -268,7 +270,7 @@ def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | N
 
 
 def streams_apart(check: Check, drill: Drill) -> Check:
-    """A check of random streams that differ, as far as they count."""
+    """A check that found random streams to differ: passed where nothing depends on them (`Drill.streams_count`)."""
     if check.status != "fail" or drill.streams_count:
         return check
     return passed(f"{check.summary}; nothing that was trained depends on them", **check.evidence)

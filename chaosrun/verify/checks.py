@@ -57,7 +57,7 @@ SCRIPT_CHECKS: tuple[Callable[[Drill], Check], ...] = tuple(
     for check in CHECKS
     if check not in OF_OUR_CHECKPOINTS
 )
-"""Of a script with checkpoints of its own: where its attempts went on, and with what, is shown by evidence."""
+"""For a script with checkpoints of its own: `resume_evidence` shows where its attempts went on, and with what state."""
 
 PREMISES = frozenset({"records", "reference", "environment", "own_files", "reproducible"})
 """Without these, no difference between the legs can be blamed on recovery."""
@@ -75,7 +75,7 @@ REQUIRED = frozenset(
 SCRIPT_REQUIRED = REQUIRED & {check.__name__ for check in SCRIPT_CHECKS} | {"resume_evidence"}
 
 TOLERATED = frozenset({"gradients", "parameters"})
-"""Skipped by right when a tolerance on weights was asked for."""
+"""These may be skipped when a tolerance on weights is set."""
 
 
 FOLLOWING = frozenset(
@@ -86,14 +86,14 @@ FOLLOWING = frozenset(
         "buffers_drifted",
     }
 )
-"""Codes of what fails by itself once the legs have parted."""
+"""Codes of checks that fail as a consequence, once the legs have diverged."""
 
 
 _BY_KIND: Mapping[Kind, str] = {
     **{"data order": "data_order", "batch": "data_order", "rng": "rng", "loss": "losses"},
     **{"gradient": "gradients", "learning rate": "lr", "saved state": "checkpointed_state"},
 }
-"""The check that looks at what differs first; of other kinds the first one that fails."""
+"""The check for each kind of first difference; for other kinds it is the first check that fails."""
 
 
 def consequences(checks: Sequence[Check], kind: Kind) -> tuple[Check, ...]:
@@ -112,7 +112,7 @@ def required(drill: Drill) -> frozenset[str]:
 
 
 def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None = None) -> tuple[Check, ...]:
-    """`checks`: None for all that are made of such a drill. A plan that corrupts memory is asked for one check more."""
+    """`checks`: None for all that are made of such a drill. A plan that corrupts memory has one check more."""
     made = (SCRIPT_CHECKS if drill.by_script else CHECKS) if checks is None else checks
     more = (corruption.silent_corruption,) if corruption.corrupts(drill.plan) else ()
     return tuple(_run(check, drill) for check in (*made, *more))

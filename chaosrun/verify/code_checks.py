@@ -39,12 +39,12 @@ _DRIFT_HINT = (
     "ranks"
 )
 _UNSEEN_HINT = (
-    "it may have been rounded away, or struck a value that takes no part: give it another tensor or a higher bit, or save "
+    "it may have been rounded away, or struck a value without effect: give it another tensor or a higher bit, or save "
     "checkpoints more often"
 )
 _LATE_HINT = "the training ended at step {end}, before {late}: plan them earlier (max_steps has `plan` check that)"
 _UNRELIABLE = ours("the undisturbed run cannot be relied on", likely=True)
-_OTHER_PLACE = ours("the job was not taken up where it should have been", likely=True)
+_OTHER_PLACE = ours("the job did not go on from where it should have", likely=True)
 _AFTER_THE_END = script("all steps agree and the state at the end does not: it was changed after the last step", likely=True)
 _NOT_FROM_THE_BEGINNING = ours("the first attempt did not begin at the beginning", likely=True)
 _NO_END = ours("the end of a rank was not recorded", likely=True)
@@ -57,12 +57,12 @@ _ANY: Mapping[str, Row] = {
     "records_lacking": Row("only {compared} of {of} records could be compared", ours("records are missing", likely=True)),
     "recovery_differs": Row("attempt {attempt} did not come back as it had been: {what} ({where})"),
     "recovery_unjudged": Row(
-        "attempt {attempt} cannot be held against what was recorded before: {why}",
-        unknown("neither a step was done twice nor a state saved that is known"),
+        "attempt {attempt} cannot be compared with what was recorded before: {why}",
+        unknown("no step was done twice, and no saved state was recorded"),
     ),
     "records_differ": Row("{what} differ in {differing} of {compared} records, first at {where}"),
     "settled_unproven": Row(
-        "the leg ended at step {step} of {whole}, and that the rest follows is not shown: {problem}",
+        "the leg ended at step {step} of {whole}, which does not prove the rest to be equal: {problem}",
         ours("a leg was ended too early", likely=True),
         "`--to-the-end` runs the rest",
     ),
@@ -72,8 +72,8 @@ _ANY: Mapping[str, Row] = {
     "end_not_recorded": Row("the {leg} leg has no end record of {who}", _NO_END),
     "no_attempt": Row("the chaos leg started no attempt", _NOT_FROM_THE_BEGINNING),
     "state_outside": Row(
-        "the training changes what no checkpoint holds: {what:6}; a restart begins with it anew, which a drill sees only "
-        "where the training reads it",
+        "the training changes what no checkpoint holds: {what:6}; a restart loses it, and a drill notices that only "
+        "if the training reads it",
         script("it keeps state that nobody saves"),
         "run.register(name, object) before the loop saves and restores what its state_dict() holds; prepare() an optimizer "
         "that steps",
@@ -158,13 +158,13 @@ _FAULTS: Mapping[str, Row] = {
     "fault_not_shown.never_reached": Row(
         "", plan("the training did not come to the point that {fault} waits for", likely=True)
     ),
-    "fault_not_shown.unread": Row("", plan("nothing came after {fault} that would have met what it did")),
+    "fault_not_shown.unread": Row("", plan("nothing that came after {fault} used what it had changed")),
     "fault_not_shown.no_such_file": Row(
         "",
         plan("the `file` of {fault} names none that this save writes"),
         "a pattern stands for the whole path below the outputs, such as '*optimizer.pt'; `chaosrun sweep --saves` names them",
     ),
-    "fault_not_shown.used": Row("", ours("a checkpoint that {fault} had damaged was gone on from")),
+    "fault_not_shown.used": Row("", ours("the job went on from a checkpoint that {fault} had damaged")),
     "fault_not_shown.other_death": Row(
         "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")
     ),
@@ -210,7 +210,7 @@ _STEPS: Mapping[str, Row] = {
     ),
     "loss_nan": Row(
         "the loss is NaN from step {nan_since} to the end: NaN would hide a difference",
-        script("its losses are no numbers, with or without a fault", likely=True),
+        script("its losses are NaN, with or without a fault", likely=True),
     ),
     "steps_all_skipped": Row(
         "no learning rate was recorded: every step was skipped",
@@ -218,7 +218,7 @@ _STEPS: Mapping[str, Row] = {
     ),
     "gradients_constant": Row(
         "every step's gradients have the same fingerprint: they were not seen",
-        script("its gradients tell nothing apart", likely=True),
+        script("its gradients look alike at every step", likely=True),
     ),
     "parameters_constant": Row(
         "the parameters never changed: nothing was trained", script("its parameters never change", likely=True)

@@ -13,8 +13,8 @@ KEPT_BESIDE = (
     "something that no checkpoint holds ({kept})"
 )
 _HASHES = detail(
-    hint="the script goes by hash(), or by the order of a set, and a new process hashes texts otherwise: what it numbers, "
-    f"chooses or lists is not what it was (sort the set). If that makes no difference, {BESIDE}",
+    hint="the script depends on hash(), or on the order of a set, and a new process hashes strings differently: what it "
+    f"numbers, chooses or lists is not what it was (sort the set). If that makes no difference, {BESIDE}",
     hazard="D21",
 )
 FRESHLY_SEEDED = "the random streams stand where they stood before step 1: freshly seeded instead of restored"
@@ -84,7 +84,7 @@ _DATA: Mapping[str, Row] = {
     ),
     "batches_repeated.at_first": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, as "
-        "nothing passed over those that were done (skip them, or save and load the state of the loader)"
+        "those already done were not skipped (skip them, or save and load the state of the loader)"
     ),
     "data_order_not_restored.broken": detail(
         hint="the batches begin as at step {step}, and then are others than those that follow there: what keeps the order (a "
@@ -199,8 +199,8 @@ _STEP: Mapping[str, Row] = {
         "O8",
     ),
     "forward_pass.changed_between": detail(
-        hint="the script changes the weights between the steps (it averages, clips or swaps them), and here it made something "
-        f"else of them than undisturbed: what that goes by no checkpoint holds, or {BESIDE}",
+        hint="the script changes the weights between the steps (it averages, clips or swaps them), and here with another "
+        f"result than undisturbed: no checkpoint holds what this depends on, or {BESIDE}",
         hazard="O8",
     ),
     "forward_pass.drew_before": detail(
@@ -215,7 +215,7 @@ _STEP: Mapping[str, Row] = {
         hazard="O8",
     ),
     "forward_pass.streams_at_rest": detail(
-        hint="all but the random streams was restored as it was saved, and what differs does not come of them; same data, "
+        hint="all but the random streams was restored as it was saved, and they are not the reason; same data, "
         f"another loss: {BESIDE}; or the model is in another mode (model.train() was not called), or its weights or buffers "
         "were changed after the restore",
         hazard="O8",

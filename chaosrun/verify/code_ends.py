@@ -29,7 +29,7 @@ _ENDS: Mapping[str, Row] = {
     ),
     "timeout": Row(_LEG, unknown("the job file's `timeout` passed: it is too short, or the machine was too slow")),
     "killed": Row(_LEG, machine("something outside the run killed its processes")),
-    "told_to_leave": Row(_LEG, machine("the cluster, or a person, took its place away")),
+    "told_to_leave": Row(_LEG, machine("the cluster, or a person, took away its resources")),
     "left_apart": Row(_LEG, script("ranks that do not reduce gradients at every step cannot leave together")),
     "node_lost": Row(_LEG, machine("a node, or its agent, was lost")),
     "unkillable": Row(_LEG, machine("a process could not be killed")),
@@ -101,7 +101,7 @@ _VERDICTS: Mapping[str, Row] = {
     "recoveries_agree": Row(
         "completed: {steps:step} on {ranks:rank}, {times:restart} judged, each equal to what was recorded before "
         "({again:step} done twice){more}",
-        nobody("it came back each time as it had been"),
+        nobody("each restart recovered the recorded state"),
     ),
     "undisturbed_run": Row("completed: {steps:step} on {ranks:rank}, {restarts}", nobody("nothing had to be recovered")),
     "never_restored": Row("no checkpoint was restored", hint="let a fault strike after the first checkpoint to test a restore"),
@@ -110,7 +110,7 @@ _VERDICTS: Mapping[str, Row] = {
         Blame(whose="planned", reason="the injected corruption was found, as a fault of this kind is meant to be"),
         "the corruption was injected and found, as this fault means it to be; to judge recovery, run the job without it",
     ),
-    "corruption_injected.where": detail(hint="{what}: what the training's own steps make of it"),
+    "corruption_injected.where": detail(hint="{what}: this difference is its effect on the training's steps"),
     "undisturbed_runs_differ": Row(
         "two undisturbed runs of this job already differ: {difference}",
         script("it does not give the same numbers twice, without any fault"),

@@ -7,17 +7,17 @@ from chaosrun.verify.blame import Blame, Row, detail, nobody, script
 from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS, OF_EPOCH
 
 _OWN = script("its own resume, or the library that it leaves that to, did not bring it back", likely=True)
-_MIXED = script("its own resume puts together what is not of one step")
+_MIXED = script("its own resume combines state of different steps")
 
 _BESIDE = detail(
-    hint="{returned} came back as they were saved, and yet another {quantity}: beside model and "
-    f"optimizer {{beside}}, which a restart has to load, too; where it does, {BESIDE}",
+    hint="{returned} were restored as they were saved, but the {quantity} differs: beside model and "
+    f"optimizer {{beside}}, which a restart has to load, too; if it does, {BESIDE}",
     hazard="O8",
 )
 
 _OF_ONE_RANK = detail(
-    hint="{returned} came back as they were saved, and yet another {quantity}, on {others} alone: beside model and optimizer "
-    f"{{beside}}, as rank {{saver}} had it, which is right: each rank has its own (save that of each); or {BESIDE}",
+    hint="{returned} were restored as they were saved, but the {quantity} differs on {others} alone: beside model and "
+    f"optimizer {{beside}}, as rank {{saver}} had it, which is right: each rank has its own (save that of each); or {BESIDE}",
     hazard="O8",
 )
 

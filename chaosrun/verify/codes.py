@@ -32,7 +32,7 @@ class _Words(string.Formatter):
 
 _WORDS = _Words()
 OWN = "own"
-"""Of a row that says more of a code where a script resumes by itself."""
+"""The `because` of a row that replaces or adds to a code's row if the script resumes by itself."""
 _SAVED = "save it with the checkpoint, and load it again"
 REMEDIES: Mapping[str, Mapping[str, str]] = {
     "chaosrun": {

@@ -70,13 +70,13 @@ ENVELOPES: Mapping[str, tuple[Envelope, Envelope]] = {
     "standard": (Envelope(atol=1e-5, rtol=2e-3), Envelope(atol=5e-3, rtol=2e-3)),
     "relaxed": (Envelope(atol=1e-4, rtol=7.5e-3), Envelope(atol=1e-2, rtol=7.5e-3)),
 }
-"""What `verify.profile` lets losses differ by: in the first step after a restart, in which nothing but what was restored has a
-part, and in later ones, over which rounding adds up. The numbers of NeMo Automodel's test of resuming
+"""How far `verify.profile` lets losses differ: in the first step after a restart, which depends only on the restored state, and
+in later steps, over which rounding accumulates. The numbers of NeMo Automodel's test of resuming
 (tests/functional_tests/checkpoint_robustness), |seen - expected| <= atol + rtol * max(|seen|, |expected|)."""
 
 
 def exact_weights(verify: VerifySpec) -> bool:
-    """Bits of weights can be compared: fingerprints say nothing about "nearly"."""
+    """Whether weights are to be equal bit for bit, as fingerprints can show; with a tolerance they cannot."""
     return verify.weights.exact and verify.profile == "strict"
 
 
@@ -109,8 +109,8 @@ def alike(expected: StepRecord, seen: StepRecord) -> bool:
 
 
 def completes(expected: StepRecord, seen: StepRecord) -> bool:
-    """It is the rest of the step and comes to the same: what went through the model before came to nothing (an evaluation in
-    training mode), or an attempt before did it and saved the gradients."""
+    """`seen` is the last part of the step `expected`, with the same result: the part before had no effect (an evaluation in
+    training mode), or an earlier attempt did it and saved the gradients."""
     left_out = len(expected.batch) - len(seen.batch)
     whole = (expected.grad, expected.lr, expected.param, expected.state, expected.settings)
     same = whole == (seen.grad, seen.lr, seen.param, seen.state, seen.settings)
@@ -121,7 +121,8 @@ def completes(expected: StepRecord, seen: StepRecord) -> bool:
 def comes_to_the_same(
     expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
 ) -> bool:
-    """As the first step of an attempt, of which the records of the step after it tell, too."""
+    """Whether the first step of an attempt has the same result as the reference's, although their records differ; the records
+    of the following step help to tell."""
     return completes(expected, seen) or _streams_seen_elsewhere(expected, seen, next_expected, next_seen)
 
 
@@ -131,8 +132,8 @@ _COMPUTED = attrgetter("batch", "loss", "grad", "grads", "lr", "param", "params"
 def _streams_seen_elsewhere(
     expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
 ) -> bool:
-    """Only the random streams that a step began with differ, and neither what came of it nor those of the next: one of the two
-    was looked at before a pass that led to nothing, which a restart from a checkpoint behind that pass does not make."""
+    """Only the random streams at the beginning of the step differ; its results and the next step's streams are equal. One leg
+    recorded the streams before a pass without effect, which a restart from a checkpoint after that pass does not repeat."""
     if next_expected is None or next_seen is None or not seen.grad or _COMPUTED(expected) != _COMPUTED(seen):
         return False
     return (next_expected.rng, next_expected.batch) == (next_seen.rng, next_seen.batch)

@@ -13,7 +13,7 @@ from chaosrun.verify.verdict import Verdict
 
 UNDISTURBED = FaultPlan(seed=0, faults=())
 COMPARABLE = PREMISES | {"completed", "lineage"}
-"""Undecided, these leave nothing to compare. Why others are undecided, a second run does not change."""
+"""If one of these is undecided, nothing can be compared. A second run would not decide the other checks either."""
 WITHIN_A_LEG = frozenset({"rank_agreement"})
 """Compares no leg with another: ranks that drift apart do so alike in every run."""
 DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})

@@ -1,6 +1,7 @@
 """Injected corruption: where it struck and where it was first seen. Pure.
 
-A difference is laid at its door unless it is older, or comes after a rollback to a checkpoint of before.
+A difference is attributed to a corruption unless it is older, or comes after a restart from a checkpoint saved before it
+struck.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,12 +40,13 @@ _KINDS: Mapping[str, tuple[Field | None, str, str]] = {
 
 
 NEVER_CORRUPTED: frozenset[Field] = frozenset({"ids", "batch", "position", "rng"})
-"""What no number of a model has a part in: where the data, the place in it and the random streams differ, recovery is wrong."""
+"""Fields that do not depend on the model's numbers: if one of these differs, recovery is wrong, and the corruption is not the
+reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """A corruption that took place, by the note of who made it."""
+    """A corruption that took place, according to the note of the fault that made it."""
 
     fault: Fault
     attempt: int
@@ -53,7 +55,7 @@ class Injection:
     clean_save: int
     """The last step whose checkpoint, if there was one, was saved before it struck."""
     healed: int | None
-    """The first attempt that went on from a checkpoint of before it; None when there is none."""
+    """The first attempt that went on from a checkpoint saved before it struck; None when there is none."""
     note: MemoryNote
 
     @property
@@ -75,7 +77,7 @@ class Injection:
         return f"{self.fault.id} {did} on rank {self.fault.rank} at step {self.step}"
 
     def may_show(self, attempt: int, step: int, field: Field | None) -> bool:
-        """Whether a difference there can come from it. `field` None: of no step, but of the state after it."""
+        """Whether a difference at this step can come from it. `field` None: the difference is in the state after the step."""
         if field in NEVER_CORRUPTED:
             return False
         if attempt != self.attempt:

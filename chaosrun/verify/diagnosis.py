@@ -113,14 +113,15 @@ def _faults_before(drill: Drill, number: int) -> Iterator[Fault]:
 
 
 def _inside(fault: Fault, step: int) -> Fault:
-    """A rank that waited at its point while its node or its supervisor was ended dies there by itself in a replay."""
+    """A fault that ended the node or the supervisor while a rank waited at its fault point: in a replay the rank dies there by
+    itself."""
     # Whatever it was counted by in the run: in a replay attempts have other numbers.
     here = dataclasses.replace(fault, at_step=step, occurrence=1, attempt=None)
     return dataclasses.replace(here, kind="kill", options={}, group=None) if fault.facts.inside is None else here
 
 
 def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
-    """A death that nobody had planned, or from outside, as a fault at the last step that was recorded; None when none was."""
+    """An unplanned death, or one caused from outside, as a fault at the last recorded step; None when no step was recorded."""
     last = max(attempt.steps, default=0)
     if not last:
         return None
@@ -131,7 +132,8 @@ def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
 
 
 def repeats(target: Target, replayed: Divergence | None) -> bool | None:
-    """Whether the replay differs where the run did, on the same ranks in the same kind; None where the run named no place."""
+    """Whether the replay differs at the same step, on the same ranks and in the same kind as the run; None if the run named no
+    place."""
     expected = target.divergence
     if expected is None:
         return None
@@ -139,7 +141,7 @@ def repeats(target: Target, replayed: Divergence | None) -> bool | None:
 
 
 SAVED = ("parameters before", "buffers", "optimizer state", "scheduler state", "registered state")
-"""Where these are the first to differ, what the script keeps beside them explains nothing."""
+"""If one of these is the first to differ, the script's other variables do not explain the difference."""
 SHOWN = 5
 
 
@@ -175,7 +177,7 @@ class Replay:
     faults: tuple[str, ...]
     """What was done to it, in words."""
     changed: tuple[str, ...]
-    """Local files of the script that are not as they were in the run."""
+    """Local files of the script that have changed since the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

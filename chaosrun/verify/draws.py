@@ -1,4 +1,4 @@
-"""Whether random streams that a script did not bring back may be what a difference comes of. Pure."""
+"""Whether random streams that a script did not restore may be the cause of a difference. Pure."""
 
 from itertools import islice
 from operator import attrgetter
@@ -15,7 +15,7 @@ _RESULTS = attrgetter("batch", "loss", "grad", "param")
 
 def may_explain(drill: Drill, attempt: Attempt, rank: int, step: int, kind: Kind) -> bool:
     """`kind`: what differs first, in this step of a rank. Batches may have been drawn before it, a whole epoch's in one go. A
-    learning rate comes of no draw: batch, loss and gradients of its step agree."""
+    learning rate does not depend on random numbers: batch, loss and gradients of its step agree."""
     if kind == "learning rate":
         return False
     if kind in ("data order", "batch"):
@@ -25,8 +25,8 @@ def may_explain(drill: Drill, attempt: Attempt, rank: int, step: int, kind: Kind
 
 
 def _draws(drill: Drill, rank: int, step: int) -> bool:
-    """Undisturbed, this step draws from the streams by itself: a loader that is opened for another epoch draws its seed, too.
-    Of an epoch's last step the one before it tells."""
+    """Whether this step itself draws from the streams in the undisturbed run: a loader that is opened for a new epoch draws its
+    seed, too. For an epoch's last step, the step before it is taken."""
     known = [drill.reference_lineage.at(rank, each) for each in (step - 1, step, step + 1)]
     for one, other in ((known[1], known[2]), (known[0], known[1])):
         if one and other and one.epoch == other.epoch:

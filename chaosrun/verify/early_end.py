@@ -1,6 +1,6 @@
-"""A chaos leg that ended before its training did: what it is compared with, and whether it was right to end. Pure.
+"""A chaos leg that ended before its training did: what it is compared with, and whether it was allowed to end. Pure.
 
-docs/exactness.md has the argument; what it rests on is looked at again, from the records alone.
+docs/exactness.md has the argument; its conditions are checked again here, from the records alone.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def up_to(drill: Drill, step: int) -> Drill:
 
 
 def _up_to(leg: LegHistory, step: int) -> LegHistory:
-    """Its last attempt alone is cut: what earlier ones did beyond that step is to be seen."""
+    """Only its last attempt is cut: what earlier attempts did beyond that step stays visible."""
     if not leg.attempts:
         return leg
     last = leg.attempts[-1]
@@ -61,12 +61,12 @@ def _trace(trace: RankTrace, step: int) -> RankTrace:
 
 
 def _part(block: Block, step: int) -> Block:
-    """Of a part nothing is known but its records."""
+    """A part of a block has no digests of its own, only its records."""
     return block if block.last <= step else changed(block, count=step - block.first + 1, digest=b"", param=b"")
 
 
 def early_end(drill: Drill) -> Check:
-    """A leg that ended early had every right to: see `settled_problem`."""
+    """A leg that ended early met every condition for it: see `_problems`."""
     step = drill.ended_early
     if step is None:
         return passed("the chaos leg ran to the end of the training")
@@ -95,7 +95,8 @@ def settled_step(drill: Drill) -> int | None:
 
 
 def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str]:
-    """What keeps "the rest follows" from being shown at this step. `control`: of a leg that ran to its end."""
+    """Why equal state at this step does not prove that the rest of the steps would be equal. `control`: the leg ran to its
+    end."""
     yield from undecided(drill.spec, None if control else drill.reference.layout)
     attempts = drill.chaos.attempts
     late = _late(drill.plan, drill.chaos, attempts[-1].number)

@@ -119,7 +119,7 @@ def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
 
 
 def _required(check: Check, what: str) -> Check:
-    """What every job has: nothing of it in the records is no reason to skip."""
+    """Every job has this state: if the records hold none of it, the check is not skipped, but inconclusive."""
     return inconclusive("final_state_not_digested", what=what) if check.status == "skip" else check
 
 

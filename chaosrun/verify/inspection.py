@@ -17,7 +17,7 @@ from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.ulp import TensorDifference, tensor_difference
 
 AFTER_THE_LOSSES = ("local gradients", "reduced gradients", "learning rate", "parameters after")
-"""Looked at when batch, random streams and loss of every micro-batch have been; up to there micro-batches are told in time."""
+"""Compared after batch, random streams and loss of all micro-batches; those are compared micro-batch by micro-batch."""
 
 Key = tuple[Quantity, int]
 Entries = Mapping[Key, Mapping[str, Entry]]
@@ -64,7 +64,8 @@ class QuantityComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A variable of the script, or something of a prepared object, that no checkpoint holds and that the replays part in."""
+    """A variable of the script, or an attribute of a prepared object, that no checkpoint holds and that differs between the
+    replays."""
 
     name: str
     values: int
@@ -81,7 +82,7 @@ class Comparison:
     moments: int
     """Inspected steps and ends that both replays have, over attempts."""
     candidates: tuple[Candidate, ...] = ()
-    """What the script kept otherwise when the step of the finding began; without one, at the first inspected step."""
+    """Variables that differed when the step of the finding began; without a finding, at the first inspected step."""
     quantities: tuple[QuantityComparison, ...] = ()
     """Of the first moment that differs, in the order of diagnosis."""
 
@@ -91,7 +92,7 @@ class Comparison:
 
     @property
     def at_end(self) -> bool:
-        """They are of the end of the training, not of a step."""
+        """The quantities are of the end of the training, not of a step."""
         return self.finding is not None and self.finding.at_end
 
 
@@ -110,7 +111,7 @@ def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) ->
             first = first or here
             quantities = tuple(_quantities(reference, chaos, attempt, name, pairs))
             if any(entry.finding for entry in quantities):
-                # What differed from the restore on is more likely than what has come to differ with the step.
+                # A variable that differed from the restore on is a likelier cause than one that first differs in this step.
                 lasting = tuple(entry for entry in here if entry.name in {other.name for other in first})
                 return Comparison(moments=moments, quantities=quantities, candidates=lasting or here or first)
         kept = kept or first
@@ -160,7 +161,7 @@ def _pairs(reference: LegLayout, chaos: LegLayout, attempt: int, name: str, rank
     pairs: dict[int, _Pair] = {}
     for rank in ranks:
         path = chaos.attempt(attempt).inspection(rank) / name
-        # Killed on the way, a reference has it from the attempt that came last.
+        # If the reference was killed on the way, the last attempt has written it.
         others = [reference.attempt(number).inspection(rank) / name for number in reversed(reference.attempts())]
         other = next((candidate for candidate in others if candidate.exists()), None)
         if other is None or not path.exists():
@@ -218,7 +219,7 @@ def _order(key: Key) -> tuple[bool, int, int, int]:
 def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apart: list[str]) -> Params:
     expected, seen = pair.expected.get(key, {}), pair.seen.get(key, {})
     differences = {name: _difference(reference, chaos, expected.get(name), seen.get(name)) for name in apart}
-    # What is gone says more than what stands in its place.
+    # A value that is missing says more than the one in its place.
     first = next((name for name in apart if name in expected), apart[0])
     measured = {name: found.max_ulp for name, found in differences.items() if found and found.max_ulp is not None}
     worst = max(measured, key=lambda name: measured[name]) if measured else None

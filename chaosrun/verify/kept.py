@@ -1,7 +1,7 @@
 """What a script's own checkpoints hold after a restart, against the reference's of the same steps. Pure.
 
-Only what an undisturbed run saves as the reference did is compared, and clocks and paths tell nothing: what the first attempt
-saved, and of what it did not come to, what a second undisturbed leg did.
+Compared are only entries that an undisturbed run saves with the reference's values, so that clocks and paths do not count:
+those that the first attempt saved, and for saves that it did not reach, those of a second undisturbed leg.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,9 +18,9 @@ from chaosrun.verify.restored import buffers_came_back
 _BY_NAME: Mapping[str, str] = {"scale": "grad_scaler", "_growth_tracker": "grad_scaler", "last_epoch": "lr_scheduler"}
 """Whose state it is, by the names that torch's state dicts give it."""
 _OF_NO_EFFECT = frozenset({"_step_count", "_get_lr_called_within_step", "_is_initial"})
-"""A scheduler's, for its warnings: one that is made anew at the right step computes the same."""
+"""Entries that a scheduler keeps for its warnings only: one that is built anew at the right step computes the same."""
 _DIGITS = 12
-"""Of a number that counts something; digests are longer."""
+"""At most so many digits has a number that counts something; digests are longer."""
 _UNKNOWN = "kept_state_not_restored"
 
 
@@ -51,8 +51,8 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
 
 
 def _not_seen_before(drill: Drill) -> set[tuple[str, str]]:
-    """What the reference saved and the first attempt did not: it begins later, or is saved at the end alone. Where it
-    differs, a second undisturbed leg is run, and tells whether the restart has done that."""
+    """Entries that the reference saved and the first attempt did not: their saves come later, or only at the end. If one of
+    them differs, a second undisturbed leg is run, and shows whether the restart is the reason."""
     return _saved(drill.reference.traces) - _saved(drill.chaos.attempts[0].traces.values())
 
 
@@ -62,7 +62,8 @@ def _saved(traces: Iterable[RankTrace]) -> set[tuple[str, str]]:
 
 
 def _counts_starts(drill: Drill, kind: str, name: str) -> bool:
-    """An integer that is the same in all that one attempt saves, and the reference's and no more than the restarts before."""
+    """Whether an entry counts starts: an integer that is constant within an attempt, and exceeds the reference's by no more
+    than the restarts so far."""
 
     def values(traces: Iterable[RankTrace]) -> list[str]:
         return [saved.held[name] for trace in traces for saved in trace.saves if _kind(saved) == kind and name in saved.held]
@@ -77,7 +78,8 @@ def _counts_starts(drill: Drill, kind: str, name: str) -> bool:
 
 
 def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
-    """The first of these entries that this attempt saved otherwise after `step`; one whose part is known, before others."""
+    """The first of these entries whose value differs in what this attempt saved after `step`; entries whose part of the state
+    is known come first."""
     saved_before = {kind for kind, _ in _saved(drill.chaos.attempts[0].traces.values())}
     differences = [
         _difference(drill, rank, names, expected, seen)
@@ -133,5 +135,5 @@ def _kind(saved: SaveRecord) -> str:
 
 
 def unnumbered(path: str) -> str:
-    """What files that are numbered by their steps have in common."""
+    """The path without digits: the same for files that are numbered by their steps."""
     return "".join(each for each in path if not each.isdigit())

@@ -1,4 +1,5 @@
-"""Did every planned fault happen, to whom and where it was planned? By the records of who struck and who saw. Pure."""
+"""Whether every planned fault happened to the process and at the point that it was planned for, by the records of who struck
+and of who saw it. Pure."""
 
 from collections.abc import Sequence
 
@@ -71,7 +72,7 @@ def _late(drill: Drill) -> Params:
 
 
 def _altered(drill: Drill) -> str | None:
-    """How plan.json is not the plan that the leg ran under, by its journal; None when nothing speaks against it."""
+    """How plan.json differs from the plan that the leg ran under, according to its journal; None when it does not."""
     planned = {fault.id: fault for fault in drill.plan.faults}
     chaos = drill.chaos
     gone = {record.fault: "fired" for kind in (FaultRequested, FaultObserved) for record in chaos.events(kind)}

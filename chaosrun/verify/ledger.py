@@ -25,8 +25,9 @@ class _Entry:
 
 
 def other_count(expected: StepRecord, seen: StepRecord) -> Cause | None:
-    """A step took more or fewer micro-batches than it should, some of them the same, or the same samples in others. Another
-    window has another number of backward passes, too, a loss each; else other batches went through the model besides."""
+    """A step took more or fewer micro-batches than it should, some of them equal, or the same samples split differently. If the
+    number of losses (one for each backward pass) changed as well, the accumulation window did; else additional batches went
+    through the model."""
     counts: Params = {"seen": len(seen.batch), "expected": len(expected.batch)}
     both = min(len(seen.batch), len(expected.batch))
     if len(seen.batch) == len(expected.batch):
@@ -66,13 +67,13 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
 
 
 def fetched_alike(expected: StepRecord, seen: StepRecord, micro_batch: int) -> bool:
-    """A loader handed out the same samples for it, of which the script has made something else."""
+    """The loader handed out the same samples for this micro-batch, and the script made other inputs of them."""
     known = [_fetched(record, micro_batch) for record in (expected, seen)]
     return known[0] is not None and known[0] == known[1]
 
 
 def other_size(drill: Drill, first: StepRecord) -> Cause | None:
-    """Batches are of another size in the rest of the pass; its last one, which may be short, left aside."""
+    """The batches of the rest of the pass are of another size, not counting its last one, which may be short."""
     trace, expected = drill.chaos.trace(first.attempt, first.rank), drill.reference_lineage.at(first.rank, first.step)
     if trace is None or expected is None:
         return None
@@ -84,7 +85,7 @@ def other_size(drill: Drill, first: StepRecord) -> Cause | None:
 
 
 def _sizes(records: Iterable[StepRecord]) -> set[int | None]:
-    """None among them: that of some is not known."""
+    """The sizes of these records' batches; None among them: the size of some is not known."""
     known = [ids for record in records for ids in record.ids or record.fetched or (None,)]
     return {None if ids is None else len(ids) for ids in known[:-1]}
 
@@ -101,13 +102,13 @@ def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
         return Cause.of(code, epoch=found.epoch, where=where, expected=expected.epoch)
     batches = abs(found.index - expected.index) if same_epoch else abs(shift)
     code = "batches_skipped" if shift > 0 else "batches_repeated"
-    # Nobody counted wrong who began at an epoch's first batch.
+    # At an epoch's first batch no count of batches can be wrong.
     because = None if found.index else "at_first" if same_epoch else "rest_of_epoch"
     return Cause.of(code, because=because, batches=batches, step=found.step, index=found.index, epoch=found.epoch)
 
 
 def _goes_on(ledger: Sequence[_Entry], place: int, seen: Sequence[_Entry]) -> bool:
-    """What was seen are the batches from this place on, to the end of either epoch or of what is recorded."""
+    """Whether `seen` equals the batches from this place on, up to the end of either epoch or of the records."""
     length = _in_common(ledger, place, [entry.key for entry in seen])
     rests = ledger[place + length - 1 :], seen[length - 1 :]
     return any(len(rest) < 2 or rest[0].epoch != rest[1].epoch for rest in rests)

@@ -1,7 +1,5 @@
-"""What a script's files of tensors held when it had come to its end, against the reference's: state that it keeps and saves in
-whatever way, and that a restart has not brought back. Pure.
-
-A second undisturbed leg decides: what differs there, too, tells nothing.
+"""What a script's files of tensors held at the end of the training, against the reference's: shows state that the script saves
+in any way and that a restart did not restore. Pure. A second undisturbed leg decides: what differs there, too, does not count.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +27,7 @@ def _of_contents(drill: Drill) -> KeptDifference | None:
     undisturbed, again = drill.reference.left, drill.confirmed.left if drill.confirmed else drill.reference.left
     for path, held in sorted(drill.chaos.left.files.items()):
         expected, confirmed = undisturbed.files.get(path, {}), again.files.get(path, {})
-        # Of another size is what is gathered while a script runs: losses, samples.
+        # An entry of another size is gathered while the script runs (losses, samples): not compared.
         differing = [
             name
             for name, seen in held.items()
@@ -123,7 +121,7 @@ def _comparable(
     weights = any(name.endswith(start.tensors) for name in entries for start in reference.starts.values())
     unlike: list[tuple[RankTrace, dict[int, float], int]] = []
     alike = False
-    # What a killed rank of a script that attached has saved, nobody knows.
+    # With chaosrun.attach only the last attempt counts: what a killed rank has saved is not known.
     for attempt in drill.chaos.attempts[1 if drill.by_script else -1 :]:
         own = attempt.traces.get(rank)
         if own is None or not own.start or not own.steps:
@@ -131,7 +129,7 @@ def _comparable(
         begun, last = attempt.start_of(rank), attempt is drill.chaos.attempts[-1]
         saved = _savers(drill.chaos, attempt, path, by_kind=by_kind).get(rank, {})
         seen = {step: time_s for step, time_s in saved.items() if step >= begun}
-        # What was due at the step at which it was killed may not have come to be saved.
+        # A save that was due at the step at which the rank was killed may be missing.
         final = own.steps.last if last or own.steps.last in seen else own.steps.last - 1
         due = {step for step in savers[rank] if begun < step <= final or step in seen}
         alike = last and bool(seen) and (seen.keys() == due or (max(seen) == max(savers[rank]) and not by_kind))

@@ -1,4 +1,5 @@
-"""Known bugs of the libraries that a script trains with: a difference that looks like one is told with its thread. Pure.
+"""Known bugs of the libraries that a script trains with: a difference that looks like one is reported with the link to its
+issue. Pure.
 
 A library is named only where its version has the bug and what was seen fits it.
 """
@@ -46,13 +47,13 @@ def _began(drill: Drill, found: Divergence) -> Standing | None:
 
 
 def _begun_anew(drill: Drill, found: Divergence) -> bool:
-    """The attempt began with the data of the very beginning."""
+    """The attempt began with the first data of the training."""
     began = _began(drill, found)
     return began is not None and 0 in began.held["data"]
 
 
 def _stream(drill: Drill, found: Divergence) -> bool:
-    """Its loader names no samples, as one of a dataset that has indices does."""
+    """Whether the data is a stream: its loader records no sample ids, as one of a dataset with indices does."""
     return not _expected(drill, found).knows_ids
 
 
@@ -66,29 +67,29 @@ def _resumed_twice(drill: Drill, found: Divergence) -> bool:
 
 
 def _within_a_later_pass(drill: Drill, found: Divergence) -> bool:
-    """There are batches to skip, of another pass than the first, in whose place those of the first were seen."""
+    """Batches of a later pass had to be skipped, and the first pass's batches were seen instead."""
     record = _expected(drill, found)
     return record.epoch > 0 and record.batches > len(record.batch) and found.reason.params.get("epoch", 0) == 0
 
 
 def _before_accelerate_1_15(drill: Drill, found: Divergence) -> bool:
-    """What accelerate does wrong below Trainer, accelerate has put right."""
+    """Whether accelerate is older than 1.15, which fixed what it does wrong below Trainer."""
     return _within_a_later_pass(drill, found) and _numbers(libraries(drill)["accelerate"]) < (1, 15)
 
 
 _FILES = {"optimizer_state_not_restored": "optimizer", "rng_not_restored": "rng_state"}
-"""With what the names of Trainer's files begin that hold it."""
+"""How the names of Trainer's files begin that hold this state."""
 
 
 def _saves(code: str, attempts: Iterable[Attempt]) -> list[SaveRecord]:
-    """What these saved into files that are called as Trainer's."""
+    """What these attempts saved into Trainer's files that hold the state of this code."""
     saves = (save for attempt in attempts for trace in attempt.traces.values() for save in trace.saves)
     return [save for save in saves if PurePath(save.path).name.startswith(_FILES[code])]
 
 
 def _file_lost(drill: Drill, found: Divergence) -> bool:
-    """Trainer was asked to resume, as the place in the data came back, and a file that it saves was gone by then: a kill or a
-    fault inside the save had taken it."""
+    """Trainer was asked to resume (the position in the data was restored), but a file that it saves was missing: a kill or a
+    fault inside the save had prevented it."""
     began, attempts = _began(drill, found), [each for each in drill.chaos.attempts if each.number < found.attempt]
     if began is None or "data" in began.wrong or not _saves(found.code, (*drill.reference.attempts, *attempts)):
         return False
@@ -238,7 +239,7 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         reason = reason.explained("on_some_ranks", **about)
     elif reason.code in QUANTITIES and reason.because != "drew_before" and (held := saved_beside(drill, divergence)):
         beside = ", ".join(f"{path} holds {listed(names)}" for (_, path), names in held.items())
-        # Where those that had saved it are right, it was loaded.
+        # Where the ranks that saved it are right, it was loaded.
         of_one = {rank for rank, _ in held}.isdisjoint(divergence.ranks)
         about = {"beside": beside, "saver": min(held)[0], "others": rank_list(divergence.ranks), **_returned(drill, divergence)}
         reason = reason.explained("of_one_rank" if of_one else "beside.saved", **about)
@@ -246,7 +247,7 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
 
 
 def _right_ranks(drill: Drill, found: Divergence) -> list[int]:
-    """Where there are such as this difference is not of."""
+    """The ranks of the attempt that do not show this difference."""
     return [rank for rank in drill.chaos.attempt(found.attempt).starts if rank not in found.ranks]
 
 
@@ -259,7 +260,7 @@ def _returned(drill: Drill, found: Divergence) -> Params:
 
 
 def _advisable(divergence: Divergence, drill: Drill) -> bool:
-    """What a row says of this code to whom trains with a library is of this difference, too."""
+    """Whether the advice that the table has for users of a library fits this difference, too."""
     reason = divergence.reason
     match reason.code:
         case "batches_repeated":

@@ -1,6 +1,6 @@
 """The chain of attempt segments that leads to a leg's final state, and the tails that restarts cut off. Pure.
 
-Gaps and repetitions are left for the checks. Steps stay in their files until somebody looks at them.
+Gaps and repetitions are reported by the checks. Steps stay in their files until somebody looks at them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class Lineage:
 
     @property
     def tails(self) -> Iterator[StepRecord]:
-        """Of each step in `cut_off`, its record."""
+        """The records of the steps in `cut_off`."""
         return (span.at(step) for span in self.cut_off for step in span.steps)
 
     def at(self, rank: int, step: int) -> StepRecord | None:
@@ -43,7 +43,7 @@ class Lineage:
         return [] if held.last == len(held) == final else [step for step in range(1, final + 1) if step not in held]
 
     def unlike(self, span: Span) -> Iterator[tuple[StepRecord, StepRecord]]:
-        """Of the steps that both have, the rank's records and the span's; not of blocks that are alike by their digests."""
+        """Pairs of records (the rank's own, the span's) of the steps that both have, without blocks whose digests are equal."""
         for held in self.of(span.trace.rank).over(span.steps):
             if not held.equals(span):
                 yield from ((held.at(step), span.at(step)) for step in held.steps)
@@ -64,7 +64,7 @@ def lineage(history: LegHistory, before: Lineage | None = None, began: int = 0) 
         for rank in ranks:
             kept, trace = chains[rank], attempt.traces.get(rank)
             if attempt.by == "script" and not (trace and trace.start):
-                continue  # it never began, and where it would have begun nobody knows
+                continue  # it never began to train, so its first step is unknown
             base = attempt.start_of(rank)
             tails += kept.over(range(base + 1, kept.last + 1))
             kept.spans = [*kept.over(range(1, base + 1))]

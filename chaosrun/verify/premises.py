@@ -1,6 +1,5 @@
-"""Checks of what a judgement rests on: whole records, an undisturbed reference, like compared with like. Pure.
-
-Where one does not hold, the drill is inconclusive: nothing can be blamed on recovery, or credited to it.
+"""Checks of what a judgement rests on: complete records, an undisturbed reference, the same environment in both legs. Pure. If
+one fails, the drill is inconclusive: neither success nor failure can be attributed to recovery.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,13 +136,14 @@ def environment(drill: Drill) -> Check:
 
 
 def _comparable(environment: Mapping[str, object] | None, drill: Drill) -> Mapping[str, object] | None:
-    """Without the libraries that the script uses, which are known as far as it had come, and what a restart has anew."""
+    """The environment without what may differ between legs: the libraries that the script uses (known only as far as it had
+    imported them), and what a restart sets anew."""
     left_out = {"libraries", "python_hash_seed"} if drill.by_script else {"libraries"}
     return environment and {key: value for key, value in environment.items() if key not in left_out}
 
 
 def canaries(*legs: LegHistory) -> Iterator[tuple[str, str]]:
-    """By process, what it computed of the same numbers."""
+    """For each process its name and the digest of what it computed from the same numbers."""
     for leg in legs:
         for trace in leg.traces:
             if trace.start and trace.start.canary is not None:
@@ -159,7 +159,7 @@ def bits_differ(heard: Sequence[tuple[str, str]]) -> Check | None:
 
 
 def own_files(drill: Drill) -> Check:
-    """No leg read what another one had left of its training: what came of it would tell nothing of checkpoints."""
+    """No leg read files that another leg's training had left: results made from them would say nothing about checkpoints."""
     found = [(leg, opened) for leg, files in drill.opened() for opened in of_a_training(files)]
     if not found:
         return passed("no leg read a file that another leg had left")
@@ -167,7 +167,7 @@ def own_files(drill: Drill) -> Check:
 
 
 def file_that_differs(drill: Drill) -> Cause | None:
-    """Of legs that differ undisturbed, a likely reason: a file of another leg that one of them read, whenever it was made."""
+    """A likely reason why undisturbed legs differ: a file of another leg that one of them read, whenever it was made."""
     found = [(leg, opened) for leg, files in drill.opened() for opened in files]
     return Cause.of("file_of_another_leg", **_about_files(found)) if found else None
 
@@ -180,7 +180,7 @@ def _about_files(found: Sequence[tuple[str, OpenedFile]]) -> Params:
 
 
 def reproducible(drill: Drill) -> Check:
-    """The job repeats itself: the first attempt, but for what a corruption may have touched, equals the reference."""
+    """The job is reproducible: the first attempt equals the reference, except in what a corruption may have changed."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
     first = drill.chaos.attempts[0]
@@ -218,7 +218,8 @@ def reproducible(drill: Drill) -> Check:
 
 
 def _repeated_before(drill: Drill) -> Check:
-    """Of a leg that began at a checkpoint of the reference: what it does after that is what comes of a restore."""
+    """For a leg that began at a checkpoint of the reference: the steps before are the reference's own, and those after follow a
+    restore."""
     if how := _alone(drill):
         return inconclusive("job_not_repeatable", because="restored_twice", how=how)
     before = "the steps before are the reference's own, which was shown to repeat itself"

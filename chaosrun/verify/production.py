@@ -1,6 +1,5 @@
-"""Whether a run without a reference came back rightly each time, held against itself. Pure.
-
-What an attempt does again is compared with what was recorded before, and what it restores with what was saved.
+"""Whether each recovery of a run without a reference was right, judged by the run's own records. Pure. Steps that an attempt
+does again are compared with the earlier records of them, and the state that it restores with what was saved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,14 +31,14 @@ class Recovery:
 
     attempt: int
     steps: int = 0
-    """Done again and compared, on any rank."""
+    """Number of steps done again and compared, on any rank."""
     last: int = 0
     states: int = 0
-    """Ranks whose restored state was held against what was saved, or recorded after that step."""
+    """Number of ranks whose restored state was compared with what was saved, or recorded after that step."""
     source: Source | None = None
     trained: bool = False
     lost: bool = True
-    """There was something to lose: a step had been done before."""
+    """A step had been done before the restart, so that something could be lost."""
     divergence: Divergence | None = None
     problem: str | None = None
     """Why it could not be looked at."""
@@ -50,7 +49,7 @@ class Recovery:
 
     @property
     def words(self) -> str:
-        """Of one that agrees: how it was judged."""
+        """How a recovery without a difference was judged."""
         states = f"{count(self.states, 'rank')} went on with the recorded state"
         match self.judged:
             case "steps":
@@ -64,7 +63,8 @@ class Recovery:
 
 
 def judge_recovery(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, *, since: int = 1) -> Recovery:
-    """Hold attempt `number` against those before it; `since`: as of `recorded`. Never raises: that must not end a training."""
+    """Compare attempt `number` with those before it; `since`: see `recorded`. Never raises: a judgement must not end a
+    training."""
     try:
         return _judge(history, number, spec, plan, since)
     except Exception as error:  # damaged records, or a defect of a comparison: it is reported, and is never a PASS
@@ -75,7 +75,7 @@ def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, sin
     whole = _up_to(history, number)
     found = _compared(whole, number, spec, plan, since)
     if found.divergence and since > 1:
-        # It may have been mended: then this one is as things were before the one that differed.
+        # The attempt that differed may have been repaired since: then this one agrees with those before that attempt.
         before = replace(whole, attempts=tuple(each for each in whole.attempts if each.number != since))
         mended = _compared(before, number, spec, plan, 1)
         return found if mended.divergence or mended.judged == "nothing" else mended
@@ -85,7 +85,7 @@ def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, sin
 def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
     drill, divergence = _held_against(_near(whole), spec, plan, since)
     if divergence or (drill.by_script and any(drill.apart.values())):
-        # What it means may show anywhere in the run.
+        # The cause may be found anywhere in the run.
         drill, divergence = _held_against(whole, spec, plan, since)
     attempt = drill.chaos.attempts[-1]
     again = {step for trace in attempt.traces.values() for step in _done_before(drill.reference_lineage, trace)}
@@ -102,7 +102,7 @@ def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, si
 
 
 def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int) -> tuple[Drill, Divergence | None]:
-    """The last of these attempts against those before it."""
+    """The last of these attempts as a drill whose reference are the attempts before it."""
     attempt = history.attempts[-1]
     before = _up_to(history, attempt.number - 1)
     drill = Drill.of(before, history, spec, plan, recorded=recorded(before, since), looked_at=(attempt,))
@@ -111,7 +111,8 @@ def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: in
 
 
 def _near(history: LegHistory) -> LegHistory:
-    """Without the steps that come before those of its last attempt: what agrees agrees without them, however long the run."""
+    """Without the blocks of steps before the last attempt's first step: the comparison does not need them, however long the run
+    is."""
     last = history.attempts[-1]
     first = min((start.position.step for start in last.starts.values()), default=last.resume_step)
 
@@ -123,7 +124,7 @@ def _near(history: LegHistory) -> LegHistory:
 
 
 def recorded(history: LegHistory, since: int = 1) -> Lineage:
-    """What is known of each step: as the job went on from it, else as it was last done in attempt `since` or later."""
+    """One record for each step: the one that the job went on from, else the last one made in attempt `since` or later."""
     known = lineage(history)
     for span in reversed(known.cut_off):
         if span.trace.attempt >= since:
@@ -150,7 +151,7 @@ class Account:
     """What a run's files show."""
 
     drill: Drill
-    """The whole leg against all that is recorded of it."""
+    """The whole leg, compared with all of its own records."""
     checks: tuple[Check, ...]
     recoveries: tuple[Recovery, ...]
     ruling: Ruling
@@ -170,7 +171,7 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
     empty = LegHistory(name=history.name, layout=history.layout)
     drill = Drill.of(empty, history, spec, plan, recorded=recorded(history))
     points = alignment.resume_evidence if drill.by_script else recovery.resume_points
-    # A script that begins again leaves gaps in its lineage: where it went on says more.
+    # A script that starts anew leaves gaps in its lineage: the evidence of where it went on says more.
     came_back = (points, recovery.lineage) if drill.by_script else (recovery.lineage, points)
     asked = (records, completed, environment, *came_back, replicas.rank_agreement)
     checks = run_checks(drill, (*asked, *([landed.faults_landed] if plan.faults else [])))
@@ -221,7 +222,8 @@ def _check_of(found: Recovery) -> Check:
 
 
 def _in_part(drill: Drill, attempts: Sequence[int]) -> str:
-    """What is not known of these attempts, which did no step twice. Of one that attached, all is restored and compared."""
+    """What was not compared of these attempts, which did no step twice. With chaosrun.attach everything is restored and
+    compared."""
     if not attempts or not drill.by_script:
         return ""
     which = f"attempt{'s' if len(attempts) > 1 else ''} {listed(list(map(str, attempts)))}"

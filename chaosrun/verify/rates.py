@@ -11,14 +11,14 @@ from chaosrun.verify.codes import Cause
 _Rates = Mapping[int, tuple[str, ...]]
 """Of all parameter groups, by step."""
 _ROUNDED = 1e-9
-"""A schedule that multiplies the rate that it finds rounds otherwise on another way to it."""
+"""Tolerance for schedules that multiply the current rate: rounding depends on the steps on the way."""
 
 
 def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause | None:
     """Why learning rates differ from step `first` on; None where no schedule explains them.
 
-    A schedule of another step is one only where a single shift fits all rates since the attempt began: rates that stay the same
-    for many steps fit several, a single change fits some shift whenever it comes, and a scheduler that was begun anew goes on
+    "The schedule of another step" is reported only if exactly one shift fits all rates since the attempt began: rates that stay
+    the same for many steps fit several shifts, a single change fits some shift whenever it comes, and a new scheduler goes on
     from the rate that the optimizer kept.
     """
     expected = {step: record.lr for step, record in drill.reference_lineage.of(rank).items() if record.lr}
@@ -41,7 +41,7 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
 
 
 def _fits(shift: int, expected: _Rates, seen: _Rates) -> bool:
-    """All of these rates are the reference's of so many steps later, as far as it has such a step."""
+    """Whether all of these rates are the reference's `shift` steps later, as far as the reference has these steps."""
     return min(seen) + shift in expected and all(expected.get(step + shift, rates) == rates for step, rates in seen.items())
 
 
@@ -51,7 +51,8 @@ def _changes(rates: _Rates) -> int:
 
 
 def _begins_anew(expected: _Rates, seen: _Rates, start: int) -> bool:
-    """After the first one, which the optimizer kept, rates change by the factors by which undisturbed they did after theirs."""
+    """Whether the rates, after the first one that the optimizer kept, change by the same factors as the undisturbed run's do
+    after its first."""
     if 1 not in expected or start + 1 not in seen or all(rates == seen[start + 1] for rates in seen.values()):
         return False
     pairs = [(rates, expected[step - start]) for step, rates in seen.items() if step - start in expected]

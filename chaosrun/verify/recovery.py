@@ -52,7 +52,7 @@ def resume_points(drill: Drill) -> Check:
     restores = 0
     points: list[Params] = []
     for attempt in drill.chaos.attempts:
-        # Older ones than these retention may have deleted before the newer ones turned out to be damaged.
+        # Retention may have deleted older checkpoints before the newer ones turned out to be damaged.
         kept = sorted(committed.values())[-drill.spec.checkpoint.keep :]
         for name in attempt.quarantined:
             committed.pop(name, None)
@@ -76,7 +76,7 @@ def resume_points(drill: Drill) -> Check:
 
 
 def _set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
-    """What went to quarantine and was not spoiled by a planned fault: the storage did it, or somebody else."""
+    """Checkpoints that went to quarantine and that no planned fault had damaged: the storage did, or something from outside."""
     notes = [record.found for record in drill.chaos.events(FaultObserved)]
     spoiled = {str(note.get("checkpoint")) for note in notes if isinstance(note, Mapping)}
     return [record for record in drill.chaos.events(CheckpointQuarantined) if record.name not in spoiled]
@@ -92,13 +92,13 @@ def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str,
 
 
 def died_in_restore(attempt: Attempt) -> bool:
-    """The script's objects refused what it was given."""
+    """Whether the attempt died because the script's objects refused to load the checkpoint."""
     deaths = attempt.unplanned
     return attempt.resume is not None and bool(deaths) and all(_raised_in_restore(attempt, death) for death in deaths)
 
 
 def _raised_in_restore(attempt: Attempt, death: DeathUnplanned) -> bool:
-    """The script raised an error that the machine has no part in, and had not begun to train."""
+    """Whether the script raised an error before it began to train that is not the machine's (storage, memory)."""
     error, trace = death.error, None if death.rank is None else attempt.traces.get(death.rank)
     if error is None or (trace is not None and trace.start is not None):
         return False
@@ -106,7 +106,8 @@ def _raised_in_restore(attempt: Attempt, death: DeathUnplanned) -> bool:
 
 
 def _wrong_resume(attempt: Attempt, newest: int, reached: int) -> str | None:
-    """A commit whose trace line its own death prevented is newer than the newest traced one, and just as good."""
+    """A checkpoint whose rank died before it wrote the trace record of the commit may be newer than the newest recorded one: it
+    is as good."""
     step = attempt.resume_step
     named = checkpoint_step(attempt.resume) if attempt.resume is not None else 0
     if named != step:
@@ -220,7 +221,8 @@ def bucket_layout(drill: Drill) -> Check:
 
 
 def reduces_alike(seen: BucketsRecord, expected: BucketsRecord) -> bool:
-    """In the same layout, as far as models train in both: one that trains now and then has none before it does."""
+    """Whether both have the same layout, as far as a model trains in both: a model that trains only at times has no layout
+    before that."""
     if seen.layout is None or expected.layout is None:
         return seen.layout == expected.layout
     one, other = (Counter(map(tuple, each)) for each in (seen.layout, expected.layout))
@@ -228,7 +230,7 @@ def reduces_alike(seen: BucketsRecord, expected: BucketsRecord) -> bool:
 
 
 def _whole(buckets: Counter[tuple[int, ...]]) -> bool:
-    """These are all buckets of some models, or none: each numbers its parameters from 0."""
+    """Whether these are all buckets of some models, or none: each model numbers its parameters from 0."""
     numbers = Counter(number for bucket in buckets.elements() for number in bucket)
     return all(numbers[number - 1] >= seen for number, seen in numbers.items() if number)
 

@@ -1,6 +1,5 @@
-"""How long each restart took, and on what; which work was done twice; how much of the time was of use. Judges nothing.
-
-Where a record lacks a moment, or clocks disagree, a span is None: nothing is guessed.
+"""How long each restart took, by phase; which work was done twice; how much of the time was useful. Judges nothing. If a time
+was not recorded, or clocks disagree, the span is None: nothing is guessed.
 """
 
 from collections import defaultdict
@@ -23,12 +22,13 @@ class RecoveryTimes:
 
     attempt: int
     detect_s: float | None
-    """From the death, in the kernel's eyes, to the supervisor's knowing; of a hang, from the last sign of life; where nobody
-    was left to see it (a lost node, a dead supervisor), from the last recorded step."""
+    """From the death (the kernel's time of it) until the supervisor knew of it; of a hang, from the last heartbeat; if nobody
+    could see it (a lost node, a dead supervisor), from the last recorded step."""
     stop_s: float | None
     """Until every process of the attempt before was gone."""
     start_s: float | None
-    """Until the last rank had built its training and turned to its checkpoint: decided, forked, imported, met its peers."""
+    """Until the last rank was ready to restore: restart decided, ranks forked, script imported, process group joined, model
+    built."""
     restore_s: float | None
     """Until the last rank held the state that it went on from."""
     first_step_s: float | None
@@ -148,7 +148,8 @@ def work_of(leg: LegHistory, chain: Lineage) -> Work:
 
 
 def from_first_attempt(journal: Sequence[events.JournalEvent]) -> Sequence[events.JournalEvent]:
-    """What a leg recorded since its first attempt was decided: by then its ranks were placed. All of it where none was."""
+    """The leg's events since its first attempt was decided, when its ranks had been placed; all events if there was no
+    attempt."""
     begins = next((number for number, record in enumerate(journal) if isinstance(record, events.AttemptStarting)), 0)
     return journal[begins:]
 

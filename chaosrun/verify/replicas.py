@@ -1,6 +1,5 @@
-"""Whether the ranks' replicas of the model are one: after every restore and every step, in both legs (hazard C8). Pure.
-
-Of a sharded model, ranks are replicas in what they hold the same part of, by its name in the trace ("weight[8:16]").
+"""Whether the ranks' replicas of the model are equal after every restore and every step, in both legs (hazard C8). Pure. In a
+sharded model, ranks are replicas where they hold the same part of a tensor, by its name in the trace ("weight[8:16]").
 """
 
 from collections import Counter
@@ -15,7 +14,7 @@ from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, sk
 from chaosrun.verify.compare import first_difference, unlike_orders
 
 OWN_STEPS = 64
-"""In so many of a leg's first steps the gradients of what ranks train of their own show it."""
+"""The gradients of so many first steps of a leg show which tensors each rank trains on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,7 @@ class Drift:
     """A rank of those that agree."""
     tensor: str | None
     at_start: bool
-    """Not trained apart: begun, or restored, apart."""
+    """The ranks differed before the first step: they began, or restored, different weights."""
     fingerprints: Mapping[str, str]
     """By rank."""
 
@@ -47,13 +46,13 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Ranks that should hold the same do not."""
+    """A step or start at which ranks that should hold the same weights do not."""
 
     records: Mapping[int, StartRecord | StepRecord]
     values: Mapping[int, str]
     """Of the ranks that should agree."""
     index: int | None = None
-    """Of the tensor, where only its words are."""
+    """The index of the tensor, if only single tensors are compared."""
 
     @property
     def at_start(self) -> bool:
@@ -109,8 +108,8 @@ class Replicas:
 
     @cached_property
     def longest_parting(self) -> int:
-        """For so many steps at most the script lets ranks part until it joins them again by itself: 1 where each steps a share
-        of the weights and hands it out, more with Local SGD, 0 where they never part."""
+        """The largest number of steps for which the script lets the ranks' weights differ before it synchronises them: 1 where
+        each rank updates a share of the weights and broadcasts it, more with Local SGD, 0 if they never differ."""
         longest = 0
         for attempt in self._leg.attempts if self.exist else ():
             until = 0
@@ -121,8 +120,8 @@ class Replicas:
         return longest
 
     def drift(self, usual: int | None = None) -> Drift | None:
-        """None where all ranks agree as far as they have recorded anything, and where there is nothing to agree on. `usual`:
-        the `longest_parting` of the undisturbed leg; None: of this one."""
+        """None if all ranks agree in everything that they recorded, or if no two hold the same part. `usual`: the
+        `longest_parting` of the undisturbed leg; None: of this one."""
         usual = self.longest_parting if usual is None else usual
         for attempt in self._leg.attempts if self.exist else ():
             until = 0
@@ -192,8 +191,8 @@ def of_undisturbed(drill: Drill) -> Replicas:
 
 
 def rank_agreement(drill: Drill) -> Check:
-    """All ranks hold the same parameters when an attempt begins and after each step, in both legs; where the script lets them
-    part undisturbed and joins them again (Local SGD), whenever it has joined them."""
+    """All ranks hold the same parameters when an attempt begins and after each step, in both legs; if the undisturbed script
+    lets them differ for some steps (Local SGD), whenever it has synchronised them."""
     if drill.spec.workers == 1:
         return skipped("one worker has nobody to agree with")
     replicas = of_undisturbed(drill)
@@ -220,12 +219,12 @@ def rank_agreement(drill: Drill) -> Check:
         each = " and after each step" if comparisons else ", and in the steps after a checkpoint"
         summary = f"ranks that hold the same part of a tensor held it alike at the beginning of {starts} attempts{each}"
     if usual > 1:
-        summary = f"the script let the ranks' weights part, and joined them again after {usual} steps at most"
+        summary = f"the script let the ranks' weights differ, and synchronised them after {usual} steps at most"
     return passed(summary, starts=starts, comparisons=comparisons)
 
 
 def chaos_drift(drill: Drill) -> Drift | None:
-    """Of the leg with the faults, in which ranks may part as they do undisturbed."""
+    """The drift of the chaos leg, in which ranks may differ for as many steps as in the undisturbed one."""
     return Replicas(drill.chaos).drift(of_undisturbed(drill).longest_parting)
 
 
@@ -244,8 +243,8 @@ def _words_by_name(attempt: Attempt, words: Mapping[int, bytes]) -> dict[str, di
 
 
 def _joined_after(attempt: Attempt, parting: Parting) -> int | None:
-    """The first later step that finds the ranks alike, since the script has made them so; one more than the last where the
-    end does. None: nothing recorded shows it."""
+    """The first later step at whose beginning the ranks are equal, because the script has synchronised them; the last step plus
+    one if they are equal at the end only. None: no record shows it."""
     held = parting.values
     for step in (each for each in attempt.steps if each > parting.step):
         records = attempt.steps[step]
@@ -262,8 +261,8 @@ def _joined_after(attempt: Attempt, parting: Parting) -> int | None:
 
 
 def _end_of(attempt: Attempt, parting: Parting) -> tuple[int, bool]:
-    """The last step that all of these ranks recorded, and whether they came to the end of the training: one that outlives
-    another goes on alone for a while, and nobody can have joined them there."""
+    """The last step that all of these ranks recorded, and whether they came to the end of the training: a rank that outlives
+    another records some steps alone, at which the ranks cannot have been synchronised."""
     traces = [attempt.traces[rank] for rank in parting.values]
     last, ended = [trace.steps.last for trace in traces], all(trace.end for trace in traces)
     return max(parting.step, max(last) if ended else min(last)), ended

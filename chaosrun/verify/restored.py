@@ -1,6 +1,6 @@
 """The state that attempts saved and restored, against the reference's at the same step, by component. Pure.
 
-That shows where a difference begins, not where the training first reads what differs.
+This shows where a difference begins; the training may read the differing state only later.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ class StateDifference:
 
     @property
     def names(self) -> list[str]:
-        """Values that differ; those that were saved first, the empty container that stands in their place last."""
+        """Names of the values that differ: first those that were saved, last the empty containers that replaced them."""
         return sorted(differing_keys(self.expected, self.seen), key=lambda name: name not in self.expected)
 
     @property
@@ -104,7 +104,7 @@ def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, 
 
 
 def buffers_came_back(drill: Drill, rank: int) -> bool:
-    """Each attempt of a script that resumes by itself began with the buffers that this rank had when it saved."""
+    """Whether each attempt of a script that resumes by itself began with the buffers that this rank had when it saved."""
     restarted = [attempt for attempt in drill.chaos.attempts if attempt.went_on and rank in attempt.starts]
     pairs = [(attempt.starts[rank].buffers, _saved_buffers(drill, attempt).get(rank)) for attempt in restarted]
     return bool(pairs) and all(began and began == saved for began, saved in pairs)
@@ -166,7 +166,7 @@ def _comparable(drill: Drill, attempt: Attempt) -> Iterator[tuple[int, int]]:
 
 
 def _difference(drill: Drill, step: int, held: Mapping[int, Digests]) -> StateDifference | None:
-    # With a tolerance on weights, whatever follows from them may differ in its bits.
+    # With a tolerance on weights, everything that depends on them may differ in its bits.
     components = tuple(COMPONENTS) if drill.exact_weights else ("rng",)
     differing: dict[str, list[int]] = {}
     for rank, state in sorted(held.items()):

@@ -1,7 +1,6 @@
-"""Whether the steps at which a file is saved tell that it follows something learnt, or only when its process started. Pure.
-
-A restart saves a file at other steps than the undisturbed run. That is no mistake of a script that saves by the clock, or so
-many steps or evaluations after a start; it is one where a best value, a patience or a list of the best was forgotten.
+"""Whether a file is saved at steps that depend on training results, or only on when its process started. Pure. After a restart
+a file is saved at other steps than in the undisturbed run. That is right for a script that saves by the clock, or a number of
+steps or evaluations after a start; it is a mistake if a best value, a patience or a list of the best was not restored.
 """
 
 from collections.abc import Set
@@ -10,9 +9,9 @@ from itertools import pairwise
 from math import gcd
 
 SHORTEST_PERIOD_S = 0.2
-"""Nobody saves by the clock more often."""
+"""A save by the clock comes no more often than this."""
 ENOUGH = 4
-"""Saves whose pauses are alike: that is no chance of evaluations."""
+"""From so many saves on, equal pauses between them are no coincidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,8 @@ class Saves:
 
 
 def is_of_its_start(undisturbed: Saves, restarted: Saves, *, holds_weights: bool) -> bool:
-    """When the processes started explains the difference. Of what may be both, weights follow what was best."""
+    """Whether the start times of the processes explain the difference. In doubt, a file of weights is taken to depend on the
+    best value."""
     due = {step + restarted.begun for step in undisturbed.steps}
     counted = restarted.steps == {step for step in due if step <= restarted.final} or _same_evaluations(undisturbed, restarted)
     rhythmic = _is_regular(undisturbed, restarted) or _is_by_the_clock(undisturbed, restarted)
@@ -70,14 +70,14 @@ def _is_best_of_some(expected: Set[int], seen: Set[int], begun: int, final: int)
 
 
 def _is_long_enough(undisturbed: Saves, restarted: Saves) -> bool:
-    """So many saves make a rhythm, where none was due after the last."""
+    """Whether there are enough saves to show a rhythm, and none was due after the last."""
     own = sorted(undisturbed.steps)
     shortest = min((b - a for a, b in pairwise(own)), default=0)
     return len(own) + len(restarted.steps) >= ENOUGH and undisturbed.final - own[-1] < shortest
 
 
 def _same_evaluations(undisturbed: Saves, restarted: Saves) -> bool:
-    """The first evaluation after a start, say, or every third."""
+    """Both save at the same evaluations, counted from their start: the first, say, or every third."""
     every = gcd(*undisturbed.steps, *restarted.steps)
     before = restarted.begun // every
     expected = {step // every for step in undisturbed.steps}
@@ -99,13 +99,13 @@ def _is_regular(undisturbed: Saves, restarted: Saves) -> bool:
 
 
 def _is_by_the_clock(undisturbed: Saves, restarted: Saves) -> bool:
-    """One period explains every pause between two saves, and that no other was made; a save may be a step late."""
+    """One period in seconds explains all pauses between saves, and that there was no other save; a save may be a step late."""
     pauses = [b - a for saves in (undisturbed, restarted) for a, b in pairwise(saves.times.values())]
     waits = [saves.ended_s - max(saves.times.values(), default=saves.began_s) for saves in (undisturbed, restarted)]
     waits += [min(saves.times.values()) - saves.began_s for saves in (undisturbed, restarted) if saves.times]
     period_s = min(pauses, default=min(undisturbed.times.values()) - undisturbed.began_s)
     steps = max(b - a for a, b in pairwise([0, *sorted(undisturbed.steps)]))
     if not restarted.steps and restarted.final - restarted.begun >= steps:
-        return False  # it would have been due
+        return False  # another save would have been due
     late_s = max(undisturbed.longest_step_s, restarted.longest_step_s)
     return period_s >= SHORTEST_PERIOD_S and max([*pauses, *waits]) <= period_s + late_s

@@ -53,7 +53,7 @@ END_CODES: Mapping[str, str] = {
 """Of a leg of which no more is known than its outcome."""
 IDS_SHOWN = 8
 RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
-"""What fails only where the job came back wrongly, whatever was done to its numbers."""
+"""Checks that fail only if recovery was wrong: a corruption of numbers does not make them fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,8 @@ class Ruling:
 def rule(
     drill: Drill, checks: Sequence[Check], irreproducible: Cause | None, attempts: Sequence[AttemptSummary], *, landed: int
 ) -> tuple[Ruling, Divergence | None]:
-    """The first of these that has anything to say; and the first difference, as far as it may be blamed on recovery."""
+    """The first of these rules that applies decides; returned with the first difference, as far as recovery may be the reason
+    for it."""
     unfounded = _of_premises(checks, irreproducible, drill)
     divergence = first_divergence(drill)
     drifted = _of_drift(checks)
@@ -104,7 +105,7 @@ def rule(
 
 
 def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | None:
-    """A script that comes to its end undisturbed, and after a fault fails at every restart: its restart fails."""
+    """A script that completes undisturbed, and after a fault fails at every restart: its own resume fails."""
     chaos, end = drill.chaos, drill.chaos.finished
     if drill.reference.outcome != "completed" or end is None or end.outcome not in ("user_error", "recovery_failed"):
         return None
@@ -115,11 +116,11 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     if last is None or last.attempt >= len(chaos.attempts):
         return None
     if divergence and "stood" in divergence.reason.params:
-        # Begun with what is not of one step, it may well fail.
+        # If it began with state that is not of one step, that may be why it failed.
         ruling = of_divergence(divergence, drill.spec.data.resume)
         return replace(ruling, place=f"{ruling.place}; then {_message(end)}")
     known = {fault.id: fault for fault in drill.plan.faults}
-    # What had spoilt a file in the same attempt is what it met, more than the kill.
+    # Of the faults of one attempt, the one that damaged a file is the likelier reason, not the kill.
     beside = sorted({seen.fault for seen in chaos.events(FaultObserved) if seen.attempt == last.attempt})
     told = [f"{name} ({known[name].describe() if name in known else name})" for name in beside]
     reason = Cause.of("never_came_back", fault=" and ".join(told), message=_message(end))
@@ -152,7 +153,7 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
 
 
 def _only_missing(*legs: LegHistory) -> bool:
-    """Nothing is wrong with the records of a run that has not come that far but that there are none yet."""
+    """Whether the only problem with the records is that the run has not written them yet."""
     return all(len(leg.problems) <= (not leg.layout.journal.exists()) for leg in legs)
 
 
@@ -180,7 +181,8 @@ def _of_premises(checks: Sequence[Check], irreproducible: Cause | None, drill: D
 
 
 def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) -> Divergence:
-    """Where the legs part is worth knowing in any case; after a restore, the cause seen there would blame what may be sound."""
+    """The divergence without its cause, if the job is not reproducible: the place is worth knowing, but after a restore its
+    cause would blame a recovery that may be right."""
     attempt = chaos.attempt(divergence.attempt)
     if not attempt.went_on:
         # What a script begins with is looked at as if it had come from a checkpoint.
@@ -189,7 +191,8 @@ def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) 
 
 
 def _of_drift(checks: Sequence[Check]) -> Ruling | None:
-    """Replicas that part undisturbed fail the drill; a restore, which makes them one again, is not to blame for differing."""
+    """Replicas that drift apart in the undisturbed run fail the drill: a restore makes them equal again, and so differs without
+    being wrong."""
     for check in checks:
         if check.cause and check.status == "fail" and check.code == "replicas_drift" and check.evidence["leg"] == "reference":
             return Ruling(status="FAIL", reason=check.cause)
@@ -197,7 +200,7 @@ def _of_drift(checks: Sequence[Check]) -> Ruling | None:
 
 
 def _of_corruption(checks: Sequence[Check], drill: Drill) -> Ruling | None:
-    """A corruption that was injected and seen fails the drill, also where the training broke down over it."""
+    """A corruption that was injected and found fails the drill, even if the training crashed because of it."""
     outcome = drill.chaos.outcome
     if drill.reference.outcome != "completed" or outcome not in ("completed", "user_error", "recovery_failed"):
         return None
@@ -221,7 +224,7 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         divergence.attempt == drill.chaos.attempts[-1].number and divergence.kind not in ("weights", "optimizer")
     )
     if ended and counted and not (divergence and _explains(divergence.reason, ended, drill)):
-        # Its last restart went on with the right weights: whatever else differs, it counts otherwise since.
+        # Its last restart went on with the right weights: only its count of steps differs since then.
         place = f"first difference: {divergence.kind} at step {divergence.step}" if divergence else None
         return Ruling(status="FAIL", reason=_cause_of(ended), place=place)
     if divergence:
@@ -236,7 +239,7 @@ def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: D
     step = settled_step(drill) if failed and drill.ended_early is None and drill.chaos.outcome == "completed" else None
     if step is None or (divergence and divergence.step <= step):
         return None
-    # Which checkpoints retention has left says nothing of it.
+    # Which checkpoints retention kept does not matter here.
     before = run_checks(up_to(drill, step), tuple(check for check in CHECKS if check not in (early_end, final_checkpoint)))
     if any(check.status == "fail" for check in before):
         return None
@@ -246,8 +249,8 @@ def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: D
 
 
 def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
-    """The batches that were done again, or left out, are the steps by which the end is off, or more than those; or batches are
-    of another size."""
+    """Whether the cause explains the wrong last step: at least as many batches were repeated or skipped as the end is off by,
+    or batches have another size."""
     direction = {"batches_repeated": 1, "batches_skipped": -1}.get(reason.code)
     if reason.code == "batch_size_not_restored":
         return True  # an epoch has another number of steps then

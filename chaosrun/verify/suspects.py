@@ -1,4 +1,5 @@
-"""What a script's checkpoint holds beside its model and its optimizer: where all else came back, suspects. Pure."""
+"""What a script's checkpoint holds beside its model and its optimizer: if everything else was restored, these are the suspects.
+Pure."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.divergence import Divergence
 
 QUANTITIES: Mapping[str, str] = {"forward_pass": "loss", "gradient": "gradient", "optimizer_update": "update"}
-"""By code, what differs although all that can be looked at came back."""
+"""By code, the quantity that differs although all observable state was restored."""
 _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 
 

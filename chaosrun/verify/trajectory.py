@@ -152,7 +152,7 @@ def loss_of(records: Sequence[StepRecord]) -> float:
 
 
 def _distance(expected: float, seen: float) -> float:
-    """|seen - expected|; NaN and infinity are at no distance from themselves, and infinitely far from anything else."""
+    """|seen - expected|; NaN and infinity have distance 0 from themselves, and infinity from anything else."""
     if expected == seen or (math.isnan(expected) and math.isnan(seen)):
         return 0.0
     distance = abs(seen - expected)

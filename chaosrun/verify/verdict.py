@@ -119,7 +119,7 @@ class Verdict:
 def judge(run: RunLayout) -> Verdict:
     """Judge a run from run.json, plan.json and its two legs. Raises UsageError when it is not a run this version can read."""
     collects = gc.isenabled()
-    gc.disable()  # of a thousand ranks' records none is garbage, and to look for some takes a tenth of the time
+    gc.disable()  # the records of a thousand ranks hold no reference cycles, and looking for some takes a tenth of the time
     try:
         return _judged(run)
     finally:
@@ -156,10 +156,10 @@ def _judged(run: RunLayout) -> Verdict:
     try:
         verdict = judged(legs[0], legs[1])
     except DamagedRecordError as error:
-        # Of steps that changed after they had been read nothing can be told.
+        # Records that changed while they were being read cannot be judged.
         empty = [replace(leg, attempts=(), problems=(*leg.problems, error.message)) for leg in legs]
         verdict = judged(empty[0], empty[1])
-    # A reference that was taken from the cache and is no longer the one that is judged by.
+    # The reference came from the cache, and has been replaced by a run made now.
     replaced = [] if info.reference.replaced is None else [REPLACED.format(difference=info.reference.replaced)]
     masked = [masked_loads(info.masked)] if info.masked else []
     return replace(verdict, warnings=(*masked, *replaced, *verdict.warnings))

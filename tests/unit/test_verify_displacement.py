@@ -30,7 +30,7 @@ def shuffle_from(run: RunLayout, step: int) -> None:
         (1, None, "batches_skipped", "the count of batches to skip on resume is off by 1"),
         (-2, None, "batches_repeated", "the count of batches to skip on resume is off by -2"),
         (BATCHES_PER_EPOCH - BEGAN, None, "batches_skipped", "the rest of the epoch before, 2 batches, was left out"),
-        (-BEGAN, None, "batches_repeated", "8 batches repeated, as nothing passed over those that were done"),
+        (-BEGAN, None, "batches_repeated", "8 batches repeated, as those already done were not skipped"),
         (-2, 6, "data_order_not_restored", "the batches begin as at step 4, and then are others"),
     ],
     ids=["skips one", "repeats two", "rest of the epoch", "the epoch again", "broken off"],
