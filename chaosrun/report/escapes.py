@@ -1,4 +1,4 @@
-"""Text from a run's files, which anything may have written, made fit to be shown: a terminal finds nothing in it to obey."""
+"""Text from a run's files, which anything may have written, made safe to show: no control sequence reaches the terminal."""
 
 import re
 

@@ -25,7 +25,7 @@ class RunFacts:
     """Where the job's relative paths start."""
     overrides: tuple[str, ...] = ()
     injected: tuple[str, ...] = ()
-    """Overrides that plan all its faults, where some were injected while it ran; else none are needed beside `overrides`."""
+    """Overrides that plan all its faults, if some were injected while it ran; else empty: `overrides` are enough."""
     workers: int | None = None
     max_steps: int | None = None
     every_steps: int | None = None
@@ -46,7 +46,7 @@ class RunFacts:
 
     @property
     def reference_from(self) -> str:
-        """Of one that has a source."""
+        """Where a reference that has a source was taken from, in words."""
         return "the cache" if self.reference_run is None else f"run {self.reference_run}"
 
     @property
@@ -57,7 +57,7 @@ class RunFacts:
 
     @property
     def whose(self) -> str:
-        """For after a number of faults, where some of them were not planned but injected."""
+        """What follows a number of faults if some were injected: " (2 planned, 1 injected)"; else empty."""
         if not self.injected_faults:
             return ""
         return f" ({(self.faults or 0) - self.injected_faults} planned, {self.injected_faults} injected)"
@@ -110,14 +110,14 @@ def _with_injected(spec: object, plan: FaultPlan) -> tuple[str, ...]:
     try:
         job = JobSpec.model_validate(spec)
     except ValidationError:
-        return ()  # damaged, which whoever judges it says
+        return ()  # damaged: the verdict reports it
     return (*cleared(job), scheduled(as_entries(plan.faults, job.workers)))
 
 
 def read_versions(run: RunLayout) -> dict[str, str]:
     """Of Python and the libraries, as the chaos leg's environment has them, or the reference's where there is none to read."""
     for leg in (run.main, "reference"):
-        with suppress(UsageError):  # that it is damaged, the check of the records says
+        with suppress(UsageError):  # damaged: the check `records` reports it
             if found := read_object(run.leg(leg).environment):
                 return {name: str(found[name]) for name in ("python", "torch", "accelerate", "numpy") if name in found}
     return {}

@@ -26,7 +26,7 @@ from chaosrun.report.sentences import Told
 
 POLL_BYTES = 4 << 20
 AT_A_LOOK = 50
-"""So many growing traces, about, are read again at one look."""
+"""About so many growing traces are read again in one poll."""
 
 
 class RunFollower:
@@ -101,7 +101,7 @@ class _LegFollower:
     def __init__(self, name: str, layout: LegLayout) -> None:
         self._name, self._layout = name, layout
         self._is_copy = False
-        """Put in the place of another leg, as a whole: that it ran, has been told already."""
+        """The leg was replaced as a whole by a finished one (a copy): its events are not told again."""
         self._begin()
 
     def _begin(self) -> None:
@@ -110,14 +110,15 @@ class _LegFollower:
         self._events: list[recorded.JournalEvent] = []
         self._damage: dict[Path, str] = {}
         self._ends: dict[Path, tuple[int, int, RankTrace]] = {}
-        """Of each trace what its ends said, its size and the newest attempt then: one that another came after does not grow."""
+        """By trace: its size and the newest attempt when it was read, and what its ends said. Once a later attempt has begun,
+        it grows no more."""
         self._looks = 0
         self._judged: dict[str, FaultSeen] = {}
-        """Faults of which it is certain what became of them."""
+        """Faults whose outcome is final."""
         self._starts: set[int] = set()
-        """Attempts of which nobody knows yet what the script went on from."""
+        """Attempts whose resume step is not known yet: the script chooses it."""
         self._fired: set[str] = set()
-        """Faults of which that has been told: by their marker, or by the journal."""
+        """Faults whose firing has been told, from their marker or from the journal."""
         self._marked: dict[str, recorded.FaultRequested] = {}
 
     @property
@@ -205,7 +206,7 @@ class _LegFollower:
         return beats
 
     def _faults(self, planned: Sequence[Fault], history: LegHistory) -> dict[str, FaultSeen]:
-        """What the verdict would say of those that were seen, asked until it is certain."""
+        """What the verdict would say of the faults seen so far; each is judged again until its outcome is final."""
         seen, observed = (
             fired([*self._events, *self._marked.values()]),
             {event.fault for event in history.events(recorded.FaultObserved)},
@@ -219,7 +220,7 @@ class _LegFollower:
         return seen | self._judged
 
     def poll_markers(self) -> list[recorded.JournalEvent]:
-        """What has fired, as the journal will say it: there a fault is told of when it has been seen to land."""
+        """Faults that have fired, by their markers; the journal may record a fault only when it was seen to land."""
         if self._is_over:
             return []
         try:
@@ -260,14 +261,14 @@ def has_come(run: RunLayout, *, attempt: int, step: int) -> Callable[[], bool]:
         seen, leg = read_supervision(run), follower.picture.legs.get(run.main)
         if seen is None or leg is None or leg.attempt < attempt or leg.reached < step:
             return False
-        # Not those of a supervisor before this one: it has yet to open the leg, and would refuse a fault.
+        # Attempts of an earlier supervisor do not count: the present one has yet to open the leg, and would refuse a fault.
         return any(begun.time_s >= seen.began_s for begun in leg.history.events(recorded.AttemptStarting))
 
     return has_come
 
 
 def _in_order(told: list[Told]) -> list[Told]:
-    """As it happened, as far as that is said."""
+    """In the order in which they happened, as far as their times are known."""
     latest_s = 0.0
     dated: list[tuple[float, Told]] = []
     for entry in told:

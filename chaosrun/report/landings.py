@@ -1,4 +1,4 @@
-"""Where faults have landed, asked while their drill goes on: as the verdict will be asked, over the same history."""
+"""Whether and where faults have landed, while their drill still runs: judged as the verdict will judge, from the same files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -28,7 +28,7 @@ from chaosrun.report.sentences import Told, folded
 REDRAW_S = 0.2
 """At most this often: five times a second."""
 SPARING = 4.0
-"""So many times as long as a look took, the next one waits besides."""
+"""After a look, the next one waits for so many times as long as it took."""
 POLL_S = 0.1
 """How often files are looked at where nothing is drawn."""
 LASTING_EVENTS = frozenset(
@@ -43,7 +43,7 @@ LASTING_EVENTS = frozenset(
         "supervisor.ended",
     }
 )
-"""What nobody asked for, and what no file holds, keeps a line of its own, also on a terminal."""
+"""Events that keep a line of their own on a terminal, too: unplanned ones, and those that no file holds."""
 
 
 def is_live_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -51,7 +51,7 @@ def is_live_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 class _Screen(Console):
-    """Leaves the cursor where it is seen, so that nothing that ends this process leaves it hidden."""
+    """A console that never hides the cursor: however this process ends, the cursor is visible."""
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
@@ -94,7 +94,8 @@ class Display:
             follower.poll_events()
 
     def say(self, told: Told) -> None:
-        """On a line of its own, but for ranks that are stopped with their attempt; on a terminal only what has to last."""
+        """Print an event on a line of its own, except ranks that were stopped with their attempt; on a terminal only
+        LASTING_EVENTS."""
         if self._live is None:
             if isinstance(told.record, WorkerExited) and told.record.stopped:
                 return
@@ -103,7 +104,8 @@ class Display:
             self._live.console.print(self._line(told), soft_wrap=True)
 
     def refresh(self) -> float:
-        """Take in what is new, and show it. Returns when to look again: a look takes its time from a machine that trains."""
+        """Take in what is new, and show it. Returns when to look again (monotonic clock): looking takes processor time from the
+        training."""
         began_s = time.monotonic()
         self._safely(self._show)
         now_s = time.monotonic()
@@ -120,7 +122,7 @@ class Display:
             self._live.stop()
 
     def _safely(self, show: Callable[[], None]) -> None:
-        """A bug of ours in what only looks ends the looking, and nothing else."""
+        """Call `show`; an error in it ends the display, not the run."""
         if self._stream.is_gone:
             return
         try:

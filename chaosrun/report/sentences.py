@@ -1,4 +1,4 @@
-"""What is told of a run as it goes: its journals' events, and what no file holds, as clauses for people."""
+"""The clauses that tell people what a run does: one for each event of its journals, and for notices that no file holds."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from chaosrun.wording import count, duration, listed, rank_list
 
 _NOTICES = {
     "run.created": "created in {path}",
-    "control.failed": "{message}: the run cannot be cancelled or struck from elsewhere",
+    "control.failed": "{message}: the run cannot be cancelled or get faults from elsewhere",
     "reference.cached": "taken from the cache: this job has been run undisturbed before",
     "reference.named": "taken from run {whose}",
     "plan.made": "no faults were named: the default plan has {plan}",
@@ -27,7 +27,7 @@ _NOTICES = {
     "faults.not_struck": "faults that the job file plans are not struck in a run: `chaosrun submit` drills the job with them",
     "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",
 }
-"""What a supervisor tells beside its journals."""
+"""Notices that a supervisor gives besides the events of its journals."""
 _LONGEST_S = 1e9
 MOST_ALONE = 4
 """So many ranks that end in the same way have a line each; more of them share one."""
@@ -177,7 +177,7 @@ def _started(event: events.AttemptStarted) -> str:
 
 def _replaced(event: events.OutputsReplaced) -> str:
     if event.problem:
-        return f"{event.fault}: the outputs are as they were: {event.problem}"
+        return f"{event.fault}: the outputs were not changed: {event.problem}"
     parts = [(event.torn, "torn"), (event.gone, "gone"), (event.back, "back")]
     changes = [f"{count(len(paths), 'file')} {how}" for paths, how in parts if paths]
     return f"{event.fault}: of the outputs {', '.join(changes) or 'nothing was lost'}"

@@ -1,5 +1,5 @@
-"""A drill as scalars of TensorBoard: the runs `reference` and `chaos`, and `chaos/replayed-attempt-N` for what attempt N did in
-vain.
+"""A drill as scalars of TensorBoard: the runs `reference` and `chaos`, and `chaos/replayed-attempt-N` for the steps of attempt
+N that were rolled back.
 
 Written with the tensorboard package's own writer; torch is not needed.
 """

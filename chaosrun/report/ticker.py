@@ -1,4 +1,5 @@
-"""Progress of much on stderr, a line for each event. A terminal that goes away ends the display, not what it shows."""
+"""Progress of sweeps, shrinks and suites on stderr, a line for each event. A terminal that goes away ends the display, not what
+it shows."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -185,7 +185,7 @@ class TestLines:
             live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
         assert stream.getvalue().splitlines() == [
             f"[0:00] run: created in {run.path}",
-            "[0:00] run: no socket: the run cannot be cancelled or struck from elsewhere",
+            "[0:00] run: no socket: the run cannot be cancelled or get faults from elsewhere",
         ]
 
     def test_one_run_after_the_other(self, run: RunLayout, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ class TestPicture:
             live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
         assert self.screen(stream).strip().splitlines() == [
             "[0:00] chaos: unplanned death of rank 2 at step 7: exit code 1",
-            "[0:00] run: no socket: the run cannot be cancelled or struck from elsewhere",
+            "[0:00] run: no socket: the run cannot be cancelled or get faults from elsewhere",
         ]
 
     def test_the_replays_of_a_diagnosis(self, run: RunLayout) -> None:

@@ -1,4 +1,5 @@
-"""The report of a drill as one HTML page that loads nothing. What only a page has room for, the legs' traces say."""
+"""The report of a drill as one HTML page that loads nothing. Figures that only a page has room for are made from the legs'
+traces."""
 
 from pathlib import Path
 

@@ -93,7 +93,7 @@ def _loss(records: Sequence[StepRecord]) -> float:
     try:
         return loss_of(records)
     except OverflowError:
-        return math.inf  # the sum of numbers at the edge of what there is
+        return math.inf  # the sum of losses near the largest float
 
 
 def _tails(leg: Leg) -> dict[int, dict[int, list[StepRecord]]]:
@@ -153,7 +153,7 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[int]:
 def _upright(values: Iterable[float]) -> Scale:
     known = [value for value in values if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=1.0)
-    # Halves first: the distance of the largest numbers there are is none of them.
+    # Halves first: the difference of the largest floats would overflow.
     room = (high / 2 - low / 2) / 10 or abs(high) * 0.05 or 0.5
     room = room if math.isfinite(high + room) and math.isfinite(low - room) and math.isfinite(high - low) else 0.0
     return Scale(low - room, high + room)

@@ -54,7 +54,7 @@ def _place(source: Source) -> tuple[int, int, int | None, str] | None:
 
 
 def _seen(source: Source, number: int | None) -> Lineage:
-    """The chaos leg as it stood with this attempt: a divergence may lie in what was cut off later."""
+    """The chaos leg's lineage up to this attempt: a divergence may lie in steps that a later restart cut off."""
     chain = source.chaos.chain
     attempt = next((entry for entry in source.chaos.history.attempts if entry.number == number), None)
     if attempt is None:

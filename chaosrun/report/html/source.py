@@ -32,12 +32,12 @@ class Source:
 
     @property
     def words(self) -> tuple[str, str]:
-        """What the two are called whose steps are compared."""
+        """What the two sides of the comparison are called."""
         return ("as first done", "as it went on") if self.view.facts.in_production else ("undisturbed", "under faults")
 
     @property
     def told(self) -> Leg:
-        """The leg whose course is shown: the disturbed one, or the one that it never came to."""
+        """The leg whose course is shown: the disturbed one, or the undisturbed one if the disturbed one never began."""
         return self.chaos if self.chaos.history.journal else self.reference
 
 
@@ -58,7 +58,7 @@ def read_source(view: RunView) -> Source:
 
 
 def _rolled_back(leg: Leg) -> Leg:
-    """What was done before a restart and again after it, as it was the first time: what a run is compared with."""
+    """The first records of steps that were done again after a restart: a run in production is compared with these."""
     chains = {rank: Steps() for rank in leg.chain.steps}
     for span in leg.chain.cut_off:
         chains[span.trace.rank].add(span)

@@ -123,7 +123,7 @@ def _lanes(ranks: list[int], busy: set[int]) -> list[int]:
 
 
 def _of_the_others(bars: Sequence[_Bar]) -> list[_Bar]:
-    """One for each attempt: from the first that began to the last that ended, training when all of them did."""
+    """One bar for each attempt: from the first rank that began to the last that ended; it trains once all ranks do."""
     by_attempt: dict[int, list[_Bar]] = {}
     for bar in bars:
         by_attempt.setdefault(bar.attempt, []).append(bar)
@@ -131,7 +131,7 @@ def _of_the_others(bars: Sequence[_Bar]) -> list[_Bar]:
     for attempt, own in by_attempt.items():
         end = max(bar.end for bar in own)
         trains = max(bar.trains for bar in own)
-        # Of ranks that were rolled back; those that were lost with it had nothing to lose.
+        # Only of ranks whose steps were rolled back.
         lost = max((bar.lost for bar in own if bar.lost < bar.end), default=end)
         found.append(
             _Bar(
@@ -153,7 +153,7 @@ def _times(journal: Sequence[recorded.JournalEvent]) -> Times:
         if isinstance(record, recorded.AttemptStarting | recorded.AttemptStarted | recorded.AttemptStopped):
             newest = record.attempt
             times.setdefault((record.event, newest), record.time_s)
-        elif isinstance(record, recorded.SupervisorResumed):  # what was under way had ended with the supervisor before it
+        elif isinstance(record, recorded.SupervisorResumed):  # the attempt under way had ended with the former supervisor
             times.setdefault(("attempt.stopped", newest), record.time_s)
     return times
 
