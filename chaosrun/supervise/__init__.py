@@ -1,1 +1,1 @@
-"""Carrying a drill out: starting and watching attempts, striking, restarting, cancelling; all of it journalled."""
+"""Carries out a drill: starts and watches attempts, strikes faults, restarts, cancels; every step is written to a journal."""

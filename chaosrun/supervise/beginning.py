@@ -1,6 +1,7 @@
 """Where the chaos leg of a drill begins: at the reference's checkpoint before the first fault, if the verdict can rest on it.
 
-What it rests on says docs/exactness.md ("Where a drill begins"); whether a leg that began there may be judged, `verify.check`.
+The conditions for that are in docs/exactness.md ("Where a drill begins"); `verify.check` decides whether a leg that began there
+may be judged.
 """
 
 import shutil
@@ -30,8 +31,8 @@ EVERY_ONE = 10**9
 
 
 def keeping(template: WorkerOrder, spec: JobSpec, early: Early) -> WorkerOrder:
-    """The orders of a reference: how many checkpoints it keeps, for other legs to begin at; and what that rests on is looked
-    at."""
+    """The orders of a reference leg: how many checkpoints it keeps for other legs to begin at, and whether its checkpoints
+    record what that needs (`looks_after`)."""
     if template.leg != "reference":
         return template
     if spec.verify.begin == "fault" and spec.by == "chaosrun":
@@ -43,7 +44,7 @@ def keeping(template: WorkerOrder, spec: JobSpec, early: Early) -> WorkerOrder:
 
 
 def wanted(spec: JobSpec, early: Early, reference: LegLayout) -> bool:
-    """By one rule with early ends, unless the job says which."""
+    """Whether the chaos leg is to begin at a checkpoint: as the job says, else whenever early ends are used."""
     by_rule = early == "always" or (early == "long" and final_step(reference) > LONG)
     return by_rule if spec.verify.begin == "auto" else spec.verify.begin == "fault"
 
@@ -51,7 +52,7 @@ def wanted(spec: JobSpec, early: Early, reference: LegLayout) -> bool:
 def begin(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, chaos: LegLayout) -> Began:
     """Have a chaos leg that has done nothing yet begin at the reference's checkpoint before its first fault, or write down why
     it does not."""
-    if chaos.checkpoints.exists():  # a supervisor was killed on its way here
+    if chaos.checkpoints.exists():  # a supervisor was killed while it was copying
         shutil.rmtree(chaos.checkpoints)
         remove_objects(chaos)
     found = _give(info, spec, plan, reference, chaos)
@@ -62,7 +63,8 @@ def begin(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, c
 
 
 def _give(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, chaos: LegLayout) -> Began | str:
-    """Copies, as faults may damage them, of as many checkpoints as an undisturbed leg would have there; or why not."""
+    """Copy as many checkpoints as an undisturbed leg would have at this step (copies, as faults may damage them); or say why
+    not."""
     if why := next(_refusals(spec, plan, reference), None):
         return why
     number = reference.attempts()[-1]
@@ -87,7 +89,7 @@ def _give(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, c
 
 
 def has_begun_there(leg: LegLayout) -> bool:
-    """The leg was given a checkpoint, and is not whole."""
+    """Whether the leg began at a checkpoint that it was given, so that its first steps are missing."""
     began = read_began(leg, [])
     return began is not None and bool(began.states)
 
@@ -97,22 +99,24 @@ def _refusals(spec: JobSpec, plan: FaultPlan, reference: LegLayout) -> Iterator[
     if corrupts(plan):
         yield "the plan corrupts memory"
     if not any(fault.facts.ends_attempt for fault in plan.faults):
-        yield "no fault has the job come back"
+        yield "no fault makes the job restart"
     if not any(fault.at_step for fault in plan.faults):
         yield "no fault has a step"
     yield from (f"{fault.id} may strike before any checkpoint" for fault in plan.faults if _any_time(fault))
 
 
 def _outside(attempt: AttemptLayout, traces: Sequence[RankTrace]) -> Iterator[str]:
-    """What the script does where no checkpoint holds it: a leg that did not do it itself may go on otherwise."""
+    """What the script does outside its process, where no checkpoint holds it: a leg that skips these steps may go on
+    differently."""
     if not all(any(saved.own or saved.unseen for saved in trace.checkpoints) for trace in traces):
-        yield "nobody looked at what its script does outside its process"
+        yield "what its script does outside its process was not recorded"
     told = [attempt.effects(trace.rank) for trace in traces]
     yield from (f"rank {rank}: {path.read_text(errors='replace')}" for rank, path in enumerate(told) if path.exists())
 
 
 def _any_time(fault: Fault) -> bool:
-    """A restore at the beginning would be one that it counts, or strikes; the first rendezvous comes before."""
+    """Whether the fault may come before any checkpoint: the restore at the beginning would count for it, or it strikes at the
+    first rendezvous."""
     if fault.phase == "rendezvous":
         return max(fault.occurrence, fault.attempt or 1) == 1
     return fault.phase is None or fault.phase in RESTORE_PHASES or fault.at_step is None

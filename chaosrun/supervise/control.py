@@ -1,9 +1,9 @@
 """The control socket of a live run: who may speak to its supervisor, and how. Owns the protocol, both ends of it.
 
 `<run>/control/`, mode 0700, holds `socket` and `token`, both 0600; it is there for as long as the run is supervised. A client
-connects, sends one command and gets one answer, each a line of JSON, and is hung up on. Before a word is read the kernel says
-who is calling: nobody but the user whose run it is. The token keeps out what runs as that user but cannot read the run's
-directory, a container that shares the socket for one.
+connects, sends one command and gets one answer, each a line of JSON, and the connection is closed. Before anything is read, the
+kernel tells which user is calling: only the run's own user is served. The token keeps out what runs as that user but cannot
+read the run's directory, a container that shares the socket for one.
 
 Nothing here waits for the supervisor nor keeps it waiting: the server has a thread of its own.
 """
@@ -38,7 +38,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"):
 
 
 class Ping(Said, frozen=True, tag="ping"):
-    """Say who you are."""
+    """Ask for the run's id and the supervisor's pid."""
 
 
 class Cancel(Said, frozen=True, tag="cancel"):
@@ -69,10 +69,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hint: str | None = None
     run: str | None = None
     pid: int | None = None
-    """Both in answer to a ping."""
+    """This and `run`: the answer to a ping."""
     faults: tuple[InjectedFault, ...] = ()
     seed: int | None = None
-    """Both in answer to an injection."""
+    """This and `faults`: the answer to an injection."""
 
 
 Command = Ping | Cancel | Inject

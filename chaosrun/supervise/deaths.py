@@ -27,7 +27,7 @@ EACH_TIME = (
 )
 """Not among them: what a network, a device, a peer or a lack of memory raises (OSError, RuntimeError)."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-"""Signals that a process brings upon itself."""
+"""Signals by which a process crashes by itself."""
 
 
 def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
@@ -45,7 +45,7 @@ def _ends(leg: LegLayout, attempt: int, rank: int) -> tuple[int, int]:
     path = leg.attempt(attempt).trace(rank)
     if not path.exists():
         return 0, 0
-    # Which records are sound the verdict says; a restart needs but a number.
+    # Whether the records are damaged is for the verdict; a restart needs only the step.
     trace = read_ends(path, attempt, rank, [])
     begun = trace.start.position.step if trace.start else 0
     return begun, trace.steps.last or begun
@@ -59,7 +59,7 @@ def reach_of(beat: Heartbeat | None) -> Reach:
 
 
 def failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
-    """Why this rank's end was no good, None when it completed. Exit codes after a completed training are noise (hazard P8)."""
+    """Why this rank failed, None when it completed. Exit codes after a completed training are noise (hazard P8)."""
     failure = _failure_of(leg, exited)
     reach = reach_of(read_heartbeat(leg.attempt(exited.attempt).heartbeat(exited.rank)))
     return None if failure is None else replace(failure, reach=reach)
@@ -104,7 +104,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
 
 
 def _comes_each_time(failure: Failure) -> bool:
-    """Of the first attempt: an error of the script's, before its first step, that no other attempt would be spared."""
+    """Whether an error of the script in the first attempt, before its first step, would come in every attempt."""
     name = failure.error[0] if failure.error else ""
     kind = getattr(builtins, name, None)
     sure = name == errors.UserScriptError.__name__ or (isinstance(kind, type) and issubclass(kind, EACH_TIME))
@@ -112,12 +112,12 @@ def _comes_each_time(failure: Failure) -> bool:
 
 
 def _of_notice(end: WorkerEnd, told: int) -> Failure:
-    """The same for every rank: they leave together."""
+    """The failure of ranks that left on a preemption notice: the same for each, as they leave together."""
     return Failure(
         code="told_to_leave",
         message=f"rank {told} was told to leave (SIGTERM), and no fault was planned for it: "
         f"all ranks took a checkpoint after step {end.step} and left",
-        hint="the cluster or a person took its place away",
+        hint="the cluster or a person took away its resources",
         rank=told,
         step=end.step,
         leaving=True,
@@ -125,7 +125,7 @@ def _of_notice(end: WorkerEnd, told: int) -> Failure:
 
 
 def _code_of(error: RaisedError, outcome: Outcome) -> EndCode | None:
-    """What is known beside the outcome: by the type of the error; of the script's own, by what torch and the system say."""
+    """A more precise code than the outcome: by the error's type, and for the script's own errors by words of its message."""
     match outcome:
         case "inexact_restore":
             return _OF_TYPES.get(error.type)

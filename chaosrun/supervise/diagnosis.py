@@ -41,7 +41,7 @@ NOT_SHOWN_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A run, and what is to be seen of it again."""
+    """A run, and the difference that is to be replayed."""
 
     run: RunLayout
     info: RunInfo
@@ -83,7 +83,7 @@ class _Shown:
     irreproducible: str | None
     """How the undisturbed replay differs from the run's reference."""
     replayed: Drill | None
-    """None when the undisturbed replay was reason enough to stop."""
+    """None when the undisturbed replay already ended the diagnosis."""
     divergence: Divergence | None
     comparison: Comparison
     stopped: str | None = None

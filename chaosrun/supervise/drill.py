@@ -1,6 +1,6 @@
 """One drill: reference leg, chaos leg, verdict, and, before anything but PASS is said, a second reference.
 
-Every step leaves files behind; a drill whose supervisor was killed is taken up where they end.
+Every step leaves files behind; a drill whose supervisor was killed is continued from them.
 """
 
 import errno
@@ -74,9 +74,9 @@ class LegRunner:
     workers: "ClusterWorkers"
     on_record: Callable[[EventRecord], None]
     on_supervisor: Callable[[Supervisor | None], None] = lambda supervisor: None
-    """Told whom to interrupt, for as long as a leg runs."""
+    """Called with the supervisor that a signal has to interrupt, for as long as a leg runs."""
     has_successor: bool = False
-    """Somebody goes on with the run when this process is killed (`chaosrun.supervise.process`)."""
+    """Another process goes on with the run when this one is killed (`chaosrun.supervise.process`)."""
 
     def ask_permission(self, plan: FaultPlan, spec: JobSpec) -> None:
         """Raises UsageError for a fault that this Ray, or this process, does not allow."""
@@ -121,7 +121,7 @@ class Drill:
     deadline_s: float | None = None
     """When the run's timeout has passed, wall clock; None: it begins with the drill."""
     _removed: list[TrainingTime] = field(default_factory=list, init=False)
-    """Of legs whose records are gone: what they left behind may still be there."""
+    """Training times of legs whose records were removed: files that they left may still exist."""
 
     def execute(self) -> Verdict:
         """Run what is left to run and judge. The verdict is in verdict.json when this returns.
@@ -257,9 +257,9 @@ class Drill:
         if info.reference.source is None or info.reference.mode != "auto":
             write_run(self.run, changed(info, irreproducible=difference, wanders=wanders))
             return judge(self.run)
-        # The cached reference is of another time (changed data, changed machine): judge by the one just made.
+        # The cached reference is out of date (data or machine have changed): judge by the one just made.
         self._replace_reference(info, difference)
-        if beginning.has_begun_there(chaos := self._leg("chaos")):  # with a checkpoint of the one that is no longer there
+        if beginning.has_begun_there(chaos := self._leg("chaos")):  # from the replaced reference
             self._remove(chaos)
             self._run_chaos(spec, FaultPlan.read(self.run.plan_json))
         agreed, verdict = agreed_at_first(verdict), judge(self.run)
@@ -297,7 +297,7 @@ class Drill:
         return own_leg(self.run, read_run(self.run), name)
 
     def _remove(self, leg: LegLayout) -> None:
-        """What an unfinished reference left is of no use: gone on with from a checkpoint, it would not be undisturbed."""
+        """Remove what an unfinished reference left: continued from a checkpoint, it would not be an undisturbed leg."""
         if time := training_time(leg, f"{leg.path.name} leg"):
             self._removed.append(time)
         remove_leg(leg)

@@ -1,6 +1,5 @@
 """When a chaos leg may end before its training does: what its attempts are told, and what their end is called.
-
-What "settled" rests on says docs/exactness.md; whether a leg that says so was right, `verify.early_end`.
+docs/exactness.md has the conditions of "settled"; `verify.early_end` checks afterwards whether they were met.
 """
 
 import json
@@ -31,7 +30,7 @@ def settle_in(template: WorkerOrder, attempt: int, plan: FaultPlan, observed: Co
 
 
 def ending(finish: Finish, leg: LegLayout, attempt: int, world_size: int) -> Finish:
-    """How a leg ended whose ranks completed it, or all left it because it was decided."""
+    """The end of a leg whose ranks completed it, or all left early because the result was decided."""
     ends = [read_end(leg.attempt(attempt), rank) for rank in range(world_size)] if finish.outcome == "completed" else []
     how, step = {end.status for end in ends if end}, max((end.step for end in ends if end), default=0)
     if how == {SETTLED}:
@@ -42,14 +41,15 @@ def ending(finish: Finish, leg: LegLayout, attempt: int, world_size: int) -> Fin
 
 
 LONG = 1000
-"""Steps of a job from which on a drill that is submitted ends early by itself."""
+"""A submitted drill may end early if its job has more steps than this, unless told otherwise."""
 
 
 def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> Settle:
     """What the chaos leg of a run is told once its faults are over.
 
-    Nothing where no end is ever shown to follow: a script that resumes by itself keeps its place, its schedule and its loaders
-    where no digest looks; tolerances have no equal state; an injected corruption is looked for to the end.
+    Empty where equal state at a checkpoint would not prove that the rest is equal: a script that resumes by itself keeps its
+    position, schedule and loaders outside the digests; with tolerances states are not equal; an injected corruption is looked
+    for to the end.
     """
     if any(undecided(spec, None)) or corrupts(plan):
         return ""
@@ -61,8 +61,8 @@ def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) ->
 
 
 def told(template: WorkerOrder, spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> WorkerOrder:
-    """The orders of a leg. From which step on its checkpoints say what an early end rests on: of a job that is only taken for a
-    long one when it has come so far, from there. A leg of which that is never asked does not look, nor listen."""
+    """The orders of a leg. `looks_after`: the step from which on its checkpoints record what an early end needs; if only long
+    jobs end early, from step LONG on. None for a leg that will not be asked."""
     settle = asked(spec, early, plan, reference) if template.leg == "chaos" else ""
     if template.leg == "chaos":
         is_asked = settle != ""
@@ -72,11 +72,11 @@ def told(template: WorkerOrder, spec: JobSpec, early: Early, plan: FaultPlan, re
 
 
 def reference_keys(key: str, early: Early) -> tuple[str, ...]:
-    """Of a run's reference in the cache: under the first it is kept, under any it is found. One whose checkpoints say all that
-    an early end rests on does for other runs, too."""
+    """Keys of a run's reference in the cache: it is kept under the first, and found under any. A reference whose checkpoints
+    record all that an early end needs serves runs without early ends, too."""
     return (key, f"{key}-early") if early in ("never", "long") else (f"{key}-early",)
 
 
 def has_repeated(reference: LegLayout, run_id: str) -> None:
-    """Write down that the job was run twice, from its first step to its last, and did the same."""
+    """Write down that the job was run twice, from its first step to its last, with equal results."""
     write_durably(reference.repeats, json.dumps({"v": 1, "run": run_id}).encode())

@@ -1,4 +1,4 @@
-"""Why an attempt ended unplanned, as `lifecycle` decides by it. Pure."""
+"""Why an attempt ended unplanned: what `lifecycle` decides by. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ class Failure:
 
     message: str
     code: EndCode | None = None
-    """None: nothing is known that the outcome does not say."""
+    """None: nothing more precise than the outcome is known."""
     hint: str | None = None
     outcome: Outcome = "recovery_failed"
     """What the leg ends as if this is not worth another attempt."""
@@ -33,7 +33,7 @@ class Failure:
     """Of a hang: what the rank was doing when it stopped."""
     reach: Reach = "beyond"
     of_node: bool = False
-    """A node was lost: neither the script nor the checkpoint has to do with it."""
+    """A node was lost: neither the script nor the checkpoint is the reason."""
     raised_s: float | None = None
     """When the rank wrote the error down, wall clock; of deaths seen together the first to raise is the cause."""
 

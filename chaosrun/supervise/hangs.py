@@ -1,13 +1,13 @@
 """When silence is a hang, and who stopped first: decided from heartbeats, and from what was seen of the processes.
 
-`HangWatch` and `Standstill` are pure. `HangDetector` is their shell: it has everything written down that a kill would destroy,
-before anybody kills, and restarts nothing.
+`HangWatch` and `Standstill` are pure. `HangDetector` connects them to the leg: before anything is killed, it writes down what a
+kill would destroy. It restarts nothing.
 
 A rank is silent while its heartbeat shows the same beat. Ranks wait for one another, so only those furthest behind are judged:
 when all of them have been silent for longer than their stage is given, the attempt hangs. A rank whose process is stopped
-(state T) waits for nobody and does nothing of its own: then it alone is judged. Silence is counted in the looks of the
-supervisor itself, never more than LONGEST_LOOK_S from one to the next: a machine that slept, a clock that was set, a
-supervisor that was held up make nobody silent.
+(state T) waits for nobody and does nothing of its own: then it alone is judged. Silence is summed over the supervisor's own
+looks, at most LONGEST_LOOK_S from one to the next: a machine that slept, a clock that was set or a delayed supervisor make no
+rank silent.
 
 How long a stage is given:
 
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 FACTOR = 10.0
 LONGEST_LOOK_S = 2.0
 STACKS_LIMIT_S = 3.0
-"""For the ranks to write their stacks down; those that are stopped never will."""
+"""How long ranks have to write their stacks down; stopped processes never do."""
 VALIDATION = 20.0
 IDLE = 0.01
-"""Where there are no steps to go by, a rank that uses more of a processor than this gets on: in the script's own code, and
-after the training."""
+"""In the script's own code and after the training, where no steps show progress, a rank that uses more of a processor than this
+is taken to make progress."""
 
 _STOPPED = frozenset("Tt")
 _WAITING_CODE = ("/torch/distributed/", "/torch/autograd/graph.py")
-"""Where the main thread of a rank stands that waits for others in a collective."""
+"""Code in which the main thread of a rank is while it waits for others in a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class _Listening:
 
 @dataclass(slots=True, kw_only=True)
 class HangWatch:
-    """Of one leg; what it has seen of one attempt it knows in the next."""
+    """Judges the silence of one leg's ranks; what it has learnt from one attempt it uses in the next."""
 
     hang_timeout_s: float | None
     """None: derived from what the leg has shown."""
@@ -84,7 +84,8 @@ class HangWatch:
 
     @classmethod
     def of(cls, recovery: RecoverySpec, world_size: int, *, inspecting: bool) -> "HangWatch":
-        """`inspecting`: steps are replayed whose every tensor is written down; what steps took before says nothing of them."""
+        """`inspecting`: the leg is a replay that writes down every tensor of some steps, so that earlier steps say nothing
+        about their time."""
         timeout_s = recovery.start_timeout if inspecting and recovery.hang_timeout is None else recovery.hang_timeout
         return cls(hang_timeout_s=timeout_s, start_timeout_s=recovery.start_timeout, world_size=world_size)
 
@@ -92,7 +93,7 @@ class HangWatch:
         """A new attempt starts."""
         for stage in STAGES:
             took_s = [beat.first[stage] for beat in self._beats.values() if stage in beat.first]
-            # With a rank missing, perhaps the slow one is: the first to be done says nothing about the others.
+            # Without the times of all ranks, the slowest may be missing.
             if len(took_s) == self.world_size:
                 self._firsts[stage] = max(self._firsts.get(stage, 0.0), _of_all(stage, took_s))
         self._longest = self._longest_so_far()
@@ -128,7 +129,7 @@ class HangWatch:
             self._ranks[rank] = _Listening(count=count, cpu_s=activity.cpu_s)
 
     def _validates(self, rank: int, activity: Activity) -> bool:
-        """It is in the script's own code, computes, and nobody has said how long that may take."""
+        """It is in the script's own code, computes, and no `hang_timeout` is set."""
         own = activity.beat is not None and activity.beat.facts.own
         return own and self.hang_timeout_s is None and _computes(self._ranks[rank], activity)
 
@@ -230,7 +231,7 @@ class Standstill:
             for rank, pid in sorted(live.items())
             if rank in activities
         ]
-        # Whoever is stopped waits for nobody. Of the others, those furthest behind; of these, whoever does not wait.
+        # First ranks whose process is stopped; then those furthest behind, of these first whoever is in no collective.
         ranks.sort(key=lambda seen: (not seen.is_stopped, _place(seen.beat), seen.is_waiting, seen.rank))
         return cls(attempt=attempt, silence=silence, ranks=tuple(ranks))
 
@@ -239,7 +240,7 @@ class Standstill:
         return self.ranks[0]
 
     def also_stopped(self) -> tuple[FoundRank, ...]:
-        """Others that wait for nobody: they stopped of themselves, too."""
+        """Other ranks that are not waiting in a collective: they stopped by themselves, too."""
         first = self.first
         return tuple(
             seen

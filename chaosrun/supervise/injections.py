@@ -22,15 +22,15 @@ from chaosrun.supervise.supervisor import Supervisor
 STRUCK = ("chaos", RUN)
 """Legs that take faults."""
 SOONEST_S = 0.001
-"""A time of nothing cannot be written in a job file."""
+"""A delay of 0 cannot be written in a job file."""
 
 
 class Injections:
     """The way of a fault from `chaosrun inject` into the leg that is under faults.
 
-    Asked by the thread of the control socket, beside the supervisor's: what is granted is durably in plan.json before the
-    supervisor hears of it, so that whatever becomes of it, and of this process, the verdict knows that it was to strike. The
-    only writer of plan.json once a run has begun. `watch` and `hear` are told what the drill does.
+    Called by the control socket's thread, not the supervisor's: a granted fault is durably in plan.json before the supervisor
+    hears of it, so that the verdict knows of it whatever happens to this process. The only writer of plan.json once a run has
+    begun. `watch` and `hear` are told what the drill does.
     """
 
     def __init__(self, run: RunLayout, *, has_successor: bool) -> None:

@@ -1,4 +1,4 @@
-"""What Ctrl-C does, and SIGTERM, and a closed terminal's SIGHUP.
+"""What Ctrl-C, SIGTERM and the SIGHUP of a closed terminal do.
 
 While a drill runs in this process (`Interrupts`): they end it in order, and say how to go on. While another process supervises
 it and this one only follows it at a terminal (`follow`): Ctrl-C asks whether to detach, cancel or go on; SIGTERM cancels.
@@ -77,7 +77,8 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def request(self) -> None:
-        """What a SIGINT would do, asked for by another thread; twice where the first has to wait. Does not wait."""
+        """Do what a SIGINT would, for another thread; a second request while signals are postponed takes effect at once. Does
+        not wait."""
         if self._requested and not self._postponed:
             return
         if self._former:
@@ -112,8 +113,8 @@ class Interrupts:
 
 
 class OneOfMany(Interrupts):
-    """Of one drill among those of this process, in whichever thread: signals are meant for all of them, and whoever takes those
-    is told by `watch` whom to interrupt; a request ends this drill alone."""
+    """The interrupts of one of several drills in this process, in any thread: signals concern all of them, and their handler
+    learns by `watch` whom to interrupt; a request ends this drill alone."""
 
     def __init__(self, watch: Callable[[Any], None]) -> None:
         super().__init__()
@@ -179,7 +180,7 @@ def _ask(process: "SupervisorProcess") -> Answer:
                 pressed = os.read(descriptor, 1024)
                 if not pressed:
                     return "cancel"
-                # What begins with another key (an arrow's is Escape) is no answer, whatever follows.
+                # Input that begins with another key (an arrow key sends Escape) is no answer, whatever follows.
                 key = pressed.decode(errors="replace").strip(" \r\n\t").lower()[:1]
                 _say(f"{key if key.isprintable() else ''}\n")
                 if answer := ANSWERS.get(key):

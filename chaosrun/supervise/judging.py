@@ -1,7 +1,7 @@
 """Judges the restarts of a run in production while it goes on, in a thread beside its supervisor, which asks what was found.
 
-An attempt is judged when every rank is through the steps that had been done before, or as far as it came when it is over. What
-is compared says `verify.production`.
+An attempt is judged once every rank has repeated the steps that had been done before; an attempt that is over is judged as far
+as it came. `verify.production` says what is compared.
 """
 
 import threading
@@ -32,15 +32,15 @@ class RecoveryJudge:
         self._open: dict[int, bool] = {}
         """Restarted attempts that have not been judged; whether they are over."""
         self._targets: dict[int, dict[int, int]] = {}
-        """Of those, by rank the last step that had been done before."""
+        """For each of those attempts, by rank, the last step that had been done before."""
         self._over: dict[tuple[int, int], RankTrace] = {}
-        """Of attempts that are over, by attempt and rank."""
+        """Traces of attempts that are over, by attempt and rank."""
         self._found: list[Recovery] = []
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="chaosrun-judge", daemon=True)
 
     def take_over(self, past: Sequence[JournalEvent]) -> None:
-        """What another supervisor left to be judged."""
+        """Continue with the attempts that a former supervisor had not judged."""
         judged = {event.attempt for event in past if isinstance(event, Judgement)}
         self._since = max((event.attempt for event in past if isinstance(event, RecoveryDiverged)), default=1)
         for number in (event.attempt for event in past if isinstance(event, AttemptStarting) if event.attempt not in judged):
@@ -48,7 +48,7 @@ class RecoveryJudge:
             self.ended(number)
 
     def began(self, attempt: int) -> None:
-        """Of the first there is nothing to judge."""
+        """The first attempt is not judged: it has recovered nothing."""
         with self._changed:
             if attempt > 1:
                 self._open[attempt] = False
@@ -68,7 +68,7 @@ class RecoveryJudge:
             return [_event_of(each) for each in found]
 
     def close(self) -> list[Judgement]:
-        """The rest, of a leg whose attempts are all over."""
+        """Judge the rest, once all attempts of the leg are over."""
         with self._changed:
             self._open, self._closing = dict.fromkeys(self._open, True), True
             self._changed.notify()
@@ -99,7 +99,7 @@ class RecoveryJudge:
         return True
 
     def _is_through(self, attempt: int) -> bool:
-        """Every rank has made a step of its own, after all that had been done before: what it saved there is written."""
+        """Every rank has gone beyond the last step that had been done before, so that its records up to there are written."""
         if attempt not in self._targets:
             targets = self._targets[attempt] = {}
             for trace in self._read(attempt).traces:
@@ -121,7 +121,7 @@ class RecoveryJudge:
         return read_leg(self._leg, read)
 
     def _step(self, attempt: int, rank: int) -> int:
-        """The last that it made; 0 before its first."""
+        """The last step that the rank made; 0 before its first."""
         with suppress(FileNotFoundError):
             return read_ends(self._leg.attempt(attempt).trace(rank), attempt, rank, []).steps.last
         return 0

@@ -1,4 +1,5 @@
-"""Why a command ended its attempt, in sentences: what its fork server saw of it, as a `Failure`. Decides nothing."""
+"""Why a command ended its attempt: turns what the fork server saw of it into a `Failure` with message and hint. Decides
+nothing."""
 
 from collections.abc import Mapping
 
@@ -33,7 +34,8 @@ _MISUSES: Mapping[LauncherCode, tuple[str, str]] = {
 
 
 def failure_of_launcher(failed: LauncherFailed, layout: AttemptLayout, world_size: int) -> Failure:
-    """What the lifecycle is to decide by. Where no rank has ever come another attempt would do the same."""
+    """The failure that the lifecycle decides by. If no rank has ever begun to train, another attempt would fail the same
+    way."""
     log = layout.launcher_log(failed.node_rank)
     if failed.code != "launcher_ended":
         about = {"failed": failed, "workers": count(world_size, "worker"), "world_size": world_size}

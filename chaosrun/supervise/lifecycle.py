@@ -30,7 +30,7 @@ LONGEST_REST_S = 30.0
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What the state machine hears."""
+    """Something that happened, for `decide`."""
 
 
 class Resume(Event, frozen=True):
@@ -120,7 +120,7 @@ class Audit(Action, frozen=True):
 
 
 class SetAside(Action, frozen=True):
-    """Quarantine a checkpoint that is whole, and yet nothing comes of it."""
+    """Quarantine a checkpoint that is whole, but from which attempts die without progress."""
 
     name: str
     reason: str
@@ -267,7 +267,7 @@ def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]
     assert state.phase in ("starting", "running", "stopping"), state.phase
     if event.fault is not None:
         if event.stopped and state.failure is not None:
-            # It had come to its point when something that nobody had planned ended the attempt.
+            # A rank had reached the fault's point when an unplanned failure ended the attempt.
             return replace(state, fired=state.fired | {event.fault}), ()
         return _planned(state, event.fault, leaving=event.leaving)
     if event.failure is None:
@@ -282,7 +282,8 @@ def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]
 
 
 def _cause(first_seen: Failure | None, other: Failure) -> Failure | None:
-    """Of two that were seen to fail: who was killed raised nothing, and who raised an error may only have lost that peer."""
+    """The cause among two failures: a rank that was killed raised no error, and a rank that raised one may only have lost that
+    peer."""
     if first_seen is None or first_seen.of_node or first_seen.raised_s is None:
         return first_seen
     if other.raised_s is None:
@@ -291,7 +292,7 @@ def _cause(first_seen: Failure | None, other: Failure) -> Failure | None:
 
 
 def _planned(state: LegState, fault: str, *, leaving: bool = False) -> tuple[LegState, tuple[Action, ...]]:
-    # Whatever else died in this attempt died of this: survivors notice a lost peer within milliseconds.
+    # Further deaths in this attempt are consequences: survivors notice a lost peer within milliseconds.
     state = replace(state, fired=state.fired | {fault}, planned=fault, failure=None)
     return (state, ()) if leaving else _stop(state, f"planned fault {fault}")
 
@@ -326,7 +327,7 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
         return _again(replace(state, died_from=()))
     failure = state.failure
     assert failure is not None, "an attempt stopped without a cause"
-    # DDP's complaint in DETAIL at whatever step: a checkpoint taken since would only move it on, attempt after attempt.
+    # DDP's error in DETAIL mode ends the leg at any step: newer checkpoints would only move it on, attempt after attempt.
     complaint = failure.reducer and state.previous is not None and state.previous.reducer
     if failure.outcome in ("inexact_restore", "resources") or failure.refused or complaint:
         return _finish(state, _ended_by(failure))

@@ -1,4 +1,4 @@
-"""What a run has in an object store: whose it is, and how it goes."""
+"""What a run keeps in an object store: marking it as the run's own, and removing it."""
 
 from pathlib import Path
 
@@ -14,7 +14,8 @@ _OWNER = "owner.json"
 
 
 def claim_objects(place: ObjectPlace, run: RunLayout) -> str:
-    """Write down below the run's URL whose it is; returns the nonce. Raises ResourcesError when another run has it."""
+    """Write an object below the run's URL that says which run it belongs to; returns the nonce. Raises ResourcesError when
+    another run has it."""
     owner = new_owner(run)
     ObjectStorage(place).put_new(_OWNER, encode(owner))
     return owner.nonce
@@ -26,7 +27,7 @@ def remove_all_objects(run: RunLayout, home: Path) -> None:
         info = read_run(run)
         legs = [own_leg(run, info, name) for name in LEGS]
     except UsageError:
-        return  # damaged, or a copy of another's: nothing is removed on its word
+        return  # run.json is damaged, or copied from another run: nothing is removed because of it
     place = next((leg.objects for leg in legs if leg.objects), None)
     if place is None or info.storage_nonce is None:
         return

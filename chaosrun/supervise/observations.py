@@ -1,7 +1,7 @@
 """What was seen of the faults: turns markers, notes, deaths and hangs into `fault.requested` and `fault.observed`.
 
-A fault counts as observed when something outside its own intention agrees with it, in the way that its kind prescribes
-(`faults.kind.Evidence`). Decides nothing about attempts.
+A fault counts as observed when independent evidence confirms it, of the sort that its kind requires (`faults.kind.Evidence`).
+Decides nothing about attempts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,9 +33,10 @@ class Observations:
         self._leg = leg
         self._faults: dict[str, Fault] = {}
         self._of_rank: dict[int, list[str]] = {}
-        """Faults by the rank that they strike: a thousand ranks that end at once are each held against their own."""
+        """Faults by the rank that they strike, so that the ends of a thousand ranks are each compared with their own faults
+        only."""
         self._complete: set[tuple[str, int]] = set()
-        """Groups, with the attempt in which all of them had come to their points."""
+        """Groups all of whose faults had reached their points, with the attempt."""
         self._record = record
         self._ended_by = "another supervisor took over"
         """What ended the attempt before, in words."""
@@ -50,7 +51,7 @@ class Observations:
         self._of_rank.setdefault(fault.rank, []).append(fault.id)
 
     def of_death(self, exited: Exited) -> str | None:
-        """The fault that this death is the proof of, None when it is of none."""
+        """The fault that this death proves; None when it proves none."""
         who = (exited.attempt, exited.rank, exited.pid)
         for fault, marker in self._unseen(self._of_rank.get(exited.rank, ())):
             if (marker.attempt, marker.rank, marker.pid) != who:
@@ -88,7 +89,7 @@ class Observations:
         return True
 
     def of_broken_groups(self, attempt: int) -> None:
-        """After an attempt: what waited there for others of its group, who never came, may strike again with them."""
+        """After an attempt: a fault that waited for others of its group which never came may strike again with them."""
         for fault, marker in self._unseen():
             if fault.group is not None and marker.attempt == attempt and not self._is_complete(fault, attempt):
                 self.withdraw(fault.id, "its attempt ended before all that strike together had come")
@@ -108,9 +109,8 @@ class Observations:
             self._ended_by = f"{fault.id} ({fault.describe()}) ended attempt {attempt}"
 
     def missed(self, order: WorkerOrder, *, resume: int, passed: Mapping[str, int]) -> Missed | None:
-        """A planned fault that can no longer happen when the next attempt goes on from step `resume`; of the first none is.
-
-        `passed`: what the attempts before have come by once each, and how often.
+        """A planned fault that can no longer happen when the next attempt goes on from step `resume`; before the first attempt
+        there is none. `passed`: how many earlier attempts came by each phase that occurs once an attempt.
         """
         if not passed.get("rendezvous"):
             return None
@@ -145,10 +145,8 @@ class Observations:
         return None
 
     def of_notes(self, *, at_last: bool = False) -> None:
-        """Take over the notes that are final; `at_last` those that never will be, too.
-
-        Of a fault that asks for another evidence a note is taken that says why there can be none.
-        """
+        """Record final notes as observations; with `at_last` also notes that are not final, as the leg is over. If the fault's
+        kind requires other evidence, only a note is recorded that says why there can be none."""
         if not self._leg.notes.is_dir():
             return
         for fault, marker in self._unseen():
@@ -157,7 +155,7 @@ class Observations:
                 self.see(fault.id, marker, how="note", found=note)
 
     def conclude(self) -> None:
-        """At the end of the leg: journal what has not been seen, and never will be."""
+        """At the end of the leg: journal the requests of faults that were claimed and never seen."""
         self.of_notes(at_last=True)
         for fault, marker in self._unseen():
             self.request(fault.id, marker)

@@ -1,4 +1,4 @@
-"""Power cuts: when every process of an attempt that one ended is gone, the script's outputs become what the disk would hold.
+"""Power cuts: once every process of the attempt is gone, the script's outputs are changed into what the disk would hold.
 
 Journalled before and after. The outputs have to be where this process can see them.
 """

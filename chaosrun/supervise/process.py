@@ -1,5 +1,5 @@
-"""A process of its own that supervises a run for the one that started it: both ends of the pipes between them, what the two
-say to each other, and `python -m chaosrun.supervise.process`, its program.
+"""A process of its own that supervises a run for the one that started it: both ends of the pipes between them, the messages,
+and `python -m chaosrun.supervise.process`, its program.
 
 It is started in two ways, which its task tells. *Tied*: it takes the run's lock itself and tells when it has it; should its
 starter go, in whatever way, the drill is cancelled in order, for the kernel closes the pipe to it; detached, it goes on alone.
@@ -45,7 +45,7 @@ CANCELLED_S = 10.0
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say"):
-    """The first thing said: which run."""
+    """The first message: which run to supervise."""
 
     run: str
     root: str
@@ -53,9 +53,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say
     lock: int | None = None
     """Of a process that is held: the inherited descriptor of the run's lock."""
     parent: int | None = None
-    """Likewise, with whom it dies."""
+    """Likewise: the pid of the process with which it dies."""
     deadline_s: float | None = None
-    """Likewise, when the run's timeout has passed, wall clock."""
+    """Likewise: when the run's timeout will have passed, wall clock."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="say"):
@@ -73,20 +73,20 @@ class Supervising(msgspec.Struct, frozen=True, kw_only=True, tag="supervising", 
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded", tag_field="say"):
-    """A record of the drill, of a process that is held."""
+    """A record of the drill; sent by a process that is held."""
 
     record: EventRecord
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True, tag="joined", tag_field="say"):
-    """A Ray that was there before, of a process that is held."""
+    """An existing Ray was joined; sent by a process that is held."""
 
     head: str
     """Where its head listens."""
 
 
 class Detached(msgspec.Struct, frozen=True, tag="detached", tag_field="say"):
-    """From now on nobody holds it."""
+    """It is detached: from now on it goes on alone."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="say"):
@@ -129,7 +129,7 @@ class SupervisorProcess:
         self._answers: BinaryIO = os.fdopen(os.dup(self._process.stdout.fileno()), "rb")
         self._process.stdout.close()
         self.watchdog = Watchdog(self.pid, limit_s)
-        """Of a process that is held: why it had to be killed."""
+        """For a process that is held: kills it if it has to be killed, and says why."""
         self._say(task)
 
     @classmethod
@@ -179,10 +179,10 @@ class SupervisorProcess:
         self.watchdog.limit_s = time.time() + CANCELLED_S
 
     interrupt = cancel
-    """As the supervisor of a leg is told by `supervise.interrupts`."""
+    """The name under which `supervise.interrupts` calls a leg's supervisor."""
 
     def detach(self) -> bool:
-        """From here on the drill needs nobody. False when it had ended before."""
+        """Let the drill go on without this process. False when it had ended before."""
         self._say(Detach())
         self._detached = isinstance(self._hear(), Detached)
         return self._detached
@@ -244,7 +244,7 @@ class Ties:
     """The ends of the pipes in the process that supervises."""
 
     def __init__(self) -> None:
-        # Out of the way: nothing that is started here may read or write there.
+        # Moved away from stdin and stdout: no process that is started here may use the pipes.
         self.commands: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._telling = os.dup(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -260,7 +260,7 @@ class Ties:
             os.write(self._telling, encode(answer) + b"\n")
 
     def hold(self) -> None:
-        """Do what is said, until detached or let go."""
+        """Do what the messages say, until detached or let go."""
         for line in self.commands:
             if isinstance(decode_command(line), Detach):
                 self.tell(Detached())

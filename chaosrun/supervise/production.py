@@ -1,6 +1,5 @@
-"""A run in production: one leg, no reference; each recovery is judged as it goes on, and the whole at its end.
-
-Like a drill it is taken up where its files end.
+"""A run in production: one leg, no reference; each recovery is judged while the run goes on, and the whole run at its end. Like
+a drill it is continued from its files.
 """
 
 import json
@@ -34,7 +33,7 @@ class Production:
     """When the run's timeout has passed, wall clock; None: it begins with the run."""
 
     def execute(self) -> Verdict:
-        """Do what is left of it and judge. Raises as `Drill.execute`."""
+        """Do what is left of the run and judge it. Raises as `Drill.execute`."""
         with run_files(self.run, "resume"):
             info = read_run(self.run)
             spec, leg = JobSpec.model_validate(info.spec), own_leg(self.run, info, RUN)
@@ -74,12 +73,12 @@ def alone(run: RunLayout, root: Path) -> Iterator[None]:
             stack.enter_context(locked(folder / f"{key}.lock", f"job {info.name} is being run already{name},", hint=hint))
         except UsageError:
             if not run.supervisor_json.exists():
-                remove_run(run)  # nothing of it has begun
+                remove_run(run)  # no leg of it has begun
             raise
         yield
 
 
 def _key(info: RunInfo) -> str:
-    """Of a job: where it lies, and all that its file says, with what was changed on the command line."""
+    """Identifies a job: its path, and the contents of its file with the changes of the command line."""
     said = json.dumps([info.kind, info.directory, info.script, info.spec], sort_keys=True)
     return sha256(said.encode()).hexdigest()[:16]

@@ -85,7 +85,7 @@ class ReferenceCache:
                 raise
 
     def note_repeated(self, key: str, leg: LegLayout) -> None:
-        """What `leg` says of its job's repeating itself is true of the cached one that it is, or was copied from."""
+        """Copy to the cache that the job was shown to repeat itself, if `leg` is the cached reference or a copy of it."""
         cached = LegLayout(self.root / "references" / key)
         with self.locked():
             if key and cached.journal.is_file() and cached.journal.read_bytes() == leg.journal.read_bytes():
@@ -160,7 +160,7 @@ def leg_end(leg: LegLayout) -> LegFinished | None:
     try:
         events = list(read_records(leg.journal, EVENTS)) if leg.journal.is_file() else []
     except DamagedRecordError:
-        return None  # how far it is sound, whoever goes on with it finds out
+        return None  # whoever resumes the leg finds out how far the journal is sound
     return events[-1] if events and isinstance(events[-1], LegFinished) else None
 
 

@@ -1,4 +1,5 @@
-"""What another process can do about a run: wait for its end, end it, strike it. By its files and its control socket alone."""
+"""What another process can do with a run: wait for its end, cancel it, inject faults. Uses its files and its control socket
+alone."""
 
 import secrets
 import threading
@@ -23,7 +24,7 @@ LOOK_EVERY_S = 0.1
 
 
 def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
-    """Wait until nobody supervises a run; False when `timeout_s` passes first. The kernel wakes whoever stands in line."""
+    """Wait until nobody supervises a run; False when `timeout_s` passes first. The kernel wakes the waiting processes."""
     free = threading.Event()
 
     def stand_in_line() -> None:
@@ -48,7 +49,7 @@ def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
     try:
         return _outcome(run)
     finally:
-        # Asked last: what was read while it was being removed is worth nothing.
+        # Asked last: what was read while the run was being removed is not reliable.
         if not run.run_json.is_file():
             raise UsageError(
                 f"run {run.run_id} has ended and no longer exists",
@@ -122,7 +123,7 @@ def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
 
 
 def speak(run: RunLayout, command: Command) -> Answer:
-    """Say something to a run's supervisor and return its answer. Raises UsageError when there is none, or it refuses."""
+    """Send a command to a run's supervisor and return its answer. Raises UsageError when there is none, or it refuses."""
     deadline = time.monotonic() + SOCKET_LIMIT_S
     while is_supervised(run):
         try:

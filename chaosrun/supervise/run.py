@@ -202,13 +202,13 @@ def _deadline_s(run: RunLayout) -> float | None:
 
 
 def _ending_the_supervisor(run: RunLayout) -> list[Fault]:
-    """Faults that end a supervisor; one may have come to the plan since."""
+    """Faults that end a supervisor; read again each time, as one may have been injected since."""
     plan = FaultPlan.read(run.plan_json)
     return [fault for fault in plan.faults if fault.facts.evidence == "successor"]
 
 
 def _struck(run: RunLayout) -> set[str]:
-    """The faults of which a supervisor has written down that it dies of them."""
+    """The faults of which a supervisor wrote down, before it died, that they end it."""
     leg = leg_of(run, run.main)
     return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id, Note)}
 

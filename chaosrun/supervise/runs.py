@@ -50,7 +50,7 @@ def _exit_code(run: RunLayout) -> int | None:
     try:
         last = read_supervision(run)
     except UsageError:
-        return None  # `status` tells the damage
+        return None  # `status` reports the damage
     return None if last is None or last.error is None else last.error.exit_code
 
 
@@ -90,5 +90,5 @@ def remove_run(run: RunLayout) -> None:
     if storage is not None and is_owner(storage.parent, run.path, info):
         shutil.rmtree(storage.parent)
     remove_all_objects(run, run.path)
-    run.run_json.unlink()  # first: nobody takes for a run what is half gone
+    run.run_json.unlink()  # first, so that a half-removed directory is not taken for a run
     shutil.rmtree(run.path)

@@ -1,8 +1,7 @@
-"""What the supervisor strikes itself: faults that come after a delay, and those that a rank at its point waits for.
-
-Owns when such a fault is due, its claim and its `fault.requested`, both durable before anything is struck, and what is to be
-seen of it afterwards: the end of a node from the note of a witness there, its own end from the supervisor that takes over. Who
-is struck is known by pid and start time; the agent that forked it sends the signal. Decides nothing about attempts.
+"""Faults that the supervisor strikes itself: those that come after a delay, and those for which a rank waits at its fault
+point. Decides when such a fault is due; writes its claim and its `fault.requested`, both durable before anything is struck; and
+collects the evidence afterwards: a witness's note shows the end of a node, the next supervisor the end of this one. Who is
+struck is known by pid and start time; the agent that forked it sends the signal. Decides nothing about attempts.
 """
 
 import time
@@ -42,7 +41,8 @@ class NodeTermination:
 
 
 class OutsideFaults:
-    """Of one leg. `look` is called whenever nothing else is to be done, at the latest after `patience_s`."""
+    """The outside faults of one leg. `look` is called whenever there is nothing else to do, at the latest after
+    `patience_s`."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class OutsideFaults:
         self._ready: list[Fault] = []
         """Timed faults that have not been claimed."""
         self._parking: list[Fault] = []
-        """Faults that a rank may come to in this attempt."""
+        """Faults at whose point a rank may wait in this attempt."""
         self._arrived: dict[str, Marker] = {}
         """Markers of those whose rank has come to its point, and whose group is not complete."""
         self._claimed: dict[str, Fault] = {}
-        """Of this attempt: everything that was claimed."""
+        """All faults that were claimed in this attempt."""
         self._ending: str | None = None
-        """What ends this attempt: nothing else that does is begun in it."""
+        """The fault that ends this attempt: no other one that ends it is begun."""
         self._terminating: dict[str, NodeTermination] = {}
 
     # The supervisor tells
@@ -107,7 +107,7 @@ class OutsideFaults:
         self._claimed.clear()
         claimed = read_markers(self._leg)
         self._ready = [fault for fault in self._timed if fault.id not in claimed]
-        # What ranks have reached already is not to be missed: anything claimed in this attempt is looked at.
+        # Points that ranks have already reached count: every fault claimed in this attempt is looked at.
         self._parking = [
             fault
             for fault in self._waited_for
@@ -115,7 +115,7 @@ class OutsideFaults:
         ]
 
     def attempt_stopped(self) -> None:
-        """What was claimed in an attempt that ended of something else may strike again."""
+        """Faults that were claimed in an attempt which ended for another reason may strike again."""
         for fault in (*self._claimed.values(), *self._parking):
             marker = read_marker(self._leg, fault.id)
             if fault.id in self._observations.observed or marker is None or marker.attempt != self._attempt:
@@ -124,7 +124,7 @@ class OutsideFaults:
                 self._observations.withdraw(fault.id, "its attempt ended before it could be seen to strike")
 
     def add(self, faults: Sequence[Fault]) -> None:
-        """Faults that have come to the plan while the leg runs, and come from outside: they strike like any other."""
+        """Take injected faults, which come from outside: they strike like planned ones."""
         assert all(fault.phase is None for fault in faults)
         self._timed = sorted([*self._timed, *faults], key=_after_s)
         self._ready = sorted([*self._ready, *faults], key=_after_s)
@@ -138,13 +138,13 @@ class OutsideFaults:
         return node in self._terminating
 
     def of_death(self, exited: Exited) -> str | None:
-        """The fault on whose notice this rank, wherever it is, has left with the others."""
+        """The fault on whose preemption notice this rank, on any node, has left with the others."""
         if exited.exit_code != PREEMPTED_EXIT_CODE:
             return None
         return next((each.fault.id for each in self._terminating.values() if each.fault.facts.notice), None)
 
     def misplaced(self, faults: Iterable[Fault] | None = None) -> str | None:
-        """Why a fault of the plan, or one of these, cannot be had with the ranks where they are."""
+        """Why a fault of the plan, or one of these, cannot strike with the present placement of ranks."""
         for fault in (*self._timed, *self._waited_for) if faults is None else faults:
             open_still = fault.id not in self._observations.observed
             if open_still and fault.facts.ends_node and self._workers.lives_beside(fault.rank):
@@ -225,7 +225,7 @@ class OutsideFaults:
     def _strike(self, due: Sequence[tuple[Fault, Marker]]) -> None:
         for fault, marker in due:
             self._claimed[fault.id] = fault
-            # Durable: should this process die of it, it is known what it died of.
+            # Durable: if this process dies of the fault, its successor knows why.
             self._observations.request(fault.id, marker, durable=True)
         for fault, _ in due:
             if fault.facts.last_act is not None:
@@ -249,7 +249,7 @@ class OutsideFaults:
             return
         for order, done in zip(orders, self._workers.strike(orders), strict=True):
             if done is not False:
-                continue  # or nobody knows: it stays claimed until its attempt is over
+                continue  # or it is unknown: the fault stays claimed until its attempt is over
             self._terminating = {
                 node: termination for node, termination in self._terminating.items() if termination.fault.id != order.fault
             }
@@ -265,7 +265,7 @@ class OutsideFaults:
     # Seen
 
     def _see_notes(self) -> None:
-        """What left its rank alive, as soon as it is over: somebody may be waiting for it."""
+        """Record the notes of faults that left their rank alive, as soon as they are over: a client may be waiting for them."""
         for fault in self._claimed.values():
             if fault.facts.evidence != "note" or fault.id in self._observations.observed:
                 continue

@@ -102,7 +102,7 @@ class Supervisor:
         self._workers.wake(InterruptLeg(to=self))
 
     def inject(self, faults: Sequence[Fault]) -> None:
-        """Have these strike, which are in the run's plan.json by now. May be called from another thread; does not wait."""
+        """Add faults to the leg; they are in the run's plan.json already. May be called from another thread; does not wait."""
         self._workers.wake(AddFaults(to=self, faults=tuple(faults)))
 
     def run(self) -> LegResult:
@@ -133,7 +133,7 @@ class Supervisor:
                         self._judge.ended(self._attempt)
                 state, actions = lifecycle.decide(state, event)
         except BaseException:
-            # A bug or a second interrupt: leave no process behind, then let it be seen.
+            # A bug or a second interrupt: stop all processes, then let the exception through.
             self._workers.stop(self._attempt)
             raise
         finally:
@@ -150,7 +150,7 @@ class Supervisor:
             raw = self.outside_faults.look(running=running) or self._workers.next_event(patience_s)
             event = None if raw is None else self._understand(*raw)
             if (raw is None and patience_s >= TICK_S) or time.monotonic() > self._looked_s + TICK_S:
-                # Also while events keep coming that mean nothing to the leg.
+                # Checked also while irrelevant events keep coming.
                 self._look_at_clocks(state)
             if event is not None:
                 return event
@@ -246,7 +246,7 @@ class Supervisor:
             self._end("diverged", said, "everything is kept; `chaosrun resume` goes on all the same")
 
     def _take_over(self) -> lifecycle.Resume:
-        """What a journal that another supervisor began says of the leg so far."""
+        """Continue a leg whose journal another supervisor began."""
         past = journal_events(self._leg.journal)
         self._record(recorded.SupervisorResumed(supervisor_pid=os.getpid()))
         for record in past:
@@ -304,7 +304,7 @@ class Supervisor:
         self._pending.append(lifecycle.Placed())
 
     def _audit(self) -> None:
-        if self._template.by == "script":  # where it goes on it alone knows; what the attempt before began from is progress
+        if self._template.by == "script":  # only it knows where it goes on: what the attempt before began from counts
             step = went_on_from(self._leg, self._attempt, self._template.world_size)
             return self._pending.append(lifecycle.Audited(resume=None, step=step))
         if cleared := self._store.clear_staging():
@@ -374,7 +374,7 @@ class Supervisor:
         self._pending.append(lifecycle.Started())
 
     def _pass_by(self, resume: str | None) -> None:
-        """Count what an attempt comes by once, for the attempts after it."""
+        """Count the phases that occur once an attempt, for the attempts after it."""
         self._passed.update(("rendezvous", "restore.begin", "restore.end") if resume else ("rendezvous",))
 
     def _order(self, template: WorkerOrder, rank: int, armed: Sequence[Fault]) -> WorkerOrder:
@@ -390,7 +390,7 @@ class Supervisor:
         return LegResult(**about)
 
     def _final_step(self) -> int:
-        """That of the newest checkpoint; of a script with checkpoints of its own the last that all ranks recorded."""
+        """The step of the newest checkpoint; of a script that saves by itself, the last that all ranks recorded."""
         if self._template.by == "script":
             return min(last_step(self._leg, self._attempt, rank) for rank in range(self._template.world_size))
         return max(self._store.steps(), default=0)

@@ -1,7 +1,6 @@
-"""What a supervisor makes of a leg that another one began: of its journal, and of the files that say more than that.
-
-A fault that fired unseen, after that supervisor had died, cannot be shown to have happened: it is to happen again. Decides
-nothing about attempts.
+"""How a supervisor continues a leg that another one began: from its journal, and from files that are newer than it. A fault
+that fired after that supervisor had died cannot be shown to have happened: it has to strike again. Decides nothing about
+attempts.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +50,7 @@ def take_over(
     markers = read_markers(leg)
     deaths = {fault: marker and exits.get((marker.attempt, marker.rank, marker.pid)) for fault, marker in markers.items()}
     for exited in filter(None, deaths.values()):
-        # The journal ends between the death and what it meant.
+        # The journal ends after the death, before the decision that followed.
         observations.of_death(Exited.of(exited))
     for fault, marker in markers.items():
         if fault in observations.observed or deaths[fault]:

@@ -1,8 +1,8 @@
 """Kills a process that supervises a drill when it cannot end by itself: Ray's head (gcs_server) is gone, or its time is over.
 
 Without its head Ray answers nothing for a minute, in C++ and perhaps with Python's lock held, and then ends the process. So
-that process is watched by the one that started it: when the head goes, it goes too, at once. Likewise when it was to end, and
-is held up by Ray. What it had done is in the run's files.
+that process is watched by the one that started it: when the head goes, it goes too, at once. The same if it should have ended
+and Ray holds it up. What it had done is in the run's files.
 """
 
 import signal
@@ -16,9 +16,9 @@ LOOK_EVERY_S = 0.2
 ANSWER_S = 1.0
 """For a head on another machine to take a connection."""
 SILENT_LOOKS = 3
-"""In a row, until a head that was joined is lost."""
+"""So many looks in a row without an answer: then a joined Ray's head is lost."""
 CLEAN_UP_S = 10.0
-"""For what the cleanup process beside a private Ray does once its driver is gone."""
+"""How long the cleanup process of a private Ray may take once its driver is gone."""
 
 
 class Watchdog:
@@ -27,9 +27,9 @@ class Watchdog:
     def __init__(self, pid: int, limit_s: float | None = None) -> None:
         """`limit_s`: of the process's life, wall clock."""
         self.lost: str | None = None
-        """Ray's head, in words; the process was killed then."""
+        """In words, how Ray's head was lost, for which the process was killed."""
         self.overdue = False
-        """Its time was over; it was killed then."""
+        """The process was killed because its time was over."""
         self.limit_s = limit_s
         self.head: ProcessIdentity | None = None
         """Of a private Ray, once it has been seen."""

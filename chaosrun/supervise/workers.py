@@ -1,4 +1,4 @@
-"""What wakes a supervisor, how its leg ended, and what it tells each worker."""
+"""The messages that wake a supervisor, the result of its leg, and the orders for its workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class LegResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddFaults:
-    """Strike these, too."""
+    """Add these faults to the leg."""
 
     to: object
     faults: tuple[Fault, ...]
@@ -86,7 +86,8 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
 
 
 def resume_values(template: WorkerOrder, attempt: int, plan: FaultPlan) -> dict[str, object]:
-    """How an attempt resumes. Only a restart is told of `resume.args` and `resume.env`; what a fault damages has to be read."""
+    """How an attempt resumes. Only a restart gets `resume.args` and `resume.env`. With a fault that damages files, no copies in
+    memory are used: the files have to be read."""
     restart = attempt > 1
     args = (*template.args, *(template.resume_args if restart else ()))
     damaged = any(fault.facts.family == "storage" for fault in plan.faults)

@@ -1,5 +1,6 @@
-"""The working folder of a leg whose script saves by itself: its entries lead to those of the job's folder, but for the outputs,
-so that what each leg writes by relative paths stays its own, and what it reads is found. So are the two folders above it."""
+"""The working folder of a leg whose script saves by itself: its entries link to those of the job's folder, except the outputs:
+what a leg writes to relative paths stays its own, and what it reads is found. The two folders above it are made in the same
+way."""
 
 import itertools
 import os
@@ -76,8 +77,8 @@ def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> No
 
 
 def expect_resumable(leg: LegLayout, ranks: int, steps: int, *, on_notice: bool = False) -> None:
-    """Of a reference that is over. Raises UsageError where there is nothing to kill, or nothing that a restart could find;
-    `on_notice`: the plan gives one, and what saves nothing undisturbed may save then."""
+    """Check a finished reference. Raises UsageError if it made no step or saved nothing that a restart could find; `on_notice`:
+    the plan has a preemption notice, on which a script may save that saves nothing undisturbed."""
     end = read_end(leg.attempt(leg.attempts()[-1]), 0)
     earlier = hiding(end and end.began_with)
     if not steps:

@@ -71,7 +71,7 @@ def test_it_goes_by_one_rule_with_early_ends(run: RunLayout, begin: str, early: 
         (replace(LATE, phase="rendezvous"), {}, "may strike before any checkpoint"),
         (LATE, {"verify": {"losses": {"rtol": 1e-3}}}, "a tolerance was given"),
         (LATE, {"resume": {"by": "script"}}, "a script that resumes by itself"),
-        (LATE, {}, "nobody looked at what its script does"),
+        (LATE, {}, "what its script does outside"),
     ],
 )
 def test_what_cannot_be_judged_from_there_begins_at_the_beginning(
