@@ -23,7 +23,7 @@ CALL = "run = chaosrun.attach(model, optimizer, loader), with schedulers and fur
 
 
 class Adopted(Accelerator):
-    """Made by `adopt`. `loaders`: by the script's own, what stands for it in `run.batches`."""
+    """Made by `adopt`. `loaders`: for each loader of the script, the prepared one that `run.batches` uses instead."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(cpu=device.type == "cpu", device_placement=False)
@@ -64,6 +64,6 @@ def adopt(objects: Sequence[Any]) -> Adopted:
 
 
 def _unsplit(loader: DataLoader[Any]) -> Any:
-    """It yields what `loader` yields on this rank, in an order that an epoch's number decides."""
+    """A prepared loader that yields what `loader` yields on this rank, in an order that depends on the epoch number only."""
     alone = {"num_processes": 1, "process_index": 0, "dispatch_batches": False, "put_on_device": False}
     return prepare_data_loader(loader, **alone, use_seedable_sampler=True, data_seed=torch.initial_seed())

@@ -1,11 +1,11 @@
 """Saves beside the training: a process of a rank's own, its writer, saves a copy of the rank's state while the rank goes on.
 
-The writer is forked before the rank has threads or devices, and dies with it, at whatever it is doing: what is not committed
-by then is in staging, and is cleared. It writes by the same code as a rank that waits (`protocol.saving`), from the copy alone,
-and meets the other ranks' writers in the rendezvous store. What goes wrong there is raised in the rank, when that looks.
+The writer is forked before the rank has threads or devices, and dies with it at any moment: what is not committed by then is in
+staging, and is cleared by the next attempt. It writes by the same code as a rank that waits (`protocol.saving`), from the copy
+alone, and meets the other ranks' writers in the rendezvous store. An error there is raised in the rank, at its next `look`.
 
-Faults at a checkpoint's phases are due in the writer. Those of the storage strike there, and so does a SIGKILL, of the rank;
-for any other the writer stays at its point until the rank comes to look, and strikes itself.
+Faults at a checkpoint's phases come due in the writer. Storage faults and the SIGKILL of the rank are struck from there; for
+any other fault the writer waits at the fault point until the rank looks, and strikes the fault itself.
 """
 
 import os
@@ -70,7 +70,7 @@ class _Due(NamedTuple):
 class Committed(NamedTuple):
     step: int
     digests: Digests | None
-    """Of what it holds for this rank, where the rank had not taken them itself."""
+    """Of what the checkpoint holds for this rank; None if the rank had digested its state itself."""
 
 
 class _Failed(NamedTuple):
@@ -79,20 +79,20 @@ class _Failed(NamedTuple):
 
 
 class Writer:
-    """The writer of this rank, as the rank has it."""
+    """The rank's side of its writer."""
 
     def __init__(self, order: WorkerOrder, leg: LegLayout, *, listen_fd: int | None = None) -> None:
         """Fork it, without this rank's listening socket. Call it before this process has threads."""
         self._rank = order.rank
         self._arenas = arenas_of(order)
         self._places = deque(range(len(self._arenas)))
-        """Of the arenas, in the order in which they are written next."""
+        """Indices of the arenas, the one to be written next first."""
         self._connection, theirs = Pipe()
         self.saving: int | None = None
         """The step of the save that is under way."""
         self._committed: list[Committed] = []
         self._asked = 0
-        """How often for memory, without an answer yet."""
+        """Requests for memory that have not been answered yet."""
         rank_pid = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
@@ -108,10 +108,11 @@ class Writer:
         self._asked += 1
 
     def reserve(self, taken: Taken) -> str:
-        """Have memory for it in both processes; returns why it cannot be had. No save may be under way."""
+        """Get memory for the snapshot in both processes; returns why there is none, or an empty text. No save may be under
+        way."""
         problem = self._reserve(taken)
         if problem and len(self._places) > 1:
-            # The copy of the newest checkpoint makes room for this one.
+            # Give up the copy of the newest checkpoint, and use its memory.
             self._places.popleft()
             problem = self._reserve(taken)
         return problem
@@ -134,11 +135,11 @@ class Writer:
 
     @property
     def _arena(self) -> Arena:
-        """That is written next."""
+        """The arena that is written next."""
         return self._arenas[self._places[0]]
 
     def leave(self) -> None:
-        """Have it end: it is not needed. No save may be under way."""
+        """End the writer: it is not needed. No save may be under way."""
         self._tell(None)
         os.waitpid(self._pid, 0)
 
@@ -156,14 +157,15 @@ class Writer:
             self.prepare(taken.layout.size)
 
     def look(self, faults: FaultPoints) -> list[Committed]:
-        """What became of the save: what was committed since the last look. Raises what it raised."""
+        """Checkpoints that were committed since the last look. Raises the error of a save that failed."""
         while self.saving is not None and self._connection.poll():
             self._take(self._hear(), faults)
         committed, self._committed = self._committed, []
         return committed
 
     def wait(self, heart: Heart, faults: FaultPoints) -> None:
-        """Until the save is over. The rank's heart beats as the writer's: where that stands still, this does."""
+        """Wait until the save is over. The rank's heartbeat follows the writer's meanwhile: a writer that hangs makes the rank
+        hang."""
         while self.saving is not None:
             message = self._hear()
             if isinstance(message, _Beat):
@@ -198,8 +200,8 @@ class Writer:
     def _gone(self) -> ResourcesError:
         return ResourcesError(
             f"the process that saves rank {self._rank}'s checkpoints is gone",
-            hint="its last words are in the rank's log; killed for want of memory, it leaves them in the kernel's (dmesg), and "
-            "checkpoint: {mode: sync} needs no memory of its own",
+            hint="what it printed last is in the rank's log; if it was killed for lack of memory, the kernel's log (dmesg) "
+            "says so, and checkpoint: {mode: sync} needs no memory of its own",
         )
 
 
@@ -207,14 +209,14 @@ def _live(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: Se
     code = 1
     try:
         die_with_parent(rank_pid)
-        # What is told to leave is the training: its last save is waited for.
+        # SIGTERM concerns the training, which waits for its last save.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         torch.set_num_threads(1)
         _serve(order, leg, connection, arenas, rank_pid)
         code = 0
     except BaseException:
-        # The edge of the process: there is nobody above to tell but the log.
+        # The outermost function of the process: an error can only go to the log.
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -253,7 +255,7 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: S
             peers.begin()
             saver.save(copied, peers)
             arena.seal(Sealed(copied.position.step, order.attempt, message.layout))
-        except Exception as error:  # whatever it is, the rank raises it
+        except Exception as error:  # any error: the rank raises it
             traceback.print_exc()
             connection.send(_sendable(error))
             return
@@ -265,7 +267,7 @@ def _reserve(arenas: Sequence[Arena], asked: _Reserve, limit: int | None) -> str
     if limit is not None and size + others > limit:
         return f"a copy takes {size >> 20} MiB, checkpoint.memory allows {(limit - others) >> 20} MiB"
     try:
-        # A second copy is not worth more than what else wants memory: it leaves as much as it takes.
+        # A second copy is less important than other users of memory: it leaves as much free as it takes.
         arenas[asked.place].reserve(size, spare=max(SPARE_BYTES, size if others else 0))
     except (OSError, MemoryError) as error:
         return str(error)
@@ -274,13 +276,13 @@ def _reserve(arenas: Sequence[Arena], asked: _Reserve, limit: int | None) -> str
 
 def _sendable(error: Exception) -> _Failed:
     if not isinstance(error, ChaosrunError) and type(error).__module__ != "builtins":
-        # Of anybody's, it may not be made again elsewhere: what it says is what counts.
+        # An error class of the script or a library may not be unpicklable in the rank: its text is sent.
         error = RuntimeError(f"{type(error).__name__}: {error}")
     return _Failed(error, error.__cause__ if isinstance(error.__cause__, OSError) else None)
 
 
 class _Relayed(Heart):
-    """Beats in the rank, while that waits."""
+    """The writer's heartbeat, sent to the rank, which repeats it while it waits."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
@@ -355,7 +357,7 @@ def refuse_changes(component: str, before: Mapping[str, str], after: Mapping[str
 
 
 class _Holder(SimpleNamespace):
-    """In the place of what had this state."""
+    """Stands for an object of the training: its state_dict is the copied one."""
 
     def __init__(self, state: object, **more: object) -> None:
         super().__init__(state=state, **more)

@@ -23,7 +23,7 @@ from chaosrun.errors import ChaosrunError, MisuseError
 
 def bucket_layout(model: DistributedDataParallel) -> list[list[int]]:
     """Indices into the parameters that needed gradients when it was wrapped, bucket by bucket, in the order in which they
-    lie in the bucket. One that is frozen since stays there."""
+    lie in the bucket. A parameter that was frozen later stays there."""
     buckets = [bucket.parameters() for bucket in model.reducer._get_zeros_like_grad_buckets()]
     reduced = {id(parameter) for bucket in buckets for parameter in bucket}
     index = {id(parameter): number for number, parameter in enumerate(p for p in model.parameters() if id(p) in reduced)}
@@ -38,12 +38,12 @@ class BucketPrimer:
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], *, saves_itself: bool = False, primes: bool = True) -> None:
-        """`saves_itself`: the script does. A model with a state that chaosrun could not save is left as it is then. `primes`:
-        False to see what becomes of buckets that are left alone."""
+        """`saves_itself`: the script saves and resumes by itself; a model with state that chaosrun could not save is then left
+        unprimed. `primes`: False leaves all buckets alone, so that a drill shows the effect."""
         self._saves_itself = saves_itself
         self._primes = primes
         self._told = -1
-        """How many models were primed or left when it was last asked for news."""
+        """How many models had been primed or left out when `is_news` was last asked."""
         self.left: Obstacle | None = None
         """Why a model is left unprimed."""
         self._models: list[DistributedDataParallel] = []
@@ -54,7 +54,7 @@ class BucketPrimer:
                 self.expect(model)
 
     def expect(self, model: torch.nn.Module) -> None:
-        """Meet it at its first forward pass under DDP."""
+        """Note a model at its first forward pass under DDP."""
         bare = model.module if isinstance(model, DistributedDataParallel) else model
         self._hooks[id(bare)] = bare.register_forward_pre_hook(self._meet)
 
@@ -74,7 +74,7 @@ class BucketPrimer:
 
     @property
     def done(self) -> bool:
-        """No model that has been met is waiting."""
+        """Every model noted so far has been primed or left out."""
         return not self._waiting
 
     @property
@@ -94,7 +94,7 @@ class BucketPrimer:
 
     @property
     def is_news(self) -> bool:
-        """The layout may be another one than when this was last asked: more models have been met, and do not wait."""
+        """Whether the layout may have changed since this was last asked: more models were primed or left out."""
         before, self._told = self._told, len(self._models) - len(self._waiting)
         return before != self._told
 
@@ -105,7 +105,7 @@ class BucketPrimer:
         return [bucket for model in self._laid_out() for bucket in bucket_layout(model)]
 
     def _laid_out(self) -> list[DistributedDataParallel]:
-        """All, where gradients may come past `prime`."""
+        """The models that have a layout; all of them if gradients may not pass through `prime`."""
         if self.done or self._saves_itself or not self._primes:
             return self._models
         return [model for model in self._models if model not in self._waiting]
@@ -158,14 +158,14 @@ _Before = Mapping[int, torch.Tensor | None]
 
 
 def _is_complete(model: DistributedDataParallel, reached: set[int]) -> bool:
-    """DDP has reduced this model in the backward pass. One that a loss does not reach waits for another; one that it reaches in
-    part is DDP's to complain about, unless its graph is static, which may leave parameters unused."""
+    """DDP has reduced this model in the backward pass. A model that the loss does not reach waits for a later pass; if the loss
+    reaches only part of it, DDP raises its own error, unless the graph is static, which may leave parameters unused."""
     needed = [id(p) in reached for p in model.parameters() if p.requires_grad]
     return any(needed) if model.static_graph else all(needed)
 
 
 def _trained(models: Iterable[DistributedDataParallel]) -> list[torch.nn.Parameter]:
-    """Each once, also where models share it."""
+    """Trained parameters, each once, also if several models share it."""
     return list({id(p): p for model in models for p in model.parameters() if p.requires_grad}.values())
 
 

@@ -65,16 +65,16 @@ class Checkpointer:
         self.changed: dict[str, str] = {}
         """What the latest save changed of the live state: a hook of the script's, or a state_dict() with a side effect."""
         self.because = ""
-        """Why the training waits for saves that were to go on beside it."""
+        """Why the training waits for its saves although `async` was asked for; empty if it does not."""
         self.source: Source = "storage"
         """Of the restore."""
 
     def save(self, position: Position, job: dict[str, object]) -> str:
         """Save a checkpoint of this position. A collective: every rank calls it at the same step.
 
-        Committed when this returns; or copied, and being written: whatever becomes of the state changes nothing of it, and no
-        other is saved before it is committed. Raises ResourcesError when the storage is full or cannot be written (of a save
-        before this one, too); older checkpoints stay as they are. Returns its name.
+        Committed when this returns; or copied, and being written beside the training: later changes of the state do not affect
+        it, and no other checkpoint is saved before it is committed. Raises ResourcesError when the storage is full or cannot be
+        written (of a save before this one, too); older checkpoints stay as they are. Returns its name.
         """
         self.wait()
         self._heart.beat("checkpoint.write", position.step)
@@ -95,7 +95,7 @@ class Checkpointer:
 
     @property
     def pending(self) -> bool:
-        """The latest save goes on."""
+        """The latest save is still under way."""
         return self._writer is not None and self._writer.saving is not None
 
     def prepare(self) -> None:
@@ -117,7 +117,7 @@ class Checkpointer:
         """Begin a save of the state as it is now; or say why the training has to wait for it, on all ranks."""
         problem = SMALL if self._is_small() else self._state.only_while_it_waits()
         taken, before, modes = None, {}, {"mode": self._state.modes()}
-        # A GPU digests its own faster than it copies them; else, where nobody has to compare them at once, the writer digests
+        # A GPU digests its tensors faster than it copies them; else, unless they are to be compared at once, the writer digests
         # the copy.
         on_gpu = self._accelerator.device.type != "cpu"
         whole = on_gpu or bool(self._order.settle)
@@ -175,7 +175,7 @@ class Checkpointer:
         if live is None:
             self._state.load(directory, directory / rank_file(rank))
             live = self._state.digests()
-        # A replay for `chaosrun diagnose` goes on with what came back, to show what becomes of it.
+        # A replay for `chaosrun diagnose` goes on with a wrong restore, to show its effect.
         for component, values in expected.items() if not self._order.inspect else ():
             if component == "optimizer" and not self._state.hooks():
                 self._refuse_cast(directory, values, live[component])
@@ -224,7 +224,7 @@ class _Live:
         self._accelerator, self._state, self._rank = accelerator, state, rank
         self.position, self.job = position, job
         self._whole = bool(state.hooks())
-        """Whether every bit is looked at for what the save changes; else `spots`."""
+        """Whether the whole state is digested to find what the save changes; else only `spots` of it."""
         self._before = {**state.digests(whole=self._whole), "mode": state.modes()}
         self.digests: dict[str, dict[str, str]] | None = None
         self.changed: dict[str, str] = {}
@@ -312,7 +312,7 @@ def _compare(
     if expected == live:
         return
     differing = _keys(expected, live)
-    # What was saved and is gone says more than the empty container that stands in its place.
+    # A value that was saved and is missing says more than the empty container in its place.
     first = next((key for key in differing if key in expected), differing[0])
     kind = RegisteredStateError if component == "registered" else HookedStateError if hooks else RestoreMismatchError
     beside = f"; the script's hooks on saving and loading: {', '.join(hooks)}" if kind is HookedStateError else ""

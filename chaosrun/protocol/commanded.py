@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ANSWER_LIMIT_S = 60.0
 REFUSED_EXIT_CODE = 71
 RAY_WORKER = "default_worker.py"
-"""The program of Ray's workers, which Ray ends by force when it has what they were to do."""
+"""The program of Ray's workers, which Ray kills when they have done their work."""
 FORCED_EXIT_CODE = 1
 """Theirs."""
 GROUP_MODULES = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
@@ -43,7 +43,7 @@ def torch_imported() -> None:
     """Seed this process, and wait for it to begin to train. Called once, when torch has been imported."""
     startup = decode_startup(os.environ[VARIABLE])
     if "--multiprocessing-fork" not in sys.orig_argv:
-        # What multiprocessing spawns is seeded by whoever spawned it.
+        # A process that multiprocessing spawned is seeded by its parent.
         pin_process(seed=startup.seed, deterministic=startup.deterministic, threads=startup.threads)
     _Waiting(startup)
 
@@ -67,7 +67,7 @@ class _Waiting:
 
         @functools.wraps(make)
         def making(*args: Any, **kwargs: Any) -> None:
-            # Where several are to train, one without a rank may yet be given one.
+            # With several workers, a process without a rank may still get one.
             if "RANK" in os.environ or startup.world_size == 1:
                 self._begin(_variable("RANK", 0), _variable("WORLD_SIZE", 1))
                 return torch.optim.Optimizer.__init__(*args, **kwargs)
@@ -142,7 +142,7 @@ def become_rank(order: WorkerOrder) -> None:
     answer_with_stacks(output)
     context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
     context.heart.beat("started", 0)
-    # It is called after what the script itself leaves to be done at its end.
+    # atexit calls it after the script's own exit handlers.
     atexit.register(_end, context, os.getpid())
     if Path(sys.argv[0]).name == RAY_WORKER:
         _end_with_its_thread(context)

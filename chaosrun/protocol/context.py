@@ -1,4 +1,5 @@
-"""The worker process's own place in the drill: set once by `worker.main`, read by `session.attach`. Empty outside chaosrun."""
+"""What a worker process knows of its drill (order, leg, faults, heartbeat): set once by `worker.main`, read by
+`session.attach`. None outside chaosrun."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ class WorkerContext:
     preemption: Preemption = field(init=False)
     settling: Settling = field(init=False)
     files: FileWatch | None = None
-    """None in a leg that has none before it."""
+    """None in a leg that has no leg before it."""
     team_files: TeamFiles | None = None
     """Of a script that saves by itself."""
     writer: "Writer | None" = None
@@ -51,7 +52,7 @@ class WorkerContext:
         self.results = Results(lambda: self.step, (self.leg.checkpoints, self.leg.staging, self.leg.path / "attempts"))
 
     def begin_a_writer(self, listen_fd: int | None) -> None:
-        """Before the script, or torch for it, starts threads: a process that has some is not forked safely."""
+        """Fork the writer, before the script or torch starts threads: a process with threads cannot be forked safely."""
         order, resume = self.order, self.order.resume
         if order.mode == "sync" or order.by == "script":
             return

@@ -30,7 +30,7 @@ def pin(*, seed: int, deterministic: Determinism, threads: int) -> None:
 
 
 def pin_process(*, seed: int, deterministic: Determinism, threads: int) -> None:
-    """Of a pin what costs nothing: a process that never trains, a launcher for instance, may have it.
+    """The part of `pin` that costs nothing, for processes that may never train, such as launchers.
 
     Source: the torch notes on reproducibility; NCCL's algorithm choice (nccl#457) is fixed unless the job's env sets it.
     """

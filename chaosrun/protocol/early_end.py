@@ -1,5 +1,5 @@
-"""Leaving when the leg is decided: after the last fault, at a checkpoint where every rank's complete state is the reference's,
-or is not for the second time. The verdict looks again (`verify.early_end`); this only says when there is nothing to wait for.
+"""Leaving early, when the leg's result is decided: after the last fault, at a step where every rank's complete state equals the
+reference's, or at the second checkpoint where it differs. The verdict checks this again (`verify.early_end`).
 """
 
 import functools
@@ -20,12 +20,12 @@ from chaosrun.records.trace_reader import read_ends, read_trace
 from chaosrun.records.traces import CheckpointRecord, StateRecord
 
 LOOKS = 5
-"""In each interval between two checkpoints, at even distances: no drill goes on for long that is decided."""
+"""So often, evenly, the state is compared between two checkpoints, so that a decided drill soon ends."""
 ENOUGH = 2
-"""Checkpoints at which the state differs: the second one shows where that leads."""
+"""The leg ends at the second checkpoint at which the state differs: the first shows that it does, the second what follows."""
 
 Standing = State | Literal["lost"]
-"""Of a rank at a checkpoint. Lost: it came to this step in an attempt before, and only does it again."""
+"""Result of a rank's comparison. Lost: an earlier attempt had reached this step, which is only repeated now."""
 
 
 class Decided(SystemExit):
@@ -44,14 +44,14 @@ class Settling:
         self._before = Surroundings({}, frozenset())
         self._differing = 0
         self._was_equal = False
-        """It came by a step at which the leg is settled."""
+        """The state was equal at some step: the leg is settled."""
         self.left: str | None = None
-        """How the leg is decided that this rank has left."""
+        """SETTLED or DIFFERED once this rank has left early."""
 
     def listen(self) -> None:
-        """To what the script does outside its process, from its first line on."""
+        """Begin to observe what the script does outside its process, from its first line on."""
         if self._effects:
-            gc.freeze()  # what is there already the script has not made: nobody need go through it at each checkpoint
+            gc.freeze()  # objects that exist before the script are not its own, and need not be searched at each checkpoint
             self._before = Surroundings.now()
             self._effects.begin()
 
@@ -64,19 +64,20 @@ class Settling:
         if self._effects is None or not self._looks or step <= (self._order.looks_after or 0):
             return OwnState("", ())
         effects = tuple(dict.fromkeys(self._effects.seen()))
-        # Of what is refused for this already nothing more need be known.
+        # Effects alone prevent an early end: the rest need not be collected.
         return OwnState("", effects) if effects else own_state(state, self._before)
 
     def is_due(self, step: int) -> bool:
-        """Whether the complete state is recorded at a step that has no checkpoint: in the reference, and in a chaos leg whose
-        faults are over until it was equal once. Where checkpoints are near each other they are enough."""
+        """Whether the complete state is recorded at a step without a checkpoint: in the reference, and in a chaos leg whose
+        faults are over, until it was equal once. Not needed if checkpoints are near each other."""
         distance, looks_after = self._order.every_steps // LOOKS, self._order.looks_after or 0
         return self._looks and not self._was_equal and distance > 1 and step > looks_after and step % distance == 0
 
     def look(
         self, step: int, saved: CheckpointRecord | None, record: Callable[[], StateRecord], save: Callable[[], object]
     ) -> None:
-        """Leave where that is decided. A collective: every rank calls it at the same steps, and all leave or none.
+        """Compare the state with the reference's, and leave if the leg is decided. A collective: every rank calls it at the
+        same steps, and all leave or none.
 
         `saved`: the checkpoint of this step. Where there is none its state is recorded by `record`, and a rank that leaves
         takes a checkpoint by `save`.
@@ -95,7 +96,7 @@ class Settling:
         self._was_equal = self._was_equal or equal
         if self._order.settle == "watch":
             return
-        if equal and step < last:  # after the last step there is nothing to be left out
+        if equal and step < last:  # after the last step there is nothing left to skip
             if saved is None:
                 save()
             self._leave(SETTLED)
@@ -104,7 +105,7 @@ class Settling:
 
     @functools.cached_property
     def _came_to(self) -> int:
-        """The last step of this rank in an attempt before this one."""
+        """The last step that this rank reached in earlier attempts."""
         folders = {number: self._leg.attempt(number) for number in self._leg.attempts() if number < self._order.attempt}
         paths = {number: path for number, folder in folders.items() if (path := folder.trace(self._order.rank)).exists()}
         traces = (read_ends(path, number, self._order.rank, []) for number, path in paths.items())
@@ -112,7 +113,7 @@ class Settling:
 
     @functools.cached_property
     def _reference(self) -> tuple[dict[int, StateRecord], int]:
-        """What it recorded of this rank's state, by step; and its last step."""
+        """The reference's records of this rank's state, by step; and its last step."""
         assert self._order.reference_path is not None
         reference = LegLayout(Path(self._order.reference_path))
         last, rank = max(reference.attempts(), default=1), self._order.rank

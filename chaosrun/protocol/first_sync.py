@@ -21,7 +21,7 @@ def spare_equal_models() -> None:
 
 
 def _sync(send: Callable[..., None], *args: Any, **named: Any) -> None:
-    """In the place of torch's `_sync_module_states`. A collective."""
+    """Replaces torch's `_sync_module_states`. A collective."""
     group = named.get("process_group")
     if args or group is None or torch.distributed.get_backend(group) != "gloo":
         send(*args, **named)
@@ -33,7 +33,7 @@ def _sync(send: Callable[..., None], *args: Any, **named: Any) -> None:
 
 
 def _digest(module: torch.nn.Module) -> str | None:
-    """None: of a model that is not all on the CPU, or holds what has no bits to compare."""
+    """None for a model that is not wholly on the CPU, or that holds a tensor without comparable bits."""
     states = [*module.parameters(), *module.buffers()]
     if any(state.device.type != "cpu" for state in states):
         return None

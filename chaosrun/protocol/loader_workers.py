@@ -31,7 +31,8 @@ def seed_worker(base_seed: int, worker_id: int, rank: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoaderWorkers:
-    """Where the workers of one epoch's iterator say what they begin with. Persistent ones say it in their first epoch."""
+    """Shared memory in which the workers of one epoch's iterator report the random streams that they begin with. Persistent
+    workers report in their first epoch."""
 
     epoch: int
     count: int
@@ -40,19 +41,19 @@ class LoaderWorkers:
     def report(self, worker_id: int) -> None:
         digests = digest_rng(_CPU)
         values = [*(int(digests[stream], base=16) for stream in STREAMS), os.getpid(), start_ticks(os.getpid())]
-        # The flag last: whoever sees it sees the digests.
+        # The flag is written last: a reader that sees it sees the digests.
         for said in (False, True):
             _SLOT.pack_into(self.memory.bytes, worker_id * _SLOT.size, said, *values)
 
     def streams(self) -> list[dict[str, str] | None]:
-        """By worker id, a digest of each stream as the worker begins; None for one that has not said."""
+        """By worker id, a digest of each stream as the worker begins; None for a worker that has not reported."""
         return [
             {name: f"{digest:016x}" for name, digest in zip(STREAMS, digests, strict=True)} if said else None
             for said, *digests, _pid, _ticks in self._slots()
         ]
 
     def processes(self) -> list[tuple[int, int]]:
-        """Pid and start time in clock ticks of each worker that has said something."""
+        """Pid and start time in clock ticks of each worker that has reported."""
         return [(pid, ticks) for said, *_digests, pid, ticks in self._slots() if said]
 
     def _slots(self) -> Iterator[tuple[int, ...]]:
@@ -79,11 +80,11 @@ class WorkerSeeding:
 
 _newest: LoaderWorkers | None = None
 _heard: LoaderWorkers | None = None
-"""Before those, the last that said something: persistent workers do so once."""
+"""Those of earlier epochs that were the last to report: persistent workers report once."""
 
 
 def newest_workers() -> LoaderWorkers | None:
-    """Those of the training loader's present epoch; None without loader workers."""
+    """The loader workers of the training loader's present epoch; None without any."""
     return _newest
 
 

@@ -16,11 +16,11 @@ from chaosrun.records.order import COPIES, WorkerOrder
 
 
 class Copies(NamedTuple):
-    """As `TrainingState.parts` gave them."""
+    """The restored state, in the form that `TrainingState.parts` gives."""
 
     own: Any
     shared: Any
-    """Of the rank of this node that holds what ranks share."""
+    """What ranks share, from the copy of that rank on this node which holds it."""
 
 
 def keeps_shared(order: WorkerOrder) -> bool:
@@ -29,10 +29,11 @@ def keeps_shared(order: WorkerOrder) -> bool:
 
 
 def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> Copies | None:
-    """Those that this node has of a checkpoint; None: not both. What lay on a GPU is on this device, the rest in the copies."""
+    """The copies of a checkpoint in this node's memory, None unless both are there. Tensors of a GPU are loaded to `device`,
+    the others stay in the copies."""
     own, shared = order.memory[:COPIES], order.memory[COPIES:]
     found: list[Any] = []
-    # The rank that keeps what ranks share has one copy of all.
+    # This rank's own copy holds what ranks share, too.
     for descriptors in (own,) if keeps_shared(order) else (own, shared):
         for arena in map(Arena, descriptors):
             sealed = arena.sealed()

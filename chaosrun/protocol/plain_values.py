@@ -1,4 +1,4 @@
-"""Files of a checkpoint as data: loaded without running anybody's code, refused when they ask for it.
+"""Files of a checkpoint as data: loaded without running code from them, and refused if they would need it.
 
 A pickle can name any function and have it called. Files are looked through before anything is loaded, and then loaded with
 `weights_only`, which calls nothing but what builds tensors and plain values; a user may name classes of their own state as
@@ -27,7 +27,7 @@ NUMPY_VALUES: list[Any] = [
     numpy._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
     *(type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdFD"),
 ]
-"""What numpy numbers and arrays in a state dict are pickled with: plain values, so loading them runs no code of anybody's."""
+"""What numpy numbers and arrays in a state dict are pickled with: plain values, so that loading them runs no foreign code."""
 
 _HINT = (
     "loading it could run code: nothing of it was loaded. If it is state of your own, return plain values from state_dict(), "
@@ -37,7 +37,7 @@ _HINT = (
 
 @contextmanager
 def plain_values(classes: Sequence[str]) -> Iterator[None]:
-    """Meanwhile, numpy's values and the user's `classes` ("package.module.Class") count as harmless."""
+    """Inside the block, numpy's values and the user's `classes` ("package.module.Class") count as harmless."""
     with torch.serialization.safe_globals([*NUMPY_VALUES, *map(_class_of, classes)]):
         yield
 

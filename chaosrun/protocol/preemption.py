@@ -4,9 +4,10 @@ A rank that has been told to leave says at the end of a step s, in the rendezvou
 No other rank can be beyond that step then: its gradients need this rank's, which it gives only after having said so. Every rank
 looks at the end of every step, after its gradients were reduced, so all of them find it at the end of s + 1; they take a
 checkpoint, whether or not one is due, and leave with PREEMPTED_EXIT_CODE. A step costs one look (some 30 µs), no collective. A
-single rank has nobody to tell and leaves after s. After the last step there is nowhere to leave from: the training ends.
+single rank has nobody to tell and leaves after s. After the last step nobody leaves: the training ends.
 
-A script that installs its own handler of SIGTERM replaces this one: it then does as it likes, and its end record says so.
+A script that installs its own handler of SIGTERM replaces this one: chaosrun then does nothing at a SIGTERM, and the rank's end
+record says so.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ GATHER_LIMIT = timedelta(seconds=10)
 
 
 class Preempted(SystemExit):
-    """Goes up through the script, whose `finally` blocks and exit handlers are to run."""
+    """Raised to end the script in order: its `finally` blocks and exit handlers run."""
 
 
 class Preemption:
@@ -53,9 +54,9 @@ class Preemption:
         """From now on SIGTERM is a notice. Call it in the main thread."""
         signal.signal(signal.SIGTERM, self._hear)
         self._listens = True
-        # Nothing that native code waits for is cut short: there is time until the end of the step.
+        # System calls of native code are not interrupted: the notice can wait until the end of the step.
         signal.siginterrupt(signal.SIGTERM, False)
-        # What the script forks (a pool of processes, say) is to end by a SIGTERM, as ever, even by one that comes at once.
+        # A process that the script forks (of a pool, say) ends by a SIGTERM as usual, even by one that comes at once.
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
 
     @property
@@ -101,18 +102,17 @@ class Preemption:
         raise Preempted(PREEMPTED_EXIT_CODE)
 
     def _gather(self, store: "torch.distributed.Store") -> None:
-        """Let everybody be done with the checkpoint before anybody takes its sockets away (hazard P8).
-
-        Not for longer: how long a script takes to clean up is no other rank's concern.
+        """Wait until all ranks are done with the checkpoint before any of them closes its sockets (hazard P8); but not for the
+        script's own cleanup.
         """
-        # The first to be gone takes the store along: then all have come here.
+        # If the rank that serves the store has left, all ranks have come here.
         with contextlib.suppress(RuntimeError):
             if store.add(f"{KEY}/left", 1) == self._order.world_size:
                 store.set(f"{KEY}/all left", "1")
             store.wait([f"{KEY}/all left"], GATHER_LIMIT)
 
     def end(self) -> WorkerEnd:
-        """Of a rank that has left."""
+        """The end record of a rank that has left."""
         assert self.left is not None and self._leaving is not None
         rank, first = self._order.rank, self._leaving["rank"]
         why = "was told to leave (SIGTERM) and left" if self._told else f"left with rank {first}, which was told to (SIGTERM),"

@@ -48,7 +48,7 @@ _shared = SharedMemory(_PAIR.size)
 
 
 def own_epoch() -> None:
-    """Share the epoch with nobody but children from here on. For a rank: ranks forked from one server would share it."""
+    """From here on share the epoch with own children only: ranks that were forked from one server would share it."""
     share_epoch(SharedMemory(_PAIR.size))
 
 

@@ -60,8 +60,8 @@ class Recorder(Steps):
         return position
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record the gradients that it steps with. A closure makes them during the step: before it, those of the last step may
-        be there still."""
+        """Record the gradients that it steps with. If the step has a closure, that makes them during the step: before it, the
+        last step's gradients may still be there."""
 
         def see(stepping: torch.optim.Optimizer, given: Sequence[Any], named: Mapping[str, Any], *, closure: bool) -> None:
             # The optimizer itself comes first in the call.
@@ -72,7 +72,7 @@ class Recorder(Steps):
         optimizer.register_step_post_hook(partial(see, closure=True))
 
     def record(self, position: Position, primer: BucketPrimer | None, *, items: int | None = None) -> None:
-        """It is complete when the script asks for more."""
+        """Record an optimizer step; `complete` ends it when the script asks for the next batch."""
         self._incomplete = position
         super().record(position, primer, items=items)
 
@@ -87,7 +87,7 @@ class Recorder(Steps):
         self.heart.beat("after", position.step)
         self._note_commits()
         if not self._prepared:
-            # Only now is there a state of the optimizers.
+            # The optimizers' state exists only from now on.
             self._prepared = True
             self._checkpointer.prepare()
         saved = self._checkpoint(position) if position.step % self.order.every_steps == 0 else None
@@ -109,8 +109,8 @@ class Recorder(Steps):
         self.heart.beat("fetch", position.step + 1)
 
     def finish(self, position: Position) -> None:
-        """The training is complete: a final checkpoint, and the digests of everything. Idempotent, and nothing when it was left
-        on notice."""
+        """The training is complete: a final checkpoint, and the digests of everything. Idempotent; does nothing if the rank
+        left on notice."""
         if self.ended or self._preemption.left is not None or self._settling.left is not None:
             return
         self.complete()
@@ -122,7 +122,8 @@ class Recorder(Steps):
         self._results.complete()
 
     def _note_loader_workers(self, *, at_last: bool = False) -> None:
-        """When all workers of the epoch have said what they begin with: a batch may come before the last worker does."""
+        """Record the loader workers' streams once all workers of the epoch have reported: a batch may come before the last
+        worker has."""
         workers = newest_workers()
         if workers is None or workers is self._noted_workers:
             return
@@ -145,7 +146,7 @@ class Recorder(Steps):
         return self.observer.checkpoint(position.step, duration_s=took_s, own=own, **about)
 
     def _note_commits(self) -> None:
-        """Of checkpoints that are saved beside the training. Raises what their save raised."""
+        """Record checkpoints that were committed beside the training. Raises what their save raised."""
         for step, digests in self._checkpointer.look():
             self.observer.write(CommittedRecord(step=step, digests=digests))
 

@@ -1,4 +1,4 @@
-"""A map dataset made reproducible as it is: for transforms that draw from the global streams, as torchvision's do."""
+"""Makes an unchanged map dataset reproducible: for transforms that draw from the global streams, as torchvision's do."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from chaosrun.protocol.randomness import sample_streams
 
 
 class Reproducible(Dataset[Any]):
-    """`dataset`, each item fetched while the global streams stand where (seed, epoch, index) puts them. Attributes are the
-    dataset's own, for reading."""
+    """Wraps `dataset`: each item is fetched with the global streams seeded by (seed, epoch, index). Attributes are read from
+    the dataset."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset

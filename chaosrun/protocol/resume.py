@@ -3,7 +3,7 @@
 The batches that are done are skipped inside the prepared loader itself: its sampler drops them before anything is read, a
 stream reads and drops them. accelerate's `skip_first_batches` builds a second loader, which forgets settings of the first
 (hazards D11, D12), skips too little of a dispatcher (D8), does not pass the epoch on (D2, D9, D15) and must be left again after
-one epoch (D3, D4). A loader that is its own continuation has nothing to forget.
+one epoch (D3, D4). Continuing the loader itself avoids all of these.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def check_loader(accelerator: Accelerator, loader: Any) -> None:
-    """Raise MisuseError, with the remedy, for a loader that no protocol can bring anywhere. A collective where ranks may differ
+    """Raise MisuseError, with the remedy, for a loader that no resume protocol can handle. A collective where ranks may differ
     in their number of batches."""
     if not any(loader is known for known in accelerator._dataloaders):
         raise MisuseError(
@@ -43,7 +43,7 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
 
 def _check_lengths(loader: Any) -> None:
     """Raise MisuseError when the ranks would get different numbers of batches. A collective where that can be: only without
-    `even_batches`. (Lengths are the samplers' own word; ranks that wait for ever all the same are a hang.)"""
+    `even_batches`. (Lengths are as the samplers report them; ranks that wait for ever nevertheless are found as a hang.)"""
     shard = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     if not isinstance(shard, BatchSamplerShard) or shard.even_batches or shard.drop_last or shard.num_processes == 1:
         return
@@ -148,7 +148,8 @@ def _with_its_randomness(loader: Any, device: torch.device, read_before: int) ->
 
 
 def _resumable(loader: Any) -> "_Resumable":
-    """The loader's own sampler, able to skip. Put in its place once: a persistent iterator keeps what it found at first."""
+    """The loader's sampler, wrapped so that it can skip. Replaced only once: a persistent iterator keeps the one that it found
+    first."""
     base = loader.base_dataloader
     # DataLoader forbids assigning its samplers after construction; its iterator reads this very attribute.
     place = "batch_sampler" if base._auto_collation else "sampler"
@@ -160,7 +161,8 @@ def _resumable(loader: Any) -> "_Resumable":
 
 
 class _Resumable:
-    """A sampler that leaves out what is done when it is next iterated; otherwise the sampler itself, its type included."""
+    """Wraps a sampler, and skips the batches already done when it is next iterated; otherwise it behaves as the sampler, its
+    type included."""
 
     def __init__(self, sampler: Any, name: str) -> None:
         self._inner = sampler

@@ -2,7 +2,7 @@
 
 In order: every rank writes its files into the staging directory and hashes them; the hashes meet on rank 0, which writes the
 manifest; everybody passes `precommit`; rank 0 renames. A rank that dies anywhere before the rename leaves no checkpoint, a rank
-that dies after it leaves a whole one. The store knows files, this knows ranks.
+that dies after it leaves a whole one. The store handles files, this module the ranks.
 """
 
 import errno
@@ -60,7 +60,7 @@ class Content(Protocol):
 
     @property
     def own_components(self) -> Sequence[str]:
-        """Those of which each rank has its own."""
+        """Components of the state of which each rank has its own."""
         ...
 
     def write(self, staging: Path) -> list[str]:
@@ -72,7 +72,8 @@ class Content(Protocol):
         ...
 
     def seen(self) -> tuple[Digests, list[str]]:
-        """Digests of what was written, and the parameters' names in the optimizers' order. Raises what refuses to vouch."""
+        """Digests of what was written, and the parameters' names in the optimizers' order. Raises MisuseError if what was
+        written cannot be relied on."""
         ...
 
 
@@ -80,11 +81,11 @@ class Peers(Protocol):
     """The same save on the other ranks."""
 
     def gather(self, value: "RankFiles") -> "list[RankFiles]":
-        """By rank; what is of others may be left out on all ranks but 0."""
+        """The values of all ranks, in their order; only rank 0 can rely on getting the others'."""
         ...
 
     def wait(self, what: str) -> None:
-        """Until everybody is here."""
+        """Wait until all ranks have come here."""
         ...
 
 
@@ -178,7 +179,7 @@ class Saver:
 
 
 class GroupPeers:
-    """By the process group of the training."""
+    """Reaches the other ranks by the training's process group."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -194,8 +195,8 @@ class GroupPeers:
 
 
 class StorePeers:
-    """The writers of the other ranks (`protocol.background`), met in the rendezvous store. A rank that is gone leaves nobody
-    waiting for long: its attempt is over, and all are killed."""
+    """The writers of the other ranks (`protocol.background`), met in the rendezvous store. If a rank dies, the others do not
+    wait for long: its attempt is over, and all are killed."""
 
     def __init__(self, order: WorkerOrder) -> None:
         self._rank, self._size = order.rank, order.world_size
@@ -204,7 +205,7 @@ class StorePeers:
         self._number = 0
 
     def begin(self) -> None:
-        """Of the next save."""
+        """Begin the next save."""
         self._number += 1
         if self._size > 1 and self._store is None:
             self._store = torch.distributed.PrefixStore("chaosrun/saves", self._connect(timeout=_FOR_EVER))
@@ -240,7 +241,8 @@ def _unpacked(packed: bytes) -> RankFiles:
 
 @contextmanager
 def _full_disk(staging: Path) -> Iterator[None]:
-    """torch and safetensors report a full disk as errors of their own, without errno: look, and say it as the kernel would."""
+    """torch and safetensors report a full disk by errors of their own, without errno: check the disk, and raise the kernel's
+    error."""
     try:
         yield
     except (RuntimeError, SafetensorError) as error:

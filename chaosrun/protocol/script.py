@@ -1,12 +1,12 @@
-"""A training script that nobody adapted, in one rank of one attempt: its steps are counted, recorded and struck at, by what
-hooks in torch see of them, and the attempt is aligned with the reference by what it begins with.
+"""A training script that nobody adapted, in one rank of one attempt: hooks in torch see its steps, which are counted and
+recorded and at which faults strike; the attempt is aligned with the reference by the state that it begins with.
 
 The counterpart of `session`. Saves and restores nothing: that is the script's own business.
 
 A step is a call of an optimizer after a backward pass. Optimizers that are called one after the other, without a backward pass
 in between, make one step together; a call without one (torch.distributed.checkpoint makes one, to have state to load) is none.
 A step is over when it is recorded; faults "after" it strike when the script goes on to the next forward pass, or ends: whatever
-it does in between, a save for instance, belongs to the step.
+it does in between, such as a save, belongs to the step.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from chaosrun.wording import count, hiding
 
 
 class ScriptTraining:
-    """What `observe.hooks` tell of one rank's training."""
+    """Receives what `observe.hooks` see of one rank's training."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -52,29 +52,29 @@ class ScriptTraining:
         self._state: FoundState | None = None
         self._steps: Steps | None = None
         self.thread: threading.Thread | None = None
-        """That trains."""
+        """The thread that trains."""
         self._started_s = time.time()
         self._began_with: str | None = None
-        """`stepped_digest` when the attempt, a restart, began; None once it has made a step."""
+        """`stepped_digest` when a restarted attempt began; None once it has made a step."""
         self.position = Position()
         self._batches = 0
         """Micro-batches of this pass over the loader."""
         self._busy = False
-        """What is seen is our own doing."""
+        """chaosrun itself is running code that the hooks see: they ignore it."""
         self._backwards = 0
-        """Since the last step."""
+        """Backward passes since the last step."""
         self._dropped: set[int] = set()
         """Parameters, by id, whose gradients were dropped since the last backward pass."""
         self._goes_backward = False
-        """There has been a backward pass; where there is none, the script computes gradients in other ways."""
+        """A backward pass has been seen; without one, the script computes gradients in other ways."""
         self._calls = 0
-        """Of an optimizer that are running, one inside the other."""
+        """Nested calls of optimizers' `step` that are running."""
         self._stepped: list[int] = []
         """Optimizers of the step that is being made, by id."""
         self._together: dict[int, int] = {}
-        """How many optimizers make a step that begins with this one, where a whole step has been seen."""
+        """By the first optimizer of a step, by id: how many make the step, once a whole one has been seen."""
         self._looked_beside = -1
-        """The step at whose save it was last looked which modules there are."""
+        """The step at whose save the script's modules were last looked up."""
         self._recorded = True
         self._incomplete = False
         self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
@@ -86,7 +86,7 @@ class ScriptTraining:
 
     @property
     def begun(self) -> bool:
-        """It has come to its first step."""
+        """The training has come to its first step."""
         return self._steps is not None
 
     @property
@@ -110,7 +110,7 @@ class ScriptTraining:
                 return
             self._go_on()
             if self._steps is None and not hooks.optimizers():
-                return  # a pass that makes or measures something, before there is a training
+                return  # a pass that builds or measures something, before the training begins
             self._take(self._begun_by(module, [inputs, named]), inputs, named)
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
@@ -189,10 +189,10 @@ class ScriptTraining:
     def meet_wrapper(self, model: DistributedDataParallel) -> None:
         self._primer.expect(model)
 
-    # What it makes of it
+    # What follows from that
 
     def _take(self, steps: Steps, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
-        """These are a micro-batch of the step that is being made."""
+        """Record these inputs as a micro-batch of the current step."""
         self._evaluated = None
         steps.open_window()
         self._heart.beat("forward", self.position.step + 1)
@@ -218,8 +218,8 @@ class ScriptTraining:
             self._busy = False
 
     def _begun_by(self, outermost: torch.nn.Module | None, inputs: list[Any] | None) -> Steps:
-        """The training: begun with this pass at the latest. Where the script loads its checkpoint after a pass that makes or
-        measures something, it is this one that the attempt begins with."""
+        """The steps of this training, begun now if they were not. If the script loaded its checkpoint after an earlier pass
+        (one that builds or measures something), the attempt begins again with this pass."""
         if self._steps and not self._has_loaded():
             return self._steps
         steps = self._begin(outermost, None if inputs is None else content_digest(inputs))
@@ -227,7 +227,7 @@ class ScriptTraining:
         return steps
 
     def _has_loaded(self) -> bool:
-        """What the first step is to change, the script has changed since the attempt began."""
+        """Whether the script has changed weights or optimizer since the attempt began, before its first step."""
         return self._began_with is not None and not self._calls and self._began_with != stepped_digest()
 
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
@@ -241,9 +241,9 @@ class ScriptTraining:
         place = None if at_end and not steps.observer.parameters else self._place(began, data, at_end=at_end)
         found = place.found if place else None
         if self._steps and not (found and found.weights):
-            return self._steps  # no checkpoint holds such weights
+            return self._steps  # these weights are of no checkpoint
         if self._order.attempt == 1 and (found is None or not found.weights or found.step == 0):
-            # At its beginning, or a job that does not repeat itself: then no step tells anything.
+            # The very beginning, or a job that is not reproducible: no step can be told by its state.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
         again = self._steps is not None
@@ -260,7 +260,7 @@ class ScriptTraining:
         return steps
 
     def _first_start(self) -> StartRecord | None:
-        """How the reference began, or without one this leg."""
+        """The start record of the reference, or without one of this leg's first attempt."""
         order = self._order
         leg = self._context.leg if order.reference_path is None else LegLayout(Path(order.reference_path))
         return read_start(leg.attempt(1).trace(order.rank))
@@ -276,7 +276,7 @@ class ScriptTraining:
         best: Place | None = None
         for moments, own in self._earlier():
             if not moments:
-                continue  # killed before it had done anything: there is nothing to hold this against
+                continue  # killed before its first record: nothing to compare with
             place = find(standing, moments, own=own, alone=self._order.reference_path is None)
             if place.found.step is not None:
                 return place
@@ -291,7 +291,7 @@ class ScriptTraining:
             reference = LegLayout(Path(order.reference_path))
             for attempt in reference.attempts():
                 yield read_moments(reference.attempt(attempt).trace(order.rank)), False
-        # What was not restored is as it was at the very beginning.
+        # State that was not restored equals that of the very beginning.
         beginning = read_moments(self._context.leg.attempt(1).trace(order.rank), at_most=1) if order.attempt > 2 else []
         for attempt in range(order.attempt - 1, 0, -1):
             own = read_moments(self._context.leg.attempt(attempt).trace(order.rank))
@@ -319,7 +319,7 @@ class ScriptTraining:
                 raise EnoughSteps(0)
 
     def _step_of_save(self) -> int | None:
-        """What a save that begins now belongs to; None before it is known where this attempt stands."""
+        """The step that a save which begins now belongs to; None before the attempt's step is known."""
         return self.position.step if self._steps and not self._busy else None
 
     def _see_save(self, save: SaveRecord) -> None:
@@ -333,7 +333,7 @@ class ScriptTraining:
         self._steps.observer.write(save)
 
     def _complete(self) -> None:
-        """The script is done with the step before."""
+        """The script is done with the last step."""
         if not self._recorded:
             self._together[self._stepped[0]] = len(self._stepped)
             self._record()
@@ -374,7 +374,7 @@ class ScriptTraining:
 
 
 class EnoughSteps(SystemExit):
-    """The job has made its max_steps. Goes up through the script."""
+    """Raised when the job has made its max_steps, to end the script."""
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:

@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
     skeleton: int
     size: int
-    """Of the whole."""
+    """Of the whole snapshot."""
 
 
 class Sealed(NamedTuple):
@@ -46,7 +46,7 @@ class Sealed(NamedTuple):
 
     step: int
     attempt: int
-    """That saved it."""
+    """The attempt that saved it."""
     layout: Layout
 
 
@@ -62,7 +62,7 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """Bytes that were reserved, by whomever."""
+        """Bytes that were reserved, by this process or another."""
         return os.fstat(self._descriptor).st_size
 
     def reserve(self, size: int, spare: int = SPARE_BYTES) -> None:
@@ -75,11 +75,11 @@ class Arena:
         self.memory()
 
     def holds(self, size: int) -> bool:
-        """It was had before."""
+        """Whether so much was reserved before."""
         return self._mapped is not None and len(self._mapped) >= size
 
     def memory(self, *, present: bool = True) -> mmap.mmap:
-        """All that was reserved; its pages at hand, or fetched as they are read."""
+        """All that was reserved. `present`: with its pages mapped in advance, else as they are read."""
         size = self.size
         if self._mapped is None or len(self._mapped) != size:
             self._unpin()
@@ -101,11 +101,11 @@ class Arena:
             _cuda("cudaHostUnregister", pinned[0])
 
     def __del__(self) -> None:
-        # CUDA knows addresses: it would take what is mapped there next for locked.
+        # CUDA goes by addresses: it would take memory that is mapped there later for locked.
         self._unpin()
 
     def seal(self, sealed: Sealed) -> None:
-        """What lies here is, from now on, what that checkpoint holds."""
+        """Mark the snapshot here as the contents of that committed checkpoint."""
         told = _SEAL.pack(sealed.step, sealed.attempt, *sealed.layout, self._digest(sealed.layout))
         self.memory()[: _SEAL.size + _DIGEST.size] = told + _DIGEST.pack(xxhash.xxh3_64_intdigest(told))
 
@@ -113,8 +113,8 @@ class Arena:
         self.memory()[: _SEAL.size + _DIGEST.size] = bytes(_SEAL.size + _DIGEST.size)
 
     def sealed(self) -> Sealed | None:
-        """The snapshot that lies here, if its checkpoint was committed and nothing was written here since. Nobody has made sure
-        of its tensors' bytes."""
+        """The snapshot that lies here, if its checkpoint was committed and nothing was written here since. The bytes of its
+        tensors have not been checked."""
         if self.size < HEADER_BYTES:
             return None
         memory = self.memory(present=False)
@@ -126,7 +126,7 @@ class Arena:
         return Sealed(step, attempt, layout)
 
     def _digest(self, layout: Layout) -> int:
-        """Of all but the tensors: what is no pickle of ours is not loaded."""
+        """A digest of everything but the tensors, so that only a pickle of chaosrun's own is loaded."""
         return xxhash.xxh3_64_intdigest(self.memory()[layout.skeleton : layout.size])
 
 
@@ -150,7 +150,7 @@ class Taken:
             arena.pin()
 
     def copy(self, arena: Arena) -> None:
-        """When this returns, whatever becomes of the live state changes nothing of the copy."""
+        """When this returns, changes of the live state do not affect the copy."""
         arena.unseal()
         memory = arena.memory()
         base = address(memory)
@@ -158,7 +158,7 @@ class Taken:
         for offset, storage in self._storages:
             size = storage.nbytes()
             if storage.device.type == "cuda":
-                # After all that the GPU was told to do before.
+                # After everything that was enqueued on the GPU before.
                 _bytes_of(memory, offset, size).copy_(storage, non_blocking=True)
             else:
                 source, target = storage.data_ptr(), base + offset
@@ -176,7 +176,7 @@ class Taken:
 
 
 def _copy(pieces: Iterator[tuple[int, int, int]]) -> None:
-    """Those that no other thread has taken."""
+    """Copy the pieces that no other thread has taken."""
     for piece in pieces:
         ctypes.memmove(*piece)
 
@@ -212,7 +212,7 @@ def _cuda(function: str, *arguments: int) -> None:
     try:
         torch.cuda.check_error(int(getattr(torch.cuda.cudart(), function)(*arguments)))
     except RuntimeError:
-        # CUDA keeps the error, and the next kernel would be taken to have failed: let that be this one.
+        # CUDA keeps the error and would report it for the next kernel: clear it here.
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
         raise

@@ -23,7 +23,7 @@ UPSTREAM = (
 )
 """Attributes by which an iterable dataset names what it reads from: accelerate's and torch's, datasets', webdataset's."""
 MOST_WRAPPERS, MOST_VALUES = 16, 200
-"""Of what a source holds that is written down."""
+"""Limits of what is recorded of a source."""
 
 
 def check_sources(loader: Any) -> None:
@@ -108,7 +108,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 def shuffle_buffer(dataset: Any) -> str | None:
     """The name of the first shuffle buffer in what an iterable dataset reads from: torch's Shuffler, datasets' buffered
-    examples, webdataset's shuffle, or one of the script's own that is called so. None without one."""
+    examples, webdataset's shuffle, or a class of the script's with such a name. None without one."""
     waiting, met = [dataset], set[int]()
     while waiting:
         source = waiting.pop(0)
@@ -165,12 +165,12 @@ def _generators(sampler: Any) -> list[Any]:
 
 
 def _has(source: Any, name: str) -> bool:
-    """Statically: a wrapper that hands unknown names on to what it wraps has none of them itself."""
+    """Looked up statically: a wrapper that forwards unknown names does not have them itself."""
     return inspect.getattr_static(source, name, None) is not None
 
 
 def _own_stream(dataset: Any) -> torch.Generator | None:
-    """The generator that accelerate's convention has an iterable dataset draw from."""
+    """The generator from which an iterable dataset draws by accelerate's convention."""
     stream = _first_with(dataset, "generator")
     generator = getattr(stream, "generator", None)
     return generator if isinstance(stream, IterableDataset) and isinstance(generator, torch.Generator) else None

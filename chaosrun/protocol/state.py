@@ -1,6 +1,6 @@
 """The training state of one rank: what is saved of it, and restored.
 
-Knows nothing of files' names beyond the rank file it is given, nothing of steps and attempts.
+It must not know names of files beyond the rank file that it is given, nor steps or attempts.
 """
 
 import copy
@@ -79,11 +79,12 @@ class TrainingState(ObservedState):
                         )
 
     def refuse_parted_optimizers(self) -> None:
-        """Raise MisuseError for one such as torch's ZeroRedundancyOptimizer, of which no rank can tell its own part alone."""
+        """Raise MisuseError for an optimizer such as torch's ZeroRedundancyOptimizer, whose state no rank can give for its own
+        part alone."""
         for number, optimizer in enumerate(self.optimizers()):
             if hasattr(optimizer, "consolidate_state_dict"):
                 raise MisuseError(
-                    f"optimizer {number} ({type(optimizer).__name__}) parts its state among the ranks, and tells it only "
+                    f"optimizer {number} ({type(optimizer).__name__}) splits its state among the ranks, and gives it only "
                     "when all of it has been sent to one of them",
                     hint="attach with the optimizer that it wraps, or fully_shard() the model; or have the script save and "
                     "resume by itself, and drill it as it is, without chaosrun.attach()",
@@ -119,8 +120,8 @@ class TrainingState(ObservedState):
         return payload_of(self._local(self._rank_values()), self._classes)
 
     def parts(self, *, shared: bool, digested: bool) -> dict[str, object]:
-        """Everything that a save writes down, and what its digests are of: `shared` and `digested` of what ranks share, too.
-        Nothing is copied: the tensors are the live ones."""
+        """Everything that a save writes, and everything that is digested; with `shared` and `digested` including what ranks
+        share. Nothing is copied: the tensors are the live ones."""
         own, saved = self._accelerator, self.components()
         weights = [own.get_state_dict(model, unwrap=False) for model in own._models] if shared else []
         stateful = (loader if getattr(loader, "use_stateful_dataloader", False) else None for loader in own._dataloaders)
@@ -168,7 +169,7 @@ class TrainingState(ObservedState):
         self._accelerator.save_state(str(directory), safe_serialization=True)
 
     def own_files(self, directory: Path, rank: int) -> list[str]:
-        """Of `save`, those that this rank alone has written."""
+        """Names of the files of `save` that this rank alone has written."""
         return [f"random_states_{rank}.pkl"]
 
     def load(self, directory: Path, rank_file: Path) -> None:
@@ -202,7 +203,7 @@ class TrainingState(ObservedState):
             *stateful,
             *([(accelerator.scaler, shared["scaler"])] if accelerator.scaler is not None else []),
         ):
-            # They keep what they are given, and would train in the copy.
+            # The objects keep the tensors that they are given, and would train in the copy.
             item.load_state_dict(copy.deepcopy(state))
         self._load_rank_values(copy.deepcopy(own["values"]))
 
@@ -288,7 +289,7 @@ class TrainingState(ObservedState):
         return types[0]
 
     def _rest(self) -> StateDict:
-        """What `save` leaves to the rank files."""
+        """The state that `save` leaves to the rank files."""
         return {}
 
     def _load_rest(self, saved: StateDict) -> None:
@@ -335,7 +336,7 @@ def payload_of(values: object, classes: Sequence[str]) -> bytes:
 
 
 class _Counted:
-    """So many objects, none of them to be had."""
+    """An iterable that has this length and yields nothing."""
 
     def __init__(self, length: int) -> None:
         self._length = length

@@ -1,5 +1,5 @@
-"""The steps of one rank of one attempt, whoever counts them: each is recorded, comes by its fault points, and shows that the
-rank lives. `recorder` is it for a loop under `chaosrun.attach`, `script` for a script that nobody adapted.
+"""The steps of one rank of one attempt, however they are counted: records each step, passes its fault points and sends the
+rank's heartbeat. `recorder` counts them for a loop under `chaosrun.attach`, `script` for an unchanged script.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class Steps:
                 self._files.look_at_mappings()
 
     def open_window(self) -> None:
-        """The first batch of a step is there, unless that has been said."""
+        """Note the first batch of a step, unless that was done."""
         if self.observer.is_between_steps:
             self.faults.pace.begin()
             self.observer.open_window()
@@ -53,7 +53,7 @@ class Steps:
         """`loss`: where the script's own call of `backward` is known."""
         self.faults.reach("forward", self.done + 1)
         self.heart.beat("backward", self.done + 1)
-        # Not by FSDP's parameters: their gradients come past autograd.
+        # Not for FSDP's parameters: their gradients do not come through autograd.
         began = self.observer.parameters if loss is None else [loss]
         self.faults.fire_inside_reduce(began, self.done + 1)
 

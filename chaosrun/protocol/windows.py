@@ -1,8 +1,8 @@
 """Accumulation windows: the batches of one optimizer step, fetched ahead, their items counted over all ranks, reduced once.
 
 A mean of means weighs an item by the micro-batch that it happens to lie in (hazard G5). A window's loss is the sum over its
-items divided by their number over all micro-batches and all ranks, so the same global batch gives the same gradient however it
-is cut into workers × batch × accumulation, up to the rounding of another order of summation.
+items divided by their number over all micro-batches and all ranks, so the same global batch gives the same gradient for any
+division into workers × batch × accumulation, up to rounding by the order of summation.
 
 Owns what a window is and what a script may do with it; knows nothing of positions, records and checkpoints.
 """

@@ -246,7 +246,7 @@ def test_an_optimizer_that_parts_its_state_among_the_ranks_is_refused() -> None:
     accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     TrainingState(accelerator).refuse_parted_optimizers()
     accelerator.prepare(Parted(model.parameters(), lr=0.1))
-    with pytest.raises(MisuseError, match=r"optimizer 1 \(Parted\) parts its state among the ranks"):
+    with pytest.raises(MisuseError, match=r"optimizer 1 \(Parted\) splits its state among the ranks"):
         TrainingState(accelerator).refuse_parted_optimizers()
 
 

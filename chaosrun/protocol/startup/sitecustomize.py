@@ -1,8 +1,8 @@
 """Python imports this when it starts, in every process below a command of a drill: this folder comes first on its PYTHONPATH.
 
 Launchers, resource trackers and pip come by here, too: the standard library only, and as little of it as can be. It imports the
-sitecustomize that it hides, and has `protocol.commanded` told when the process has imported torch. A process that must be
-observed and cannot be ends at once: one that trained on unseen would be missed, or taken for a hang.
+sitecustomize that it hides, and calls `protocol.commanded` when the process has imported torch. A process that must be observed
+and cannot be is ended at once: if it trained unseen, it would look like a missing rank or a hang.
 """
 
 import os
@@ -19,7 +19,7 @@ FAILED_EXIT_CODE = 70
 
 
 class Watch:
-    """Finds torch as Python would, and has it told when it has been imported."""
+    """An import hook that finds torch as Python would, and calls chaosrun when it has been imported."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != "torch":
