@@ -1,1 +1,2 @@
-"""Many drills for one question: every point (`sweep`), the smallest failing plan (`shrink`), a suite with expected verdicts."""
+"""Many drills together: one at every point (`sweep`), the search for the smallest failing plan (`shrink`), suites with expected
+verdicts."""

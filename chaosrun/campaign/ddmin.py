@@ -18,7 +18,8 @@ def ddmin(items: Sequence[T], first: First[T]) -> tuple[T, ...]:
     debugging, the algorithm ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
     Transactions on Software Engineering 28(2), 2002, section 3.2.
 
-    `items` must fail, nothing at all must not. `first` is asked about a part again: it had better remember.
+    `items` must fail, nothing at all must not. `first` may be asked about a part more than once: it should remember its
+    results.
     """
     kept = tuple(items)
     granularity = 2
@@ -41,7 +42,7 @@ def ddmin(items: Sequence[T], first: First[T]) -> tuple[T, ...]:
 
 
 def simplify(schedule: tuple[Entry, ...], first: First[Entry]) -> None:
-    """Put simpler faults in the place of those that are left, for as long as it fails."""
+    """Replace the remaining faults by simpler ones, as long as the plan still fails."""
     place = 0
     while place < len(schedule):
         changed = [(*schedule[:place], entry, *schedule[place + 1 :]) for entry in simpler(schedule[place])]
@@ -52,7 +53,8 @@ def simplify(schedule: tuple[Entry, ...], first: First[Entry]) -> None:
 
 
 def simpler(entry: Entry) -> Iterator[Entry]:
-    """Entries of `faults.schedule` that ask for less, the boldest first. Each is smaller: the search for one ends."""
+    """Simpler entries of `faults.schedule`, the largest simplification first. Each is strictly simpler, so that the search
+    ends."""
     plain = {key: entry[key] for key in ("rank", "at_step") if key in entry}
     found: list[Entry] = [plain] if "at_step" in entry else []
     if "kind" in entry:

@@ -91,7 +91,7 @@ def verify(run: RunLayout) -> Verdict:
 def _carried_out(
     run: RunLayout, root: Path, address: str | None, on_event: Listener | None, interrupts: Interrupts
 ) -> RunResult:
-    """With its reports, which are there before anybody else may take the run."""
+    """The verdict, with the reports written before another process may take the run."""
     unwritten: tuple[str, ...] = ()
 
     def report(verdict: Verdict) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _carried_out(
             stack.enter_context(served(run))
         except UsageError:
             if not run.supervisor_json.exists():
-                remove_run(run)  # nothing of it has begun
+                remove_run(run)  # no leg has begun
             raise
         verdict = carry_out(run, root, address, on_event or (lambda record: None), interrupts, report)
     return RunResult(run, verdict, unwritten)
@@ -127,7 +127,8 @@ def drill_on(
     on_record: Listener = lambda record: None,
     survey: bool = False,
 ) -> Verdict:
-    """Carry a run out on these agents, as one of many. `root`: whose references are used. Raises as `Drill.execute` does."""
+    """Carry a run out on these agents, as one of many. `root`: its cache of references is used. Raises as `Drill.execute`
+    does."""
     with OneOfMany(watch) as interrupts:
         return carry_out(run, root, None, on_record, interrupts, cluster=cluster, survey=survey)
 
@@ -140,5 +141,6 @@ def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str,
 
 
 def takes_agents(kinds: Iterable[str]) -> bool:
-    """Faults of these kinds take agents, Ray or the supervising process along: no drill follows on the same agents."""
+    """Whether faults of these kinds end agents, Ray or the supervising process, so that no other drill can use the same
+    agents."""
     return any(KINDS[kind].family in ("node", "control") for kind in kinds)

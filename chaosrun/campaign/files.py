@@ -1,7 +1,7 @@
 """What sweeps and suites keep on disk, in `<root>/sweeps/<id>/` and `<root>/suites/<id>/`: typed values with a version.
 
-sweep.json is written anew after each drill; suite.json is a plan, its journal.jsonl has a line when a drill starts and when it
-has ended. Runs nothing.
+sweep.json is rewritten after each drill; suite.json holds the plan, and journal.jsonl gets a line when a drill starts and when
+it has ended. Runs nothing.
 """
 
 import shlex
@@ -40,7 +40,7 @@ def plain(value: object) -> Any:
 
 
 def checked(kind: type[T], value: object) -> T:
-    """The dataclass that `plain` made the value of. Raises ValueError when it is another's."""
+    """The dataclass from which `plain` made the value. Raises ValueError for a value of another dataclass."""
     return msgspec.convert(value, kind, dec_hook=_special)
 
 
@@ -70,12 +70,12 @@ def _read(data: bytes) -> tuple[Any, object]:
 
 
 def _plain(value: object) -> object:
-    """Of what msgspec does not know: sections of a suite's file, and paths."""
+    """Encode types that msgspec does not know: sections of a suite's file, and paths."""
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
 
 
 def _special(kind: type[Any], value: Any) -> object:
-    """The same back."""
+    """Decode what `_plain` encoded."""
     return kind.model_validate(value) if issubclass(kind, BaseModel) else kind(value)
 
 
@@ -88,7 +88,7 @@ class Sweep:
     text: str
     overrides: tuple[str, ...]
     cleared: tuple[str, ...]
-    """Overrides that leave the job none of its own faults."""
+    """Overrides that remove the job's own faults."""
     reference_key: str
     """What the one reference of all drills depends on (`supervise.reference`)."""
     survey: str
@@ -96,7 +96,7 @@ class Sweep:
     workers: int
     final_step: int
     passages: int
-    """Different points that the survey came by, of which `points` are the chosen ones."""
+    """Number of different points that the survey passed; `points` are those chosen of them."""
     steps: tuple[int, ...]
     """The steps at which the phases of the training are tried."""
     points: tuple[Point, ...]
@@ -112,7 +112,7 @@ class Sweep:
 
     @property
     def status(self) -> VerdictStatus:
-        """The worst of what was tried; of nothing PASS."""
+        """The worst status of the points tried; PASS if none was."""
         seen = {tried.status for tried in self.tried.values()}
         return "FAIL" if "FAIL" in seen else "INCONCLUSIVE" if "INCONCLUSIVE" in seen else "PASS"
 
@@ -140,13 +140,13 @@ class SuitePlan:
     shard: str | None
     fail_fast: bool
     by_hand: bool
-    """A choice of its drills by name, which stands for no night."""
+    """Only some drills, chosen by name: such a run does not count as a night."""
     history: str
     drills: tuple[PlannedDrill, ...]
     """In the order in which they are begun."""
     notes: tuple[str, ...] = ()
     comparison: Comparison | None = None
-    """Of the drills' losses, its first drill named; None: there is none to make."""
+    """How the drills' losses are compared, with its first drill decided; None: they are not compared."""
     files: Mapping[str, str | None] = field(default_factory=dict)
     """Digests of what it was planned from, by absolute path."""
 
@@ -179,7 +179,7 @@ class _Folder(Generic[_Kept]):
 
     @classmethod
     def find(cls, root: Path, ref: str, of: Path) -> Self:
-        """That of the file `of` called `ref`: an id, a unique prefix of one, or "latest". Raises UsageError."""
+        """The folder of the file `of` that `ref` names: an id, a unique prefix of one, or "latest". Raises UsageError."""
 
         def began(path: Path) -> tuple[str, float]:
             kept = cls(path).load()
@@ -223,7 +223,7 @@ class SuiteBegan(Event, frozen=True, kw_only=True, tag="suite.began"):
 
 
 class SuiteEnded(Event, frozen=True, kw_only=True, tag="suite.ended"):
-    """It does not any more."""
+    """The process has stopped carrying it out."""
 
 
 class DrillStarted(Event, frozen=True, kw_only=True, tag="drill.started"):
@@ -249,7 +249,7 @@ class Progress:
     results: dict[str, DrillResult] = field(default_factory=dict)
     """Without those that were cancelled: they are still to be carried out."""
     took_s: float = 0.0
-    """While a process carried the suite out, all of them together."""
+    """Seconds in which processes carried the suite out, in all."""
 
 
 class SuiteFolder(_Folder[SuitePlan]):
@@ -267,7 +267,7 @@ class SuiteFolder(_Folder[SuitePlan]):
         try:
             events = list(read_records(self.journal, SUITE_EVENTS)) if self.journal.is_file() else []
             for former, event in pairwise(events):
-                # Before one begins, nobody was at it.
+                # The time before a process began does not count.
                 done.took_s += 0.0 if isinstance(event, SuiteBegan) else max(0.0, event.time_s - former.time_s)
             for event in events:
                 if isinstance(event, DrillStarted):

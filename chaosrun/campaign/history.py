@@ -1,6 +1,5 @@
-"""A suite over the nights: a file of one line a drill and night, and what the lines say of tonight.
-
-The file may be carried around, put together from several, and cut off: a line that cannot be read is told, the others count.
+"""A suite's results over the nights: a file with one line for each drill and night, and how tonight compares with them. The
+file may be copied, merged from several, or cut off: a line that cannot be read is reported, the others count.
 """
 
 import fcntl
@@ -18,7 +17,7 @@ from chaosrun.records.destination import is_stream
 
 SHOWN_NIGHTS = 30
 FLAKY_WITHIN = 10
-"""Nights within which a drill that failed, was well, and failed again is flaky."""
+"""A drill that failed, was as expected, and failed again within so many nights is flaky."""
 
 Label = Literal["new", "still", "fixed", "flaky"]
 
@@ -45,7 +44,7 @@ class Entry:
     took_s: float
     rerun: str | None = None
     by_hand: bool = False
-    """Of a run of some drills, chosen by name, which stands for no night."""
+    """The run had only some drills, chosen by name: it does not count as a night."""
 
     @classmethod
     def of(cls, result: DrillResult, plan: SuitePlan) -> "Entry":
@@ -128,7 +127,7 @@ def expect_writable(path: Path) -> None:
 
 
 def append(path: Path, entry: Entry) -> None:
-    """Durably, and after a line that was cut off on a line of its own. Raises UsageError when it cannot be written."""
+    """Append a line durably; if the last line was cut off, begin a new one. Raises UsageError when it cannot be written."""
     _write(path, encode(entry) + b"\n")
 
 
@@ -170,7 +169,8 @@ def trend(drill: str, known: Sequence[Night]) -> list[Entry]:
 
 
 def label(before: Sequence[bool], ok: bool) -> Label | None:
-    """What tonight is beside the nights before, oldest first; flaky: it fails now and then. None: it is well, and was."""
+    """How tonight compares with the nights before (oldest first): new, still, fixed or flaky (fails now and then). None: as
+    expected, now and before."""
     recent = [*before, ok][-FLAKY_WITHIN:]
     falls = sum(well and not now for well, now in pairwise(recent)) + (not recent[0])
     if falls > 1:

@@ -26,7 +26,7 @@ class KeptPlan:
     drill: str
     night: str
     overrides: tuple[str, ...]
-    """Of the job file: this very plan, fault by fault where that can be said."""
+    """Overrides of the job file that plan these faults, one by one if possible (`exact`)."""
     exact: bool
     """The overrides name its faults one by one; else they are planned again, as they were asked for and with their seed."""
     plan: str
@@ -38,7 +38,7 @@ class KeptPlan:
     suite: str
     """File of the suite, as it was on the machine where it failed: several suites may have one name."""
     passed: tuple[str, ...] = ()
-    """Nights in which it was as expected since it last was not."""
+    """Nights since its last failure, in which it was as expected."""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class KeptPlans:
         return cls(history.with_name(f"{history.name.removesuffix('.jsonl')}.kept"))
 
     def read(self) -> tuple[list[KeptPlan], list[str]]:
-        """Oldest first; and what is to be told of files that cannot be read."""
+        """The kept plans, oldest first, and warnings about files that cannot be read."""
         found: list[KeptPlan] = []
         notes: list[str] = []
         for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []:
@@ -99,7 +99,7 @@ def _failed(result: DrillResult, planned: PlannedDrill, suite: str, night: str) 
             if plan_digest(planned.drill, changed.spec, make_plan(changed.spec, changed.trace)) == planned.plan:
                 overrides = exact
     except (ChaosrunError, ValueError, TypeError, KeyError):
-        pass  # what the drill failed of may be its job file, or its plan's: kept as it was planned
+        pass  # the drill may have failed because of its job file or plan: keep the plan as it was made
     return KeptPlan(
         drill=planned.drill,
         night=planned.rerun or night,
@@ -116,7 +116,8 @@ def _failed(result: DrillResult, planned: PlannedDrill, suite: str, night: str) 
 def reruns(
     kept: Iterable[KeptPlan], suite: Sequence[SuiteDrill], tonight: Sequence[PlannedDrill]
 ) -> tuple[list[PlannedDrill], list[str]]:
-    """The drills that repeat what failed, of those that run tonight and are not planned alike; and what is to be told."""
+    """The drills that repeat kept plans: only of drills that run tonight, and unless tonight's plan is the same. With notes for
+    the user."""
     drills = {drill.name: drill for drill in suite}
     chosen = {drill.name for drill in tonight}
     planned_anyway = {drill.plan for drill in tonight}

@@ -1,4 +1,4 @@
-"""Planning every drill of a suite before any of them starts. Pure but for the job files that the suite has read."""
+"""Planning every drill of a suite before any of them starts. Pure, but for reading the job files that the suite names."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ class PlannedDrill:
     gpu: int | Literal["auto"]
     faults: int
     kinds: tuple[str, ...]
-    """Of its faults, each once."""
+    """The kinds of its faults, each once."""
     seed: int
     plan: str
     """Digest of the drill, the job and the faults: the same drill again has the same."""
@@ -66,7 +66,7 @@ def derive_seed(seed: int, drill: str, draw: int = 0) -> int:
 
 
 def plan_drills(drills: Sequence[SuiteDrill], seed: int | None = None) -> list[PlannedDrill]:
-    """`seed`: what that of each drill's faults is derived from. Raises SpecError, naming each drill that cannot happen."""
+    """`seed`: the one from which each drill's is derived. Raises SpecError, naming each drill that cannot be planned."""
     planned: list[PlannedDrill] = []
     problems: list[Problem] = []
     for drill in drills:
@@ -77,7 +77,7 @@ def plan_drills(drills: Sequence[SuiteDrill], seed: int | None = None) -> list[P
             message, hint = f"drill {drill.name!r} cannot be planned: {error.message}", error.hint
             if spec.max_steps is None and spec.faults.preset is not None:
                 if any(told.hint == NO_LENGTH and told.place == drill.place for told in problems):
-                    continue  # of another combination, which lacks the same
+                    continue  # already reported for another combination
                 hint = NO_LENGTH
             problems.append(Problem(place=drill.place, message=message, hint=hint))
         else:
@@ -113,7 +113,7 @@ def planned_drill(
 
 
 def _drawn(drill: SuiteDrill, seed: int) -> FaultPlan:
-    """The plan of the first derived seed with which something happens, and all that does can."""
+    """The plan of the first derived seed that gives at least one fault, all of which can happen."""
     refused: UsageError | None = None
     plan: FaultPlan | None = None
     for draw in range(DRAWS):

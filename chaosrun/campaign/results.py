@@ -46,7 +46,7 @@ class DrillResult:
     difference: str | None = None
     error: str | None = None
     cancelled: bool = False
-    """It was ended by `chaosrun cancel`; the suite, gone on with, carries it out."""
+    """It was ended by `chaosrun cancel`; resuming the suite carries it out."""
     surprises: tuple[str, ...] = ()
     """In which ways it is not what was expected; none when it is."""
     faults: int = 0
@@ -61,7 +61,7 @@ class DrillResult:
     rerun: str | None = None
     """Night whose failure it repeats."""
     label: str | None = None
-    """Beside the nights before: new, still, fixed or flaky; None: nothing to tell."""
+    """Compared with the nights before: new, still, fixed or flaky; None: nothing to report."""
 
     @property
     def ok(self) -> bool:
@@ -69,7 +69,7 @@ class DrillResult:
 
     @property
     def word(self) -> str:
-        """What stands where a verdict would."""
+        """The verdict's status, or the word instead of it."""
         return self.status or ("cancelled" if self.cancelled else "not run")
 
     def to_json(self) -> dict[str, object]:
@@ -104,7 +104,7 @@ class SuiteResult:
     suite_id: str = ""
     night: str = ""
     seed: int | None = None
-    """What every drill's faults were drawn with, where one was given."""
+    """The seed from which every drill's faults were drawn, if one was given."""
     shard: str | None = None
     """Which part of the drills it is, where that was asked for."""
     left: tuple[str, ...] = ()
@@ -116,11 +116,11 @@ class SuiteResult:
     compared: tuple[Compared, ...] = ()
     not_compared: str | None = None
     notes: tuple[str, ...] = ()
-    """What else there is to know: damaged lines of the history, plans that are not kept any more."""
+    """Notes: damaged lines of the history, plans that are no longer kept."""
 
     @property
     def empty(self) -> bool:
-        """No drill belongs to its part of the suite: that is no success, and no failure."""
+        """No drill belongs to this part of the suite: neither a success nor a failure."""
         return not self.drills and not self.left
 
     @property
@@ -134,8 +134,8 @@ class SuiteResult:
 
     @property
     def exit_code(self) -> int:
-        """PASS's when all is as expected, or nothing was to be done; INCONCLUSIVE's when the rest proves nothing; else
-        FAIL's."""
+        """That of PASS when all is as expected or nothing was to be done, of INCONCLUSIVE when all surprises are inconclusive,
+        else of FAIL."""
         if self.as_expected or self.empty:
             return EXIT_CODES["PASS"]
         odd = {drill.status for drill in self.drills if not drill.ok} | ({None} if self.cut_short is not None else set())
@@ -198,7 +198,8 @@ def _ids(value: object) -> str:
 
 
 def comparison_result(whole: SuiteResult) -> DrillResult:
-    """The comparison as what the history keeps: a night in which it is not as expected is not well, whatever the drills are."""
+    """The comparison of losses as an entry of the history: if it is not as expected, neither is the night, whatever the drills
+    are."""
     odd = [f"losses of {entry.name}" for entry in whole.compared if not entry.as_expected]
     if whole.not_compared is not None:
         odd.append(whole.not_compared)
@@ -210,7 +211,7 @@ def comparison_result(whole: SuiteResult) -> DrillResult:
 def compare_losses(result: SuiteResult, comparison: Comparison) -> SuiteResult:
     """With the losses of its drills' undisturbed legs beside those of one of them."""
     first = comparison.first
-    assert first is not None  # which one it is, hangs on the suite, not on what of it ran first
+    assert first is not None  # the suite decides which drill is the first, not the order of running
     runs = {drill.name: drill.run for drill in result.drills if drill.run is not None and drill.rerun is None}
     if first not in runs:
         return replace(result, first=first, not_compared=f"drill {first} was not run")

@@ -1,4 +1,5 @@
-"""Several drills at once on one Ray: which begins next, on which agents, what comes of each. Does not know what a drill means.
+"""Several drills at once on one Ray: which begins next, and on which agents; collects their results. It must not know what a
+drill does.
 
 Agents are kept from drill to drill, so that each costs no more than its legs. A `RayCluster` stands for one placement.
 """
@@ -28,7 +29,7 @@ Postponed = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a job wants of a cluster."""
+    """The resources that a job needs: ranks, and CPUs and GPUs for each."""
 
     workers: int
     cpu: float
@@ -58,8 +59,9 @@ class PlacementPool:
     _used: "list[RayCluster]" = field(default_factory=list)
 
     def take(self, shape: Shape, *, fresh: bool = False) -> "RayCluster | None":
-        """A placement for a drill; None while there is no room for it. Where nothing is in use it gets one in any case, and is
-        then told that the cluster is too small. `fresh`: whose agents served no other drill."""
+        """A placement for a drill; None while there is no room for it. If nothing is in use, it gets one in any case, and
+        starting it then fails with the message that the cluster is too small. `fresh`: with agents that served no other
+        drill."""
         for entry in self._idle:
             if entry[0] == shape and not fresh:
                 self._idle.remove(entry)
@@ -83,7 +85,7 @@ class PlacementPool:
             self._close(shape, cluster)
 
     def clear(self) -> None:
-        """Let go of all that is not in use."""
+        """Release all placements that are not in use."""
         while self._idle:
             self._close(*self._idle[0])
 
@@ -125,29 +127,29 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[D]):
-    """A drill, and what its turn depends on."""
+    """A drill, with what decides when it may begin."""
 
     drill: D
     name: str
     shape: Shape
     reference: str | None = None
-    """Drills of the same share an undisturbed leg, which one of them makes first; None: it is there."""
+    """Drills with the same value share an undisturbed leg, which one of them makes first; None: it exists already."""
     needs_all: bool = False
     """Nothing else may run beside it."""
     needs_fresh: bool = False
-    """It leaves no agents for another drill, and takes none over."""
+    """It needs agents of its own, which no other drill used or can use afterwards."""
 
 
 @dataclass(slots=True)
 class RunningSupervisors:
-    """The supervisors that work now, in whichever threads: all of them are interrupted, or none."""
+    """The supervisors that are running, in any thread: an interrupt reaches all of them."""
 
     _working: "set[Supervisor]" = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     interrupted: bool = False
 
     def watch(self) -> Watch:
-        """For the drills of one thread, that follow each other."""
+        """The callback by which one thread's drills register their supervisor, one after the other."""
         mine: list[Supervisor] = []
 
         def supervised(supervisor: "Supervisor | None") -> None:
@@ -180,7 +182,7 @@ class Scheduler(Generic[D, R]):
     at_once: int | None
     """None: as many as there is room for."""
     on_result: Callable[[D, R], bool]
-    """Returns whether to begin more of them."""
+    """Returns whether to begin further drills."""
     tell: Listener
     """Told of each drill, by name: `drill.began`, `drill.left`; with `drill.at` which attempt of which leg it is at."""
     _waiting: list[Task[D]] = field(default_factory=list)
@@ -188,7 +190,7 @@ class Scheduler(Generic[D, R]):
     _made: set[str | None] = field(default_factory=lambda: {None})
     _making: dict[str | None, Task[D]] = field(default_factory=dict)
     _events: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
-    """What the threads have to tell, as what the scheduler's thread does about it."""
+    """Calls that the drills' threads want the scheduler's thread to make."""
     _supervisors: RunningSupervisors = field(default_factory=RunningSupervisors)
     _beginning: bool = True
 
@@ -210,7 +212,7 @@ class Scheduler(Generic[D, R]):
             except BaseException:
                 self._supervisors.interrupt()
                 while self._running:
-                    # What has ended all the same counts; that the others were interrupted is no news.
+                    # Drills that completed nevertheless count; interrupts of the others are expected.
                     with suppress(Exception):
                         self._events.get()()
                 raise
@@ -222,7 +224,7 @@ class Scheduler(Generic[D, R]):
         for task in self._waiting:
             if task.needs_all:
                 if self._running:
-                    return None  # nothing is begun before it: its turn would never come
+                    return None  # nothing else is begun before it, or its turn would never come
                 self.pool.clear()
                 return task, None
             if task.reference in self._making:

@@ -36,10 +36,10 @@ from chaosrun.wording import count
 SHRUNK_VERSION = 1
 MAX_DRILLS = 100
 CRASHES = frozenset({"recovery_failed", "user_error"})
-"""Outcomes of a leg under faults that ended in its recovery."""
+"""Outcomes of a chaos leg whose recovery failed."""
 
 Candidates = Mapping[str, Sequence[str]]
-"""Overrides of a job, by what they plan."""
+"""Overrides of a job, by the key of the plan that they give."""
 RunDrills = Callable[[Candidates, str | None], Mapping[str, str | None]]
 """Carry out drills, in order or side by side, until one has the symptom looked for; symptoms at least up to that one."""
 AGAIN = "`chaosrun shrink {run}` begins again; the run is as it was"
@@ -55,7 +55,7 @@ class Case:
     schedule: tuple[Entry, ...]
     """Its faults, as a job file would say them."""
     symptom: str | None
-    """None when it has no verdict: its supervisor did not live to give one."""
+    """None when it has no verdict, because its supervisor died."""
 
     @property
     def folder(self) -> Path:
@@ -115,7 +115,7 @@ def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
 
 
 def open_case(run: RunLayout) -> Case:
-    """Raises UsageError for a run that did not fail, and for one whose job file is another by now."""
+    """Raises UsageError for a run that did not fail, and for one whose job file has changed since."""
     info = read_run(run)
     plan = FaultPlan.read(run.plan_json)
     if not plan.faults:
@@ -146,10 +146,10 @@ class _Trials:
     drills: int = 0
     refused: int = 0
     smallest: tuple[Entry, ...] = ()
-    """The last that failed, which is smaller than all before."""
+    """The last schedule that failed: the smallest so far."""
     _known: dict[str, str | None] = field(default_factory=dict)
     _ahead: dict[str, str | None] = field(default_factory=dict)
-    """Those, too, whose turn has not come yet: they do not count so far."""
+    """Symptoms of all drills that ran, also of those whose turn has not come: these do not count as tried yet."""
 
     def first(self, schedules: Sequence[tuple[Entry, ...]]) -> tuple[Entry, ...] | None:
         """The first that fails in the same way. Raises _UsedUpError when another drill would be one too many."""
@@ -181,7 +181,7 @@ class _Trials:
         return self._known[key]
 
     def _planned(self, schedule: tuple[Entry, ...]) -> tuple[str, Sequence[str]] | None:
-        """None: without the others this one could never fire."""
+        """None if it cannot be planned: a fault may not be able to fire without the others."""
         overrides = [*self.case.changed(schedule), "verify.confirm=false"]
         try:
             return _key(make_plan(load_job(self.case.job.path, overrides).spec)), overrides
@@ -279,12 +279,12 @@ class _Drills:
     _begun: int = 0
 
     def symptoms(self, candidates: Candidates, looked_for: str | None) -> dict[str, str | None]:
-        """Of drills that leave nothing behind."""
+        """Carry out drills whose runs are removed, and return their symptoms."""
         folder = self.case.folder.absolute()
         return self._carried_out({key: self._run(folder, each) for key, each in candidates.items()}, looked_for)
 
     def verify(self, overrides: Sequence[str]) -> tuple[RunLayout, str | None]:
-        """A drill like any other, that stays beside the run it is about."""
+        """Carry out the drill of what is left; its run is kept beside the run that is shrunk."""
         run = self._run(self.root, overrides)
         return run, self._carried_out({run.run_id: run}, None)[run.run_id]
 
@@ -329,7 +329,7 @@ class _Drills:
         except ChaosrunError:
             raise
         except Exception as error:
-            # What is being looked for may be a bug in here. What its drill has left running goes with the agents.
+            # The failure looked for may crash chaosrun itself. Processes that its drill left are ended with the agents.
             return f"bug: {type(error).__name__}", False
         finally:
             if run.path.is_relative_to(self.case.folder.absolute()):

@@ -1,4 +1,4 @@
-"""What a suite is going to do: what is asked of it, and the plan of all its drills. Starts and writes nothing."""
+"""What a suite will do: the request, and the plan of all its drills. Starts and writes nothing."""
 
 import hashlib
 import re
@@ -54,11 +54,11 @@ class SuiteRequest:
     history: Path | None = None
     """None: under the root."""
     asked_s: float | None = field(default=None, compare=False)
-    """When, for what is named by the date; None: when the suite is opened."""
+    """The time of the request, for what is named by the date; None: when the suite is opened."""
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but the suite itself."""
+        """Nothing was asked for but the suite itself."""
         return self == SuiteRequest(path=self.path, history=self.history)
 
 
@@ -105,7 +105,7 @@ def chosen(drills: Sequence[_Drill], only: Sequence[str] = (), without: Sequence
 
 def sharded(drills: Sequence[_Drill], shard: Shard, *, together: str | None = None) -> list[_Drill]:
     """The part of the drills that belongs to a shard, by each drill's name alone, so that machines agree without a history;
-    shards are only about even. `together`: a name, by which all belong to the same."""
+    shards are only about equal in size. `together`: a name that decides the shard of all drills instead."""
 
     def belongs(name: str) -> bool:
         return int.from_bytes(hashlib.sha256(name.encode()).digest()) % shard.of == shard.number - 1
@@ -137,7 +137,7 @@ def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
     plans, notes = kept_plans.read()
     again, more = reruns(plans, suite.drills, planned)
     if more:
-        more.append(f"kept plans are in {kept_plans.folder}: without its file one is given up")
+        more.append(f"kept plans are in {kept_plans.folder}: remove a file to give its plan up")
     more += [f"{drill.name}: no fault is planned, so nothing about recovery is tested" for drill in planned if not drill.faults]
     kept = {each.plan for each in plans}
     return SuitePlan(
@@ -160,7 +160,7 @@ def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
 
 
 def comparison_of(suite: Suite, tonight: Sequence[SuiteDrill]) -> tuple[Comparison | None, list[str]]:
-    """The suite's comparison as far as tonight's drills go; and what is to be told of what it leaves out."""
+    """The suite's comparison for tonight's drills, and notes on what it leaves out."""
     asked = suite.spec.comparison
     if asked is None:
         return None, []

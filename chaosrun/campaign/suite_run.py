@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ANEW = "start the suite again, without --resume"
 Report = Callable[[RunLayout, Verdict], Sequence[str]]
-"""What is done with a run that came to a verdict; returns what is to be told."""
+"""Called with a run that has a verdict; returns warnings."""
 
 
 def suite_plan(request: SuiteRequest, *, root: Path | None = None) -> SuitePlan:
@@ -82,8 +82,8 @@ def suite(
             except Exception as error:
                 bug = f"a bug in chaosrun ({type(error).__name__}: {error})"
                 why = error.message if isinstance(error, ChaosrunError) else bug
-                # Before Ray is stopped: who interrupts may not wait for long. A folder that cannot be read must not hide what
-                # cut it short; and who asks to end a second time has no time for pages.
+                # Before Ray is stopped, as a user who interrupts may not wait for long. An unreadable folder must not hide what
+                # cut it short; a second interrupt skips the pages.
                 with suppress(ChaosrunError, OSError, KeyboardInterrupt):
                     so_far = write_pages(folder, run.so_far(why), Path(plan.history))
                     if on_cut_short is not None:
@@ -136,13 +136,14 @@ class SuiteRun:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _began_s: float = field(default_factory=time.monotonic)
     _took_s: float = 0.0
-    """Of the processes before this one."""
+    """Seconds that earlier processes of this suite took."""
     _started: Mapping[str, str] = field(default_factory=dict)
-    """Run directories of drills that these began."""
+    """Run directories of drills that earlier processes began."""
     _notes: list[str] = field(default_factory=list)
 
     def carry_out(self, pool: PlacementPool, *, at_once: int | None) -> SuiteResult:
-        """Do what is left to do. Raises InterruptedRunError on a KeyboardInterrupt, and whatever is no drill's fault."""
+        """Carry out the remaining drills. Raises InterruptedRunError on a KeyboardInterrupt, and errors that are not one
+        drill's."""
         progress = self.folder.progress()
         self._took_s, self._started = progress.took_s, progress.started
         self.journal.append(SuiteBegan())
@@ -169,7 +170,7 @@ class SuiteRun:
         return self.result(results)
 
     def so_far(self, why: str) -> SuiteResult:
-        """What had ended when it was cut short. Of the losses nothing is said: they are compared where all are there."""
+        """The result of the drills that had ended when it was cut short. Losses are not compared: that needs all of them."""
         whole = self._whole(self.folder.progress().results, None)
         left = f"`{self._resume_command}` carries out what is left"
         return replace(whole, cut_short=why, notes=(*whole.notes, left))
@@ -178,15 +179,16 @@ class SuiteRun:
         return self._whole(results, self.plan.comparison)
 
     def keep(self, drill: PlannedDrill, result: DrillResult) -> None:
-        """Everywhere that it matters tomorrow, and last where it says that it is done: all of this may be done twice."""
+        """Keep a result: kept plans and history first, the journal (which marks the drill as done) last. Repeating this after a
+        crash does no harm."""
         plan = self.plan
-        if not result.cancelled:  # of which nothing is known
+        if not result.cancelled:  # it has no verdict
             self._remember(result)
             try:
                 KeptPlans.beside(Path(plan.history)).take(result, drill, suite=plan.path, night=plan.night)
-            except Exception as error:  # whatever lies among the kept plans: no reason to lose the night
+            except Exception as error:  # an error in the kept plans must not lose the night's results
                 why = error if isinstance(error, OSError | ChaosrunError) else f"{type(error).__name__}: {error}"
-                self._notes.append(f"{drill.name}: what it means for the kept plans could not be written down: {why}")
+                self._notes.append(f"{drill.name}: the kept plans could not be updated: {why}")
         with self._lock:
             self.journal.append(DrillEnded(name=drill.name, result=plain(result)))
 
@@ -289,7 +291,7 @@ class SuiteRun:
         before = nights(earlier, by_hand=True)
 
         def labelled(result: DrillResult) -> DrillResult:
-            # One that repeats a failure began with that.
+            # For a drill that repeats a failure, that failure comes first.
             oks = [*([False] if result.rerun is not None else []), *(entry.ok for entry in trend(result.name, before))]
             return result if result.cancelled else replace(result, label=label(oks, result.ok))
 

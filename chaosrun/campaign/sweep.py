@@ -154,7 +154,7 @@ class _SweepRun:
         return Shape.of(self.job.spec)
 
     def begin(self, cluster: RayCluster, overrides: Sequence[str], steps: Sequence[int], only: Sequence[str]) -> Sweep:
-        """Find out what there is to try, and write it down. Raises UsageError when nothing of what was asked for exists."""
+        """Find the points to try, and write them down. Raises UsageError when none of the points asked for exists."""
         spec = self.job.spec
         if self.saves:
             if spec.by != "script":
@@ -169,7 +169,7 @@ class _SweepRun:
         reference = leg_of(run, "reference")
         attempt = reference.attempts()[-1]
         undisturbed = list(_passages(reference, attempt, spec.workers))
-        recovering = list(_passages(leg_of(run, "chaos"), 2, spec.workers))  # of the attempt after the kill, if it came to one
+        recovering = list(_passages(leg_of(run, "chaos"), 2, spec.workers))  # of the attempt after the kill, if there was one
         trace = read_trace(reference.attempt(attempt).trace(0), attempt, 0, [])
         epochs = {step: record.epoch for step, record in trace.steps.items()}
         last = max(epochs, default=0)
@@ -205,7 +205,8 @@ class _SweepRun:
         return known
 
     def take_up(self, cluster: RayCluster, known: Sweep) -> Sweep:
-        """Raises UsageError when what the reference was made with has changed: the verdicts would speak of two jobs."""
+        """Continue a sweep. Raises UsageError when job, script, machine or chaosrun have changed since its reference: the
+        verdicts would be about two jobs."""
         key = reference_key(self.job.spec, self.job.script_path, ClusterWorkers(cluster, self.job.spec).devices())
         if known.text != self.job.text or known.reference_key != key:
             raise UsageError(
@@ -215,7 +216,7 @@ class _SweepRun:
         return known
 
     def _survey(self, cluster: RayCluster, overrides: Sequence[str]) -> RunLayout:
-        """Raises what the undisturbed job failed with; whether it comes back from the kill is for the sweep to tell."""
+        """Run the survey. Raises what the undisturbed job failed with; whether it recovers from the kill, the sweep shows."""
         kill = [*cleared(self.job.spec), scheduled([first_kill(self.job.spec)])]
         run = new_run(self.folder.path, self.job.path, [*overrides, *kill], reference="fresh")
         drill_on(cluster, run, self.root, watch=self.interrupts.watch, survey=True)

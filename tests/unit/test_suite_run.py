@@ -51,7 +51,7 @@ def test_what_goes_wrong_with_kept_plans_costs_neither_the_history_nor_the_night
     assert [entry.drill for entry in read_history(Path(run.plan.history)).entries] == ["a"]
     assert list(run.folder.progress().results) == ["a"]
     (note,) = run.result(results(run, drill)).notes
-    assert "could not be written down" in note and str(error) in note
+    assert "could not be updated" in note and str(error) in note
 
 
 def test_a_history_that_cannot_be_written_costs_no_kept_plan(run: SuiteRun) -> None:

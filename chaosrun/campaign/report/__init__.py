@@ -1,1 +1,1 @@
-"""What people and CI are shown of sweeps, shrinks and suites."""
+"""Reports of sweeps, shrinks and suites, for people and CI."""

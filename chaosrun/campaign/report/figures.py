@@ -46,7 +46,7 @@ def recoveries(known: "Sequence[Night]") -> Shown | None:
     if not found:
         return None
     middles = [statistics.median(times) for *_, times in found]
-    # One hang, found after its patience, must not make a line of all the others.
+    # One long hang must not flatten all other values to a line.
     scale = Scale(0.0, min(max(times[-1] for *_, times in found), 4 * max(middles)))
     spans: list[Shown] = []
     for (place, night, times), middle in zip(found, middles, strict=True):
@@ -80,7 +80,7 @@ def strip(drill: str, known: "Sequence[Night]") -> Shown:
 
 
 def _share(known: "Sequence[Night]") -> float:
-    """Of the width, a night's."""
+    """The share of the width that one night takes."""
     return 100 / max(len(known), LEAST_NIGHTS)
 
 

@@ -1,4 +1,5 @@
-"""The pages of a suite: JUnit XML, a summary in Markdown, the HTML index. One that cannot be written is told."""
+"""The pages of a suite: JUnit XML, a summary in Markdown, the HTML index. A page that cannot be written is reported in the
+result."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -121,7 +122,7 @@ def junit_text(result: "SuiteResult") -> str:
     why = "after a drill that was not as expected" if result.cut_short is None else "the suite was cut short before"
     for name in result.left:
         without(name, "skipped", f"{view.not_done}, {why}", view.not_done)
-    if result.cut_short is not None:  # what CI shows is not all green then
+    if result.cut_short is not None:  # so that CI does not show the suite as passed
         without(f"suite {result.name}", "error", f"cut short: {result.cut_short}", "cut short")
     if cases := _compared(view):
         suites.append(suite_of("comparison", cases))
@@ -147,7 +148,8 @@ def _compared(view: SuiteView) -> "list[Case]":
 
 
 def hand_out(result: "SuiteResult", junit: Path | None, markdown: Path | None) -> None:
-    """Put the pages where the user wants them, too: a summary at its file's end, behind those of others. Raises UsageError."""
+    """Write the pages to the paths that the user named, too; the summary is appended to its file, after other summaries. Raises
+    UsageError."""
     assert result.path is not None
     folder = SuiteFolder(result.path)
     for page, path, option, mode in (

@@ -1,4 +1,4 @@
-"""Sweeps, shrinks and suites on a terminal: what would run, what became of it, and what to type to see it again."""
+"""Sweeps, shrinks and suites on a terminal: what would run, what came of it, and which commands repeat it."""
 
 import shlex
 from collections import Counter
@@ -98,7 +98,7 @@ def _counted(statuses: Iterable[str]) -> Text:
 
 
 def render_shrunk(shrunk: "Shrunk") -> RenderableType:
-    """How far it came, the part of a job file that is left, and what to type to see it fail."""
+    """How far the shrink came, the remaining part of a job file, and the command that shows the failure."""
     _, *where = run_arguments(shrunk.run)
     refused = f", {count(shrunk.refused, 'plan')} that cannot be" if shrunk.refused else ""
     tried = f"{count(shrunk.drills, 'drill')}{refused}"

@@ -23,7 +23,7 @@ class DrillRow:
     run: "RunLayout | None"
     ok: bool
     status: str
-    """Its verdict, or what stands in its place."""
+    """Its verdict, or a word instead ("cancelled", "not run")."""
     expected: str
     told: str
     """The first difference, else why it did not pass; empty where there is nothing to tell."""
@@ -41,7 +41,7 @@ class DrillRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossesRow:
     name: str
-    """With a word on it where it is a control."""
+    """The name, marked if the drill is a control."""
     steps: str
     largest: str
     mean: str
@@ -68,7 +68,7 @@ class SuiteView:
             return "nothing to do"
         if result.as_expected:
             return "as expected"
-        # What is not as expected matters more than that there might have been more of it.
+        # A drill that is not as expected matters more than drills that were not run.
         return "not as expected" if result.cut_short is None or any(not drill.ok for drill in result.drills) else "cut short"
 
     @property
