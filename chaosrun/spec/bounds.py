@@ -1,4 +1,5 @@
-"""What of a job exceeds its own size, or the machine's: sentences for who plans it, and places for who reads the file."""
+"""Ranks, steps and workers of a job that exceed its own size or the machine's: sentences for the planner, and places in the job
+file."""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +9,8 @@ from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, child
 from chaosrun.wording import count
 
 MOST_PER_CORE = 16
-"""CPUs that the workers of a private Ray may ask for, for each that the machine has: more would start, and never train."""
+"""How many CPUs the workers of a private Ray may ask for, per core of the machine: more workers would start, and never
+train."""
 
 
 def no_such_rank(rank: int, workers: int) -> str:
@@ -31,7 +33,8 @@ def crowded(workers: int, cpu: float, cores: int) -> tuple[str, str] | None:
 
 
 def out_of_reach(root: Mapping) -> Iterator[Problem]:
-    """Ranks and steps of faults that the job does not have, in a file that something else is wrong with, too."""
+    """Ranks and steps of faults that the job does not have, in a file that has other errors, too (else the planner reports
+    them)."""
     workers, last = _number(root, "workers"), _number(root, "max_steps")
     schedule = child(root, "faults", "schedule")
     for entry in (*(schedule.items if isinstance(schedule, Sequence) else ()), child(root, "faults", "random")):
@@ -43,6 +46,6 @@ def out_of_reach(root: Mapping) -> Iterator[Problem]:
 
 
 def _number(section: Node | None, key: str) -> tuple[int, Place] | None:
-    """A whole number, and where it stands."""
+    """The whole number at this key, and its node."""
     node = child(section, key)
     return (node.value, node.place) if isinstance(node, Scalar) and type(node.value) is int else None

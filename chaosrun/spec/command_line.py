@@ -1,6 +1,6 @@
 """A job without a file: from the words of a command line to the text that a job file would hold.
 
-Owns what may be left out there and what is guessed then: each guess is told. Must not know how the text is read.
+Decides what may be left out there and what is guessed instead; each guess is reported. Must not know how the text is read.
 """
 
 import os
@@ -27,10 +27,10 @@ PARALLEL = re.compile(
     rb"(torch\.distributed|accelerate|transformers|lightning|pytorch_lightning|deepspeed)\b",
     re.MULTILINE,
 )
-"""Imports, and uses, of what trains on several ranks."""
+"""Imports and names in a script that show that it trains on several ranks."""
 GUESSED_WORKERS = 2
 LAUNCHING_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "lightning", "torchx"})
-"""Modules of theirs start several ranks."""
+"""Packages with modules that start several ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,12 @@ class TypedJob:
     directory: Path
     """Absolute: where it was typed, and where its relative paths start."""
     guesses: tuple[str, ...]
-    """What nobody said, a sentence each."""
+    """What was not said and is guessed, a sentence each."""
 
     label = "the command line"
 
     def with_changes(self, changes: Sequence[str]) -> list[str]:
-        """The words, with changes to the job where they belong."""
+        """The typed words, with further changes to the job in the right place."""
         dashes = self.words.index("--") if "--" in self.words else len(self.words)
         return [*self.words[:dashes], *changes, *self.words[dashes:]]
 
@@ -93,7 +93,7 @@ class TypedJob:
         return shlex.join(["chaosrun", "submit", *self.words])
 
     def text(self, *, anywhere: bool) -> str:
-        """As a job file; `anywhere`: one that need not lie where it was typed."""
+        """The text as a job file; `anywhere`: with the directory in it, so that it may lie elsewhere."""
         parts = [f"{_comment(f'what was typed: {self.command}').lstrip()}\n", *self.sections.values()]
         if anywhere:
             parts.insert(2, f"directory: {flow(str(self.directory))}\n")
@@ -155,18 +155,19 @@ def _without_launcher(words: Sequence[str]) -> tuple[str, str, Sequence[str]] | 
 
 
 def _workers_of_script(script: Path) -> tuple[int, str]:
-    """How many, and why."""
+    """The number of workers, and why."""
     try:
         found = PARALLEL.search(script.read_bytes())
     except OSError:
-        found = None  # whoever loads the job says why
+        found = None  # loading the job reports why
     if found is None:
         return 1, "as the script imports nothing that trains on several ranks; --workers says otherwise"
     return GUESSED_WORKERS, f"as the script imports {found[1].decode()}; --workers says otherwise"
 
 
 def _workers_of_command(words: Sequence[str], asked: int | None) -> tuple[int, str | None]:
-    """How many, and why where nobody said. Raises UsageError where the command and --workers contradict each other."""
+    """The number of workers, and why, if it was guessed. Raises UsageError if the command and --workers contradict each
+    other."""
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(".py"):
@@ -176,7 +177,7 @@ def _workers_of_command(words: Sequence[str], asked: int | None) -> tuple[int, s
         value = value if equals else "".join(words[index + 1 : index + 2])
         if not value.isdecimal():
             if asked is None:
-                raise UsageError(f"{name} {value}: how many ranks that is, chaosrun cannot tell", hint="say it: --workers 3")
+                raise UsageError(f"{name} {value}: chaosrun cannot tell how many ranks that is", hint="say it: --workers 3")
             return asked, None
         if asked is not None and asked % max(1, int(value)):
             hint = "leave --workers out, or write {workers_per_node} in the place of the number"
@@ -195,7 +196,7 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _comment(why: str | None) -> str:
-    """Of one line, whatever words it tells."""
+    """The reason as a YAML comment of one line."""
     return f"    # {''.join(each if each.isprintable() else ' ' for each in why)}" if why else ""
 
 
@@ -216,7 +217,7 @@ def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:
 
 
 def _changed(job: TypedJob, changes: Sequence[str]) -> TypedJob:
-    """With each key that one of the changes is about written anew. Raises SpecError."""
+    """The sections, with each key that a change concerns written anew. Raises SpecError."""
     from chaosrun.spec.overrides import apply_overrides
     from chaosrun.spec.problems import Source, spec_error
     from chaosrun.spec.tree import Mapping, read_tree

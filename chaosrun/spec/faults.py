@@ -33,7 +33,7 @@ _OPTION_KEYS: dict[str, Option] = {option.removesuffix("_s"): option for option 
 
 
 class FaultOptions(Section):
-    """What is done to whom, whenever: the part that scheduled and random faults share."""
+    """What is done, and to which rank: the part that scheduled and random faults share."""
 
     kind: FaultKind = Field(default="kill", description="what is done; kill is SIGKILL, docs/faults.md has all kinds")
     rank: Rank = Field(default="random", description="the rank it is done to, random: drawn with faults.seed, or all at once")
@@ -126,7 +126,7 @@ class ScheduledFault(FaultOptions):
             reason = f"a fault at {moment} cannot repeat by steps"
             yield conflict("every_steps", reason, "add one entry for each, with occurrence or attempt")
         if self.at_step is not None and moment == "rendezvous":
-            yield conflict("at_step", "no step has been made at a rendezvous", "write occurrence: 2 for the second attempt's")
+            yield conflict("at_step", "a rendezvous comes before any step", "write occurrence: 2 for the second attempt's")
         if self.after is not None:
             yield from self._outside()
         elif moment in ("step", "reduce") and not any((self.at_step, self.every_steps, self.occurrence, self.attempt)):
@@ -212,7 +212,7 @@ class ReplaySpec(Section):
 
 
 class FollowingFault(FaultOptions):
-    """What a preset does to the same rank at the same step, later in it."""
+    """A further fault of a preset on the same rank, later in the same step."""
 
     kind: FaultKind = Field(default="kill", description="what is done then")
     phase: Phase | None = Field(default=None, description="the point within the step; default: after it")
@@ -224,7 +224,7 @@ class FollowingFault(FaultOptions):
 
 
 class PresetFault(FaultOptions):
-    """An entry of a preset: faults at drawn steps, said in parts of the training, so that it fits any length."""
+    """An entry of a preset: faults at drawn steps, given as shares of the training, so that it fits any length."""
 
     within: Stretch = Field(default=(0.0, 1.0), description="the part of the training that it comes in, such as [20%, 80%]")
     count: Positive | None = Field(default=None, description="how many, each at another step; default: 1")

@@ -1,6 +1,6 @@
 """What single values of a spec may be: their types, bounds, and the words of an error about one.
 
-Owns nothing of what a job is. `Section` is the frozen mapping that every part of a spec is made of.
+It must not know what a job is. `Section` is the frozen mapping that every part of a spec is made of.
 """
 
 import os
@@ -34,7 +34,7 @@ RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", 
 
 def wrong(expected: str) -> PydanticCustomError:
     """An error of one value: `expected` completes "<name> must be …"."""
-    # A key with half a character in it would break pydantic's own message.
+    # A lone surrogate in a key would break pydantic's own message.
     return PydanticCustomError("wrong_value", "{expected}", {"expected": expected.encode(errors="backslashreplace").decode()})
 
 
@@ -48,7 +48,7 @@ def _refusal(reason: str, hint: str) -> PydanticCustomError:
 
 
 def must(fits: Callable[[Any], object], expected: str) -> Callable[[Any], Any]:
-    """What leaves a value as it is where it `fits`; else it "must be `expected`"."""
+    """A validator that leaves a value as it is if it `fits`, and else raises that it "must be `expected`"."""
 
     def check(value: Any) -> Any:
         if not fits(value):
@@ -59,11 +59,11 @@ def must(fits: Callable[[Any], object], expected: str) -> Callable[[Any], Any]:
 
 
 some = must(lambda value: value or not isinstance(value, list | tuple), "a list with at least one entry")
-"""Said before its entries are looked at: that one of them is wrong does not make it empty."""
+"""Checked before the entries are validated: a wrong entry does not make the list empty."""
 
 
 def job_name(text: str) -> str:
-    """This, as far as a job can be called so."""
+    """The text without what a job's name may not hold."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:64] or "job"
 
 
@@ -241,7 +241,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def conflicts(self) -> Iterable[InitErrorDetails]:
-        """How its fields, each of them sound, contradict one another."""
+        """How fields contradict one another, although each is valid by itself."""
         return ()
 
     @model_validator(mode="after")

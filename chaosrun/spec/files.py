@@ -1,4 +1,4 @@
-"""Files that a command line or a job names: their text, or what they are instead of what is asked for."""
+"""Files that a command line or a job names: reads their text, or says what they are if they are not what was asked for."""
 
 import difflib
 import os
@@ -19,17 +19,17 @@ _OTHERS = {
     ".sh": ("a shell script", "a command comes after two dashes: chaosrun submit -- bash {path}"),
     ".ipynb": ("a notebook", "chaosrun starts scripts: export it as a Python file"),
 }
-"""By their suffix: what they are, and what is done with them."""
+"""By suffix: what such a file is, and how to use it."""
 _KEYS = {JOB: ("script", "module", "command"), SUITE: ("drills",)}
-"""Keys of which one is in every file of a kind, and in none of the other."""
+"""By kind of file: every file of the kind has one of these keys, and none of the other kind's."""
 _HINTS = {
     JOB: "`chaosrun submit {path}` runs it; a suite names it: job: {path}",
     SUITE: "`chaosrun suite {path}` runs it, `--list` shows its drills",
 }
 _LOOKED_AT = 200
-"""Files of a folder whose kind is looked for."""
+"""At most so many files of a folder are read to find those of a kind."""
 NEAR = 0.65
-"""How like a name that is not there another one is that was meant, from 0 to 1."""
+"""How similar an existing name has to be to be suggested for a missing one, from 0 to 1."""
 
 
 def read_source(path: Path, what: str) -> Source:
@@ -71,7 +71,8 @@ def read_named(node: Node, path: Path, what: str) -> tuple[Source | None, list[P
 
 
 def expect_kind(path: Path, what: str, root: Node | None, problems: Sequence[Problem]) -> None:
-    """Raises UsageError for a file of another kind than `what`, JOB or SUITE, which its keys show, or that it has none."""
+    """Raises UsageError if the file's keys show that it is of another kind than `what` (JOB or SUITE), or that it is no such
+    file at all."""
     keys = root.entries if isinstance(root, Mapping) else {}
     for kind, own in _KEYS.items():
         if kind != what and any(key in keys for key in own) and not any(key in keys for key in _KEYS[what]):

@@ -1,4 +1,5 @@
-"""Faults as a job file says them: an entry, YAML on one line, overrides that put a schedule in place of others. Pure."""
+"""Faults in the form of a job file: as entries of a schedule, as YAML on one line, as overrides that replace a job's faults by
+a schedule. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +14,9 @@ Entry = Mapping[str, int | float | str | None]
 
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 NO_TEXT = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
-"""Words that YAML reads as something else."""
+"""Words that YAML does not read as text."""
 COUNTED = RESTORE_PHASES | {"rendezvous", "step", "reduce"}
-"""Phases at which an entry without a step says how often."""
+"""Phases at which an entry without a step gives the occurrence."""
 
 
 def as_entries(faults: Iterable[Fault], workers: int) -> list[Entry]:
@@ -43,7 +44,7 @@ def cleared(spec: JobSpec) -> list[str]:
 
 
 def scheduled(schedule: Sequence[Entry]) -> str:
-    """The override that puts these in the place of the job's schedule."""
+    """The override that replaces the job's schedule by this one."""
     return f"faults.schedule={flow(schedule)}"
 
 

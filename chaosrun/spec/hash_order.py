@@ -1,7 +1,6 @@
-"""Whether a script goes by the order of hashes, as its text shows: then each new Python process has it another way.
-
-Python hashes texts with a seed of each process's own. What a set of them is gone through for, such as the numbers of labels, is
-not what it was before a restart. Nothing is imported or executed.
+"""Whether a script depends on hashes or on the order of a set, as its source shows: that order differs in each new Python
+process, which hashes strings with its own seed. What a script makes by iterating over a set of strings, such as the numbers of
+labels, then changes at a restart. Nothing is imported or executed.
 """
 
 import ast
@@ -13,9 +12,9 @@ from typing import TypeGuard
 from chaosrun.spec.launch import syntax_tree
 
 ORDERED = frozenset({"list", "tuple", "enumerate", "iter", "zip", "map", "filter", "join", "fromkeys", "array", "tensor"})
-"""Functions that keep the order of what they are given."""
+"""Functions whose result keeps the order of their argument."""
 UNORDERED = frozenset({"sorted", "set", "frozenset", "len", "any", "all", "max", "min", "update", "union"})
-"""Those of which no outcome depends on it."""
+"""Functions whose result does not depend on that order."""
 COMBINING = frozenset({"union", "intersection", "difference", "symmetric_difference", "copy"})
 VIEWS = frozenset({"keys", "items"})
 MOST_FILES = 100
@@ -23,7 +22,7 @@ MOST_FILES = 100
 
 @cache
 def goes_by_hashes(script: Path) -> bool:
-    """In the script, or in a module of its own folder that it imports."""
+    """Whether the script, or a module of its own folder that it imports, depends on hashes."""
     waiting, met = [script], {script}
     while waiting and len(met) < MOST_FILES:
         try:
@@ -62,7 +61,7 @@ def _has_hash_order(tree: ast.Module) -> bool:
 
 
 class _Sets:
-    """Which expressions are sets, as far as the text tells: by variables and functions of these names, too."""
+    """Which expressions are sets, as far as the source shows: also variables and functions by their names."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -97,7 +96,7 @@ class _Sets:
 
 
 def _is_called(node: ast.AST, names: frozenset[str]) -> TypeGuard[ast.Call]:
-    """Without a key, which the first of equals decides on."""
+    """A call of one of these functions without `key`: with a key, the first of equal elements would depend on the order."""
     match node:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), keywords=keywords):
             return name in names and not any(word.arg == "key" for word in keywords)
@@ -106,7 +105,8 @@ def _is_called(node: ast.AST, names: frozenset[str]) -> TypeGuard[ast.Call]:
 
 
 def _goes_through(node: ast.AST, sets: _Sets) -> bool:
-    """In the order of hashes, or by hashes themselves. A set that is sorted, counted or made of another is let be."""
+    """Whether the node iterates over a set, or calls hash(). A set that is sorted, counted or made from another one does not
+    count."""
     match node:
         case ast.Name(id="hash", ctx=ast.Load()):
             return True

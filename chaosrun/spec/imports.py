@@ -1,6 +1,5 @@
-"""What a script, and the job's preloads, import that is not there, found without importing anything.
-
-Only what a script imports whatever happens: at its top, outside try and if. A script that changes where Python looks is let be.
+"""Modules that a script or the job's preloads import and that are missing, found without importing anything. Only imports that
+always run count: at the top level, outside try and if. A script that changes sys.path is not checked.
 """
 
 import ast
@@ -19,7 +18,7 @@ from chaosrun.spec.problems import Problem
 LOOKS_ELSEWHERE = re.compile(rb"sys\.(path|meta_path|modules)|addsitedir")
 ATTACH = re.compile(rb"\battach\b")
 MOST_FILES = 300
-"""Of a script's folder, in which its call of chaosrun.attach may be."""
+"""At most so many files of the script's folder are searched for a call of chaosrun.attach."""
 
 
 def not_there(job: Job) -> Iterator[Problem]:
@@ -49,7 +48,7 @@ def not_there(job: Job) -> Iterator[Problem]:
 
 
 def _runs_here(job: Job) -> bool:
-    """With this Python: so do chaosrun's own ranks, and commands of this environment."""
+    """Whether the job runs with this Python: so do scripts that chaosrun starts, and commands of this environment."""
     if not job.spec.command:
         return True
     program = program_file(job.spec.command[0], job.directory)

@@ -1,4 +1,4 @@
-"""Load a job file: read, parse, override, validate. Owns the file system's side of a job; everything wrong is told at once."""
+"""Load a job file: read, parse, override, validate. Handles the files that a job names; all errors are reported at once."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -48,11 +48,11 @@ class Job:
 
     @property
     def masked(self) -> tuple[str, ...]:
-        """Loads of the script's own that do not count, as chaosrun restores: a drill says nothing of them."""
+        """Places where the script loads checkpoints itself although chaosrun restores: a drill does not test them."""
         return own_loads(self.script_path) if self.spec.by == "chaosrun" else ()
 
     def problem(self, entry: str, message: str, hint: str | None = None) -> Problem:
-        """Of what stands at a path such as "faults.schedule[0]"."""
+        """A problem at a path of the job file such as "faults.schedule[0]"."""
         parts = PART.finditer(entry)
         path = tuple(part["name"] if part["name"] else int(part["index"]) for part in parts)
         key, node = find(self.tree, path)
@@ -114,7 +114,7 @@ def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMa
 
 
 def _resolved(spec: JobSpec, script: Path | None) -> JobSpec:
-    """With who resumes decided."""
+    """The spec with `resume.by: auto` decided."""
     if spec.resume.by != "auto":
         return spec
     by = "chaosrun" if spec.script and script and attaches(script) else "script"
@@ -151,7 +151,7 @@ def _unwritable(root: Mapping, directory: Path) -> Iterator[Problem]:
 
 
 def refused(job: Job, others: Sequence[Problem], objections: Sequence[Objection], hint: str) -> SpecError:
-    """What a planner refuses as one error, with the place of each entry that it objects to, and the job's `others`."""
+    """The planner's objections as one error, each at the place of its entry, with the `others` that are wrong with the job."""
     problems = [job.problem(each.entry, str(each)) for each in objections]
     return SpecError(spec_error([*others, *problems]).message, hint=hint)
 

@@ -27,10 +27,10 @@ LOADING_WORDS = ("resume_from_checkpoint", "ckpt_path")
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 PLACEHOLDERS = ("output",)
 OF_A_COMMAND = ("node_rank", "nodes", "master_addr", "master_port", "workers_per_node")
-"""Filled in on each node."""
+"""Placeholders that are filled in on each node."""
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 NEAR = 0.75
-"""How like a placeholder a word in braces is that stands for it, from 0 to 1."""
+"""How similar a word in braces has to be to a placeholder to be taken for a misspelt one, from 0 to 1."""
 
 
 _PARSES = threading.Lock()
@@ -69,7 +69,7 @@ def own_loads(script: Path) -> tuple[str, ...]:
 
 
 def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
-    """What keeps the job from starting; what is not even text is left to the validation."""
+    """Problems that keep the job from starting; values of a wrong type are left to the validation."""
     script, module, command = (child(root, key) for key in ("script", "module", "command"))
     if isinstance(script, Scalar) and name_in(script):
         yield from _script_problems(script, directory)
@@ -89,7 +89,7 @@ def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
 
 
 def _nodes_problems(root: Mapping, words: AnySequence[Scalar]) -> Iterator[Problem]:
-    """A torchrun for several nodes that is the same on each of them waits for the others in vain."""
+    """A torchrun for several nodes without {node_rank}: the same command on each node would wait for the others for ever."""
     end = next((at for at, word in enumerate(words) if word.text.endswith(".py")), len(words))
     start = next((at for at, word in enumerate(words[:end]) if os.path.basename(word.text) in TORCHRUN), end)
     env = child(root, "env")
@@ -110,7 +110,7 @@ def _nodes_problems(root: Mapping, words: AnySequence[Scalar]) -> Iterator[Probl
 
 
 def program_file(name: str, directory: Path) -> str | None:
-    """What a command begins with: on the PATH, or beside this Python."""
+    """The file of a command's program: on the PATH, or beside this Python."""
     beside = os.path.dirname(sys.executable)
     return shutil.which(str(directory / name) if "/" in name else name) or shutil.which(name, path=beside)
 
@@ -203,7 +203,7 @@ def _program_problems(node: Scalar, directory: Path) -> Iterator[Problem]:
 
 
 def _syntax_problems(path: Path) -> Iterator[Problem]:
-    """Why Python would not even begin with it."""
+    """Why Python could not compile the file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -231,7 +231,7 @@ def problem_of_script(path: Path, text: str, message: str, hint: str, line: int 
 
 
 def _placeholder_problems(root: Mapping) -> Iterator[Problem]:
-    """Words in braces that mean one which cannot be filled in here."""
+    """Misspelt placeholders, and placeholders that cannot be filled in for this job."""
     is_command = "command" in root.entries
     known = PLACEHOLDERS + OF_A_COMMAND if is_command else PLACEHOLDERS
     for item in _texts(root):

@@ -25,7 +25,7 @@ class Choice:
 
     key: Place
     label: str
-    """What a drill's name says of it."""
+    """Its part of the drill's name."""
     value: Node
 
 

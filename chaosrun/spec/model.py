@@ -36,8 +36,8 @@ from chaosrun.spec.fields import (
 )
 
 SHORTEST_HANG_S = 20.0
-"""A rank is never taken for hung before, unless recovery.hang_timeout says so. Longer than sound machines stand still: an fsync
-on a busy disk, a page-in, TCP's retransmissions (0.2 s, doubled: 13 s)."""
+"""A rank is never taken for hung before, unless recovery.hang_timeout says so. Longer than healthy machines pause: an fsync on
+a busy disk, a page-in, TCP's retransmissions (0.2 s, doubled: 13 s)."""
 VERBATIM = frozenset({"args", "env", "command", "resume.args", "resume.env"})
 """Keys whose scalars are text as written in the file: `0.10` stays "0.10" and `off` stays "off"."""
 
@@ -105,7 +105,7 @@ class ResumeSpec(Section):
 
 
 class RecoverySpec(Section):
-    max_restarts: Count = Field(default=3, description="restarts after deaths that nobody planned; planned faults do not count")
+    max_restarts: Count = Field(default=3, description="restarts after unplanned deaths; planned faults do not count")
     acquire_timeout: Duration = Field(default=60.0, description="longest wait for the cluster's resources, such as 60s")
     hang_timeout: Duration | None = Field(
         default=None,
@@ -140,7 +140,7 @@ class Tolerance(Section):
 
     @property
     def exact(self) -> bool:
-        """Nothing is tolerated: equality of bits is asked for."""
+        """No tolerance: bits have to be equal."""
         return self.atol == 0 and self.rtol == 0
 
 
@@ -216,7 +216,7 @@ class JobSpec(Section):
 
     @property
     def by(self) -> Literal["chaosrun", "script"]:
-        """Who saves and resumes; what a loaded job left to auto has been decided."""
+        """Who saves and resumes; `auto` has been decided when the job was loaded."""
         return "chaosrun" if self.resume.by != "script" and self.script else "script"
 
     def conflicts(self) -> Iterator[InitErrorDetails]:

@@ -55,8 +55,8 @@ def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping
 
 
 def apply_changes(root: Mapping, changes: AnyMapping[str, Entry]) -> tuple[Mapping, list[Problem]]:
-    """As `apply_overrides`, for keys and values that stand in another file: `{"faults.seed": …}`, and for arguments of the
-    script: `{"--lr": …}`, after all the others."""
+    """As `apply_overrides`, for keys and values from a suite: `{"faults.seed": …}`; arguments of the script, `{"--lr": …}`, are
+    applied last."""
     problems: list[Problem] = []
     for path, entry in sorted(changes.items(), key=lambda change: change[0].startswith("-")):
         try:

@@ -23,10 +23,10 @@ def with_preset(root: Mapping, directory: Path) -> tuple[Mapping, list[Problem]]
     """
     faults, node = child(root, "faults"), child(root, "faults", "preset")
     if not isinstance(faults, Mapping) or not isinstance(node, Scalar) or not isinstance(node.value, str):
-        return root, []  # written out, or nothing; the validation tells whatever is wrong
+        return root, []  # written out already, or none; the validation reports what is wrong
     found, problems = _preset(node, directory)
     if found is None:
-        # The name has been told to be wrong; that it is no mapping need not be.
+        # The name was reported as wrong; that it is not a mapping need not be reported, too.
         found = Scalar(place=node.place, value=None, text="")
     written = faults.having("preset", faults.entries["preset"].key, found)
     return root.having("faults", root.entries["faults"].key, written), problems

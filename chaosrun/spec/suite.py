@@ -76,7 +76,7 @@ Faults = Annotated[Any, BeforeValidator(_faults), WithJsonSchema({"type": ["stri
 
 
 class CaseSpec(Section):
-    """What is different where certain values come together."""
+    """What is different for combinations with certain values."""
 
     when: Annotated[dict[str, Any], BeforeValidator(_condition)] = Field(
         description="values of the matrix, such as {workers: 1, faults: spot}", json_schema_extra={"minProperties": 1}
@@ -86,7 +86,7 @@ class CaseSpec(Section):
 
 
 class _Crossed(Section):
-    """What a suite says for all its drills, and a drill for itself."""
+    """Keys that a suite may have for all its drills, and a drill for itself."""
 
     set: Changes = Field(default={}, description="changes to the job file, such as {workers: 4, faults.seed: 7}")
     faults: Faults | None = Field(
@@ -143,13 +143,13 @@ class SuiteDrill:
     base: str
     """The name without the combination."""
     place: Place
-    """Where the suite says it."""
+    """Its place in the suite's file."""
     job: Job
     overrides: tuple[str, ...]
-    """Its changes, as the command line would say them."""
+    """Its changes, in the form of overrides of the command line."""
     expect: Expectation
     said: Node
-    """The expectation as the suite says it."""
+    """The node of its expectation in the suite's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def load_suite(path: Path) -> Suite:
 
 
 def _unused(root: Mapping, spec: SuiteSpec) -> Iterator[Problem]:
-    """What the suite says of combinations, where every drill has a matrix of its own."""
+    """Keys of the suite's own matrix that no drill uses, as each has a matrix of its own."""
     if all(drill.matrix is not None for drill in spec.drills):
         for key in ("matrix", "exclude", "include"):
             if (entry := _entry(root, key)) is not None:
@@ -222,7 +222,7 @@ class _Reader:
         self._here = find(root, ("drills", number))[1]
         self.crossed = self._combinations()
         self.met: list[Node] = []
-        """What cases there are combinations for."""
+        """The cases that some combination has matched."""
 
     def drills(self) -> Iterator[SuiteDrill]:
         job = self._job()
@@ -341,7 +341,7 @@ def _entry(section: Node, key: str) -> Entry | None:
 
 
 def _value(section: Node, key: str) -> Node:
-    """The value of a key; nothing where it is not there."""
+    """The value of a key; an empty node where it is absent."""
     entry = _entry(section, key)
     return Scalar(place=section.place, value=None, text="") if entry is None else entry.value
 

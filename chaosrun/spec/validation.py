@@ -40,7 +40,7 @@ EXPECTED: dict[str, Callable[[Context], str]] = {
 }
 """Pydantic's error types that this spec can raise, as what completes "<name> must be …"."""
 MEANT = {"step": "at_step", "at": "at_step", "every": "every_steps", "type": "kind", "ranks": "rank", "delay": "after"}
-"""Words for keys that are nearer to another key by their letters than to the one that is meant."""
+"""Words that mean a key to which they are not the most similar in spelling."""
 MOST_CHOICES = 8
 """More are too many for a sentence: the nearest is named, else all of them in the hint."""
 
@@ -48,9 +48,8 @@ MOST_CHOICES = 8
 def problems_of(
     error: ValidationError, root: Mapping, model: type[BaseModel] = JobSpec, *, values: Any = None
 ) -> list[Problem]:
-    """Every error of a validation of `root` by `model` as a problem. A missing key whose misspelling is there is told once, as
-    that. With the `values` that were validated, also how keys conflict in a mapping whose unknown key kept that from being
-    seen."""
+    """Every error of a validation of `root` by `model` as a problem. A missing key that is there misspelt is reported once, as
+    the misspelling. With the `values` that were validated, also conflicts between keys that an unknown key had hidden."""
     details = error.errors(include_url=False)
     missing = {entry["loc"] for entry in details if entry["type"] == "missing"}
     problems: list[Problem] = []
@@ -75,7 +74,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def _hidden_conflicts(details: list[ErrorDetails], values: Any, model: type[BaseModel]) -> Iterator[ErrorDetails]:
-    """Conflicts between keys that show once no key is unknown, whatever the unknown ones were meant to be."""
+    """Conflicts between keys that would be reported if no key were unknown, whatever the unknown keys were meant to be."""
     unknown = [entry["loc"] for entry in details if entry["type"] == "extra_forbidden"]
     if values is None or not unknown:
         return
@@ -90,7 +89,7 @@ def _hidden_conflicts(details: list[ErrorDetails], values: Any, model: type[Base
 def _conflicts(
     values: Any, keys: AnyMapping[Location, str | None], model: type[BaseModel]
 ) -> dict[tuple[Location, str], ErrorDetails]:
-    """Those that are left when these keys are called otherwise, or (None) are not there."""
+    """Conflicts that remain when these keys are renamed, or (None) removed."""
     values = copy.deepcopy(values)
     for location, name in keys.items():
         parent = values

@@ -157,7 +157,7 @@ def test_faults_are_added_to_a_job_file(here: Path, capsys: pytest.CaptureFixtur
         ("validate train.py --epochs 3", "what is for the script comes after two dashes: chaosrun validate train.py -- …"),
         ("validate -- torchrnu train.py", "no such program: torchrnu is not on the PATH"),
         ("validate -- torchrun trian.py", "did you mean train.py?"),
-        ("validate -- torchrun --nproc-per-node auto train.py", "how many ranks that is, chaosrun cannot tell"),
+        ("validate -- torchrun --nproc-per-node auto train.py", "chaosrun cannot tell how many ranks that is"),
         ("validate --workers 3 -- torchrun --nproc-per-node 2 train.py", "does not agree with --nproc-per-node 2"),
         ("validate -- torchrun --nnodes 2 --nproc-per-node 2 train.py", "--nnodes {nodes} --node-rank {node_rank}"),
         ("validate -- python -m torch.distributed.run --nnodes=2 --node-rank 0 train.py", "started once on each node"),
