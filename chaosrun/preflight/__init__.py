@@ -1,4 +1,3 @@
-"""Is this cluster fit to train on, and to be preempted on?
-
-Probes (effects) on every node, assessments (pure) of what they found, and an engine that brings the two together.
+"""Whether a cluster is fit to train on, with preemptions: probes that run on every node, checks (pure) that judge what the
+probes found, and an engine that runs both.
 """

@@ -1,4 +1,5 @@
-"""One preflight from what was asked for to its result: which checks, what it reads first, the pool, the list of good nodes."""
+"""One preflight from the request to its result: chooses the checks, reads job and baseline, makes the pool, writes the list of
+good nodes."""
 
 import difflib
 import importlib
@@ -60,8 +61,8 @@ class Request:
 
 
 def conduct(request: Request, *, root: Path, address: str | None, on_event: Listener, interrupts: Interrupts) -> Result:
-    """Everything that may be wrong with what was asked is told before anything starts. Raises UsageError, SpecError,
-    ResourcesError; KeyboardInterrupt, with nothing left behind."""
+    """Errors in the request are reported before anything starts. Raises UsageError, SpecError, ResourcesError;
+    KeyboardInterrupt, with nothing left behind."""
     from chaosrun.spec.job_file import load_job
     from chaosrun.supervise.run import expect_startable
 
@@ -134,7 +135,7 @@ def _setting(request: Request, job: "Job | None", root: Path) -> Setting:
 
 
 def _asked(request: Request, root: Path, address: str | None) -> dict[str, tuple[str, ...]]:
-    """What was asked for, as on the command line."""
+    """The request, as words of a command line."""
     job = (str(request.job), *request.overrides) if request.job else ()
 
     def said(**options: str | None) -> tuple[str, ...]:
@@ -204,7 +205,7 @@ def expect_good_nodes(path: Path) -> None:
 
 
 def write_good_nodes(path: Path, result: Result) -> None:
-    """Whole or not at all; empty when no node is good. Raises UsageError."""
+    """Write the file atomically; it is empty when no node is good. Raises UsageError."""
     write_named("--write-good-nodes", path, "".join(f"{name}\n" for name in result.good))
 
 

@@ -1,4 +1,4 @@
-"""The last run of a job that went through: what its steps, saves and restarts took, and how large its checkpoints are."""
+"""The last completed run of a job: what its steps, saves and restarts took, and how large its checkpoints are."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,11 +17,12 @@ from chaosrun.spec.job_file import Job
 from chaosrun.verify.recovery_times import recoveries_of
 
 OF_ONE_RUN = ("recovery", "verify", "timeout")
-"""Parts of a job that may differ from run to run. Faults may not: some slow it down, and what `shrink` tries is no run."""
+"""Parts of a job that may differ between the earlier run and this one. Faults may not: some slow a job down, and drills of
+`shrink` do not count."""
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """Medians, in seconds; None of what was not seen."""
+    """Medians in seconds; None if nothing was measured."""
 
     step_s: float | None = None
     save_s: float | None = None
@@ -33,7 +34,7 @@ class EarlierRun(Struct, frozen=True, kw_only=True):
     run: str
     costs: Costs = Costs()
     bytes: int | None = None
-    """Of its newest checkpoint; None: none is left."""
+    """Size of its newest checkpoint; None: none is left."""
 
 
 def earlier_run(root: Path, job: Job) -> EarlierRun | None:
@@ -74,7 +75,7 @@ def _newest_checkpoint(leg: LegLayout) -> int | None:
     return None
 
 
-# What a run cost
+# Costs of a run
 
 
 def costs_of(legs: Sequence[LegHistory]) -> Costs:
@@ -90,7 +91,7 @@ def costs_of(legs: Sequence[LegHistory]) -> Costs:
 
 
 def together(costs: Sequence[Costs]) -> Costs:
-    """Of several runs of the same training."""
+    """Combine the costs of several runs of the same training."""
     seconds = {name: _median(getattr(each, name) for each in costs) for name in ("step_s", "save_s", "restart_s")}
     return Costs(**seconds, steps=max((each.steps for each in costs), default=0))
 

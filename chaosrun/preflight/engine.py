@@ -1,6 +1,5 @@
-"""The order of a preflight: which checks on which nodes, who is left out of what, and what it all comes to.
-
-Asks the pool, lets checks judge, and compares with peers and with a baseline. Knows no check and no Ray.
+"""Runs a preflight: which checks run on which nodes, which nodes are left out, and the result. Asks the pool, lets checks
+judge, and compares with peers and with a baseline. Must not know any single check, nor Ray.
 """
 
 import shlex
@@ -27,7 +26,7 @@ REMEDIES = {
     "died": "look at the node's kernel messages: was it out of memory?",
     "lost": LOST_REMEDY,
 }
-"""Of a node that gave no answer, by how its call ended."""
+"""Remedies for a node that gave no answer, by how its call ended."""
 
 
 class Agents(Protocol):
@@ -45,7 +44,7 @@ class Agents(Protocol):
 
     @property
     def lost(self) -> Mapping[str, str]:
-        """Why, by the name of a node that does not answer any more."""
+        """By node that no longer answers, the reason."""
         ...
 
     def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
@@ -53,7 +52,7 @@ class Agents(Protocol):
         ...
 
     def check_agents(self) -> None:
-        """Hear of every node; who does not answer is lost."""
+        """Ask every node's agent; one that does not answer is lost."""
         ...
 
 
@@ -92,7 +91,7 @@ class Engine:
     _facts: dict[str, object] = field(default_factory=dict)
     _runs: list[CheckRun] = field(default_factory=list)
     _out: dict[str, str] = field(default_factory=dict)
-    """Why a node takes no part in what several do together, by name."""
+    """By node, why it is left out of checks over several nodes."""
 
     def run(self, started_s: float) -> Result:
         began = self.clock()
@@ -126,7 +125,7 @@ class Engine:
             self._leave_out(name, ANSWERS, why)
 
     def _make(self, check: Check[Any]) -> None:
-        """What a node does for itself it goes on with, whatever speaks against it: there may be more to mend."""
+        """Make one check. Checks of a single node go on even on a node with a fault: there may be more to repair."""
         began = self.clock()
         names = frozenset(node.name for node in self.pool.nodes) - (self._out.keys() if check.call is None else set())
         pool = Participants(self.pool, names)
@@ -146,7 +145,8 @@ class Engine:
         self._take(check, found, facts, self.clock() - began)
 
     def _gathered(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> tuple[Any, list[Finding]]:
-        """What raises speaks against all that were asked: nothing is known of them. The other checks are worth making."""
+        """Run a check over several nodes. An exception becomes an ERROR row, as nothing is known of the nodes then; the other
+        checks go on."""
         try:
             here = self._setting()
             if check.gather is not None:
@@ -198,7 +198,7 @@ class Engine:
         statuses = Counter(finding.status.value for finding in found)
         self.on_event({"event": "check.ended", "check": check.name, "seconds": seconds, "statuses": dict(statuses)})
         for finding in [finding for finding in found if finding.status in BAD]:
-            # Of what could not be made on the whole cluster nobody knows whose fault it is.
+            # If a check of the whole cluster could not run, no node can be blamed.
             blamed = finding.blames if finding.status is Status.FAIL else ()
             for name in sorted({finding.node or "", *blamed} & position.keys()):
                 self._leave_out(name, check.name, f"{finding.status} of {check.name}: {finding.name}")

@@ -1,4 +1,4 @@
-"""Which of several nodes are the odd ones out, where anything says so; whose fault it is when pairs of them fail. Pure."""
+"""Which of several nodes differ from the majority, if there is one; which nodes to blame when pairs of nodes fail. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class Majority:
     share: str
     """How many, for people."""
     odd: Mapping[str, str]
-    """What the others have, by node; of a tie what each has."""
+    """By node that differs, what it has; in a tie, what every node has."""
     groups: Mapping[str, Sequence[str]]
     """The nodes by what they have."""
 
     @property
     def tied(self) -> bool:
-        """Whether they differ and nothing says which is right: of two nodes neither is the odd one."""
+        """Whether they differ without a majority: of two nodes neither can be called the odd one."""
         return not self.share
 
     def __str__(self) -> str:
@@ -47,8 +47,8 @@ def majority(values: Mapping[str, str]) -> Majority:
 def fewest_to_blame(names: Sequence[str], failed: Iterable[tuple[str, str]], head: str | None = None) -> list[str]:
     """Names without which none of the failed (from, to) is left, as few as a greedy choice finds.
 
-    First whoever fails with itself, then whoever fails with most others; of two that only fail with each other, whoever is not
-    reached, then who is not Ray's head, then the later one.
+    First a node that fails with itself, then the one that fails with most others; of two that fail only with each other, the
+    one that is not reached, then the one that is not Ray's head, then the later one.
     """
     order = {name: index for index, name in enumerate(names)}
     partners: dict[str, set[str]] = {name: set() for name in order}

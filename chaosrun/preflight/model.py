@@ -1,4 +1,4 @@
-"""What a preflight is made of: levels, findings and the one maker of them, answers of nodes, checks. Values only: no I/O."""
+"""The values of a preflight: levels, findings (made by `Rows` alone), answers of nodes, checks. No I/O."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ PROBES = "chaosrun.preflight.probes"
 
 
 class Level(StrEnum):
-    """Each makes the checks of those before it, too."""
+    """Each level includes the checks of the levels before it."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -30,7 +30,7 @@ class Level(StrEnum):
 
 
 class Status(StrEnum):
-    """From good to bad: what a group of findings comes to is its last one."""
+    """From good to bad: a group of findings has the worst status in it."""
 
     SKIP = "SKIP"
     """Does not apply here; never a PASS."""
@@ -45,7 +45,7 @@ BAD = (Status.FAIL, Status.ERROR)
 
 
 def worst(statuses: Sequence[Status]) -> Status:
-    """What several come to; SKIP when there are none."""
+    """The worst of several; SKIP when there are none."""
     return max(statuses, key=list(Status).index, default=Status.SKIP)
 
 
@@ -120,7 +120,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Makes findings; what several have in common is said once, by `of`."""
+    """Makes findings; values that several findings share are given once, to `of`."""
 
     check: str
     name: str = ""
@@ -153,7 +153,7 @@ class Rows:
         return self.row(Status.ERROR, reason=reason, remedy=remedy, **more)
 
     def judged(self, status: Status, measured: str, threshold: str, remedy: str, *, reason: str = "", **more: Any) -> Finding:
-        """Why, and what to do, only where something is wrong."""
+        """A finding of this status; a PASS leaves reason and remedy out."""
         words = {} if status is Status.PASS else {"reason": reason, "remedy": remedy}
         return self.row(status, measured, threshold, **words, **more)
 
@@ -162,7 +162,7 @@ class Rows:
 
 
 class Answers(Struct, Generic[F], frozen=True, kw_only=True):
-    """What the nodes that were asked the same told, by name."""
+    """The answers of the nodes that were asked the same question, by name."""
 
     answered: Mapping[str, F]
     unanswered: Mapping[str, Outcome]
@@ -172,7 +172,8 @@ class Answers(Struct, Generic[F], frozen=True, kw_only=True):
 
 
 def read_answers(outcomes: Mapping[str, Outcome], facts: type[F], asked_s: tuple[float, float] = (0.0, 0.0)) -> Answers[F]:
-    """The facts of each node as one type. What is not of it, as of a node with another chaosrun, is no answer."""
+    """The facts of each node as one type. An answer of another form, as from a node with another version of chaosrun, counts as
+    none."""
     answered, unanswered = dict[str, F](), dict[str, Outcome]()
     for name, outcome in outcomes.items():
         try:
@@ -218,7 +219,7 @@ class Setting:
     """Where checkpoints would be (absolute): of the job, or below the root."""
     job: "Job | None" = None
     token: str = "token"
-    """Nobody else has it: names of files are made of it."""
+    """Unique to this preflight: names of files are made of it."""
     seconds: float | None = None
     """How long a deep preflight may take, as asked; None: as long as its checks take."""
     mtbf_s: float | None = None
@@ -228,9 +229,9 @@ class Setting:
     earlier: Mapping[str, object] = field(default_factory=dict)
     """Facts of the checks before this one, by the check's name."""
     last_run: "EarlierRun | None" = None
-    """Of this very job, that went through; None: there is none."""
+    """The last completed run of this very job; None: there is none."""
     drills: "Drills | None" = None
-    """Who carries drills out; None: there is nobody."""
+    """Carries drills out; None: no drills can be made."""
 
     @property
     def env(self) -> Mapping[str, str]:

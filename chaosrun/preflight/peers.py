@@ -1,4 +1,4 @@
-"""Numbers beside those of peers and those of a baseline: what is far worse than its like is named."""
+"""Compares numbers with those of peers and of a baseline: one that is far worse becomes a WARN or a FAIL."""
 
 import math
 import re
@@ -12,10 +12,10 @@ from chaosrun.preflight.result import Result
 from chaosrun.wording import with_unit
 
 BASELINE = "baseline"
-"""What stands for the check whether there was anything to compare."""
+"""The name of the row that says whether there was anything to compare."""
 ROWS = Rows(check=BASELINE)
 MIN_PEERS = 3
-"""Of two nobody can say which is the odd one."""
+"""With two it cannot be said which is the odd one."""
 _NUMBERED = re.compile(r"([a-z]+):\d+")
 _PEERS_REMEDY = "look for what sets this node apart: other load, a slower clock, a worse cable or disk; or leave it out"
 _BASELINE_REMEDY = "look for what has changed there since the baseline: load, driver, cables, disks; or leave it out"
@@ -24,7 +24,7 @@ Kind = tuple[str, str, str, str, bool, bool]
 
 
 class Kinds:
-    """Who is like whom: see `against_peers`."""
+    """Groups of findings that can be compared: see `against_peers`."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._has = {node.name: (node.cpus > 0, node.gpus > 0) for node in nodes}
@@ -37,7 +37,7 @@ class Kinds:
         return finding.check, finding.name, of_device, measure.unit, *self._has.get(finding.node or "", (False, False))
 
     def medians(self, findings: Iterable[Finding], least: int = 1) -> dict[Kind, tuple[float, int]]:
-        """With how many numbers there are, of those that have so many."""
+        """The median and the count of each kind's numbers, for kinds with at least `least` of them."""
         found: dict[Kind, list[float]] = {}
         for finding in findings:
             if finding.measure is not None and math.isfinite(finding.measure.number):

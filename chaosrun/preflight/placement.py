@@ -11,7 +11,7 @@ from chaosrun.preflight.model import Setting
 
 
 def may_take_gpus(setting: Setting) -> bool:
-    """All that can be said where only one of the cluster's nodes is known. Without a job: yes."""
+    """Whether workers may take GPUs, where only one of the cluster's nodes is known. Without a job: yes."""
     return setting.job is None or setting.job.spec.per_worker.gpu != 0
 
 

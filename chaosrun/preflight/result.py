@@ -1,4 +1,4 @@
-"""What a preflight came to, and the same as JSON: what `chaosrun preflight -o json` prints and a baseline is read from.
+"""The result of a preflight, and its JSON form: what `chaosrun preflight -o json` prints and a baseline is read from.
 
 Versions: `v` is RESULT_VERSION. It is raised when a field is taken away, renamed, or changes its type or its meaning. A field
 may be added without that. The names of checks and of what they look at, and their facts, are no part of the promise.
@@ -21,7 +21,7 @@ from chaosrun.preflight.model import BAD, Finding, Level, Status, worst
 RESULT_VERSION = 2
 EXIT_UNFIT = 8
 ANSWERS = "answers"
-"""What stands for the check that every node is asked by, where one does not answer."""
+"""The name under which a node that does not answer is reported, in the place of a check."""
 HINT = "name a file that `chaosrun preflight -o json` has written"
 
 
@@ -127,7 +127,7 @@ class Result:
 
 
 DERIVED = ("fit", "exit_code", "good", "unchecked", "against", "statuses")
-"""What is in the JSON and is judged anew when it is read."""
+"""Values in the JSON that are derived, and computed again when it is read."""
 
 
 @cache

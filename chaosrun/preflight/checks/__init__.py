@@ -1,1 +1,1 @@
-"""Checks, a module each with its `CHECK`: what each asks of the nodes, and who judges it."""
+"""The checks, a module each with its `CHECK`: what it asks of the nodes, and how it judges the answers."""

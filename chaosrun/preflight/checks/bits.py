@@ -1,8 +1,8 @@
 """The check "bits": does the same computation give the same bits, again on one device, and on all devices of a kind? Pure.
 
-Told apart are faults (a device that disagrees with itself, or with its like) and what is known to change bits: another model,
-instruction set, version or number of threads. Devices are alike when all of these are equal; only alike ones are compared for
-faults.
+It separates faults (a device whose bits change from run to run, or differ from those of equal devices) from what is known to
+change bits: another model, instruction set, version or number of threads. Devices are compared for faults only if all of these
+are equal.
 """
 
 from collections import Counter, defaultdict
@@ -21,12 +21,12 @@ from chaosrun.wording import count
 
 REPEATS = 3
 THREADS = 2
-"""Without a job: enough to see whether their number matters."""
+"""Number of threads if no job is given: enough to see whether the number changes bits."""
 DEEP_S = 60.0
 DEEP_SHARE = 0.25
 """Of the time that a deep preflight may take."""
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-"""Of x86, from what every processor has to what few have."""
+"""Instruction sets of x86, from the commonest to the rarest."""
 
 
 def call(setting: Setting, node: Node) -> Call:
@@ -53,7 +53,7 @@ class Bits:
 
     @property
     def like(self) -> tuple[str, int]:
-        """Equal for devices that must compute the same."""
+        """A key that is equal for devices which must compute the same bits."""
         return repr(self.kind), self.run.threads
 
     @property
@@ -62,7 +62,7 @@ class Bits:
 
     @property
     def whole(self) -> str:
-        """Over all operations."""
+        """One digest over all operations."""
         return "".join(self.run.operations.values())
 
 
@@ -85,7 +85,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[DevicesFacts]) 
 
 
 def _one_a_device(found: Iterable[tuple[Bits, Finding]], worse: Sequence[Status]) -> list[Finding]:
-    """Of what a device did with one thread and with several: the worse, else the first."""
+    """One finding for each device, from those with one thread and with several: the worse one, else the first."""
     rows: dict[tuple[str | None, str | None], Finding] = {}
     for bits, finding in found:
         earlier = rows.get(bits.who)
@@ -95,7 +95,7 @@ def _one_a_device(found: Iterable[tuple[Bits, Finding]], worse: Sequence[Status]
 
 
 def _alone(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
-    """What one device says of itself."""
+    """The finding on one device alone: whether it repeats itself."""
     yield from product(row, facts)
     same, remedy = "the same bits each time", remedy_for(row.device, facts.kind)
     bad = next((run for run in facts.training if run.differs), None)
@@ -110,7 +110,7 @@ def _alone(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
 
 
 def _votes(sound: Sequence[Bits]) -> Iterator[tuple[Bits, Finding]]:
-    """Each device against those that are alike, by majority."""
+    """Compare each device with the equal ones, by majority."""
     groups: dict[tuple[str, int], list[Bits]] = defaultdict(list)
     for bits in sound:
         groups[bits.like].append(bits)
@@ -135,13 +135,13 @@ def _vote(bits: Bits, group: Sequence[Bits], counts: Mapping[str, int]) -> Findi
         return row.fail(measured, f"the same bits as the majority of {total} of its kind", remedy, reason=why)
     if bits.whole == usual.whole:
         return row.passed(f"{most} of {total} equal", "the same bits as the majority of its kind")
-    why = "it repeats itself, and computes something else than its like"
+    why = "it repeats itself, but computes other bits than equal devices"
     measured = f"other bits{_with(row, bits.run)}, {_where(usual, bits)}"
     return row.fail(measured, f"the same bits as {most} of {total} of its kind", remedy_for(row.device, bits.kind), reason=why)
 
 
 def _kinds(sound: Sequence[Bits]) -> Iterator[tuple[Bits, Finding]]:
-    """Kinds of device against each other: a job that moves from one to another is not exact."""
+    """Compare kinds of device with each other: a job that moves from one kind to another is not exact."""
     families: dict[tuple[str, int], list[Bits]] = defaultdict(list)
     for bits in sound:
         families[bits.family].append(bits)

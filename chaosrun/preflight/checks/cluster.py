@@ -1,8 +1,8 @@
 """The check "cluster": are there enough resources, do the clocks agree, and is every node the same where it matters? Pure.
 
-A clock is known between two bounds only: whoever asks knows no more than when he asked and when the answer came (Cristian,
-Probabilistic clock synchronization, 1989). What the uncertainty could explain is held against nobody, and what it could hide is
-no PASS.
+A clock is known only between two bounds: the times at which the question was sent and the answer came (Cristian, Probabilistic
+clock synchronization, 1989). A difference that the uncertainty could explain is no FAIL, and a clock whose difference it could
+hide is no PASS.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ UNCERTAIN_S = 0.2
 WARN_S = 0.1
 """Events of different nodes can no longer be put in order."""
 FAIL_S = 1.0
-"""More than any clock that is set by the network is off: nothing sets this one."""
+"""A clock that NTP sets is never so far off: nothing sets this one."""
 
 Bounds = tuple[float, float]
 """How far a node's clock is ahead of the one that asked, in seconds: at least and at most."""
@@ -38,11 +38,11 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 
 def gather(setting: Setting, pool: Pool) -> ClusterFacts:
     job = setting.job
-    # Where the job's own environment has imports looked for.
+    # Where imports are looked up in the job's own environment.
     path = [part for part in setting.env.get("PYTHONPATH", "").split(":") if part]
     call = ask("software", LIMIT_S, script=job and str(job.script_path), path=path)
     told = pool.ask({node.name: call for node in pool.nodes}, SoftwareFacts)
-    # A process of its own, which does nothing else: the sooner it is over, the better its clock is known.
+    # A process of its own that does nothing else: the shorter it runs, the better its clock is known.
     asked = pool.ask({name: ask("clock", LIMIT_S) for name in told.answered}, Clock)
     clocks = {name: _bounds(clock, asked.asked_s) for name, clock in asked.answered.items()}
     return ClusterFacts(software=told, clocks=clocks)
@@ -56,7 +56,7 @@ def _bounds(clock: Clock, asked_s: tuple[float, float]) -> Bounds:
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: ClusterFacts) -> list[Finding]:
     answered = facts.software.answered
-    # Where there is room nowhere, they have to be right for the room that will be made.
+    # If no node has room yet, all nodes are judged: room may be made on any.
     workers = [node for node in nodes if placement.workers_on(setting, node, nodes)] or nodes
     on_gpus = [node.name for node in workers if node.gpus and placement.gpus_per_worker(setting, nodes)]
     names = [node.name for node in workers]
@@ -133,7 +133,7 @@ def _token(nodes: Sequence[Node], answered: Mapping[str, SoftwareFacts]) -> Find
 def _clocks(bounds: Mapping[str, Bounds]) -> Iterator[Finding]:
     rows = ROWS.of(name="clock")
     for node, (low, high) in bounds.items():
-        # Of two each is held against the other: nothing says which is right.
+        # Two nodes are compared with each other: nothing says which is right.
         beside = {other: pair for other, pair in bounds.items() if len(bounds) > 2 or other != node}
         if not beside:
             yield rows.skip("one node: nothing to compare with", node=node)

@@ -1,4 +1,4 @@
-"""Is the same installed on every node, are the same variables set, is the job's script there with all that it imports? Pure.
+"""Whether every node has the same software and variables, and the job's script with all that it imports. Pure.
 
 Where no worker is ever placed, as on a head without CPUs, nobody needs torch or the script, and variables are its own matter.
 """
@@ -20,7 +20,7 @@ COMPARED = (*NEEDED, "numpy")
 OF_GPUS = ("driver", "NCCL")
 MATTERS = re.compile(r"(NCCL|OMP|MKL|OPENBLAS|CUBLAS|CUDA|TORCH|PYTORCH|GLOO)_.*|PYTHONHASHSEED|LD_PRELOAD")
 DIFFERS_BY_NATURE = re.compile(r"CUDA_VISIBLE_DEVICES|.*_(FILE|DIR|PATH|HOME)")
-"""Which devices and which places are a node's own matter."""
+"""Variables that name devices or places, and so differ between nodes by right."""
 NOT_SET, ABSENT = "not set", "not there"
 NO_WORKER = "no worker is placed there"
 UNKNOWN = {"driver": "no kernel module there tells the driver's version", "NCCL": "no NCCL library is found there"}
@@ -31,7 +31,7 @@ Answered = Mapping[str, SoftwareFacts]
 def differing(
     rows: Rows, has: Mapping[str, str], status: Status | Callable[[Iterable[str]], Status], reason: str, remedy: str
 ) -> Iterator[Finding]:
-    """A row of each node that has something else than most; where equally many have another, one row of all of them."""
+    """A row for each node that differs from most; without a majority, one row for all nodes."""
     if not has:
         return
     most = majority(has)
@@ -47,7 +47,7 @@ def differing(
 
 
 def _spoken_of(found: Iterable[Finding]) -> set[str]:
-    """Nodes with something against them."""
+    """Names of the nodes that a finding other than a SKIP is about or blames."""
     bad = [finding for finding in found if finding.status is not Status.SKIP]
     return {name for finding in bad for name in (finding.node, *finding.blames) if name}
 
@@ -177,7 +177,7 @@ def _imports(rows: Rows, readable: Mapping[str, ScriptFacts]) -> Iterator[Findin
     for node, facts in readable.items():
         missing = {name: about.optional for name, about in facts.imports.items() if not about.found}
         needed = [name for name, optional in missing.items() if not optional]
-        # What is there elsewhere decides which way a script goes that can do without.
+        # A script may run without an optional module, and then goes another way than on nodes that have it.
         names = needed or [name for name in missing if name in somewhere]
         if not names:
             told = f"{count(len(facts.imports), 'package')}, {'all that it needs' if missing else 'none missing'}"

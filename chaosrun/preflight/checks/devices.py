@@ -1,4 +1,4 @@
-"""The check "devices": are all there, healthy as their driver sees them, free, and do they compute? Pure."""
+"""The check "devices": are all devices there, healthy according to their driver, free, and do they compute correctly? Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from chaosrun.preflight.probes.nvidia import Gpu, matched
 from chaosrun.wording import MIB, listed, size
 
 PATIENCE_S = {Level.QUICK: 20.0, Level.STANDARD: 40.0, Level.DEEP: 60.0}
-"""Of a device, with one operation."""
+"""How long a device may take for one operation."""
 LIMIT_S = {Level.QUICK: 100.0, Level.STANDARD: 150.0, Level.DEEP: 180.0}
 RESET = "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; if it comes back, have the GPU replaced"
 REPLACE = "take the node out and have the GPU replaced"
@@ -28,7 +28,7 @@ LEAST_FREE = 0.9
 """Of a GPU's memory, before the job comes. Drivers and ECC keep a few percent."""
 UNUSED = "no worker gets this device"
 DEVICE_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError")
-"""How torch tells what a device refused. Anything else is said of the program."""
+"""Exceptions by which torch reports a device's error. Any other is an error of the program."""
 
 
 def call(setting: Setting, node: Node) -> Call:
@@ -102,7 +102,7 @@ def _driver(row: Rows, node: Node, facts: DevicesFacts, *, wanted: bool) -> Iter
 
 
 def _gpu(row: Rows, gpu: Gpu, one_worker: bool) -> list[Finding]:
-    # What a technician finds it by.
+    # By this a technician finds the GPU.
     place = f"({gpu.uuid or 'no UUID'}, bus {gpu.bus})"
     return [
         _state(row.of(name="state"), gpu, place),
@@ -203,7 +203,7 @@ def _others(row: Rows, gpu: Gpu) -> Finding:
 
 
 def _computing(gpu: Gpu) -> str:
-    """Who computes there, not only draws."""
+    """Processes that compute on the GPU, not those that only draw."""
     mib = {process.pid: "?" if process.mib is None else size(process.mib * MIB) for process in gpu.processes}
     there = [process for process in gpu.processes if process.type != "G"]
     return listed([f"{each.name.split('/')[-1] or '?'} (pid {each.pid}, {mib[each.pid]})" for each in there], 3)
@@ -218,7 +218,7 @@ def gpus_for_work(setting: Setting, nodes: Sequence[Node], node: Node) -> list[s
 
 
 def of_unused(row: Rows, found: Sequence[Finding]) -> list[Finding]:
-    """What is said of a device that no worker gets: that it is broken is worth knowing, and speaks against nothing."""
+    """Findings on a device that no worker gets: a FAIL becomes a WARN."""
     broken = [finding for finding in found if finding.status is Status.FAIL]
     told = [replace(each, status=Status.WARN, reason="; ".join(filter(None, (each.reason, UNUSED)))) for each in broken]
     return told or [row.skip(UNUSED, name="GPUs")]

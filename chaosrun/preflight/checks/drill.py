@@ -1,6 +1,6 @@
 """The check "drill": a small real drill on each node, and one over all nodes that came back.
 
-Who carries drills out is a `Drills`; `preflight.drills.on_ray` has the one on a Ray.
+The drills are carried out by a `Drills`; `preflight.drills.on_ray` has the implementation on Ray.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ SHARED = "look for what the nodes share: the driver, the versions of torch and a
 BETWEEN = "each node alone came back: look at what is between them, the network and the storage"
 AGAIN = "see what the node has said of it in Ray's logs, and make the preflight again: --only drill"
 SLOW = 0.2
-"""A restart that takes five times as long as on the other nodes is told."""
+"""A restart that takes five times as long as on the other nodes is a WARN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class Terms:
     begin_within_s: float | None
     """Drills that have not begun by then are left out; None: all of them are made."""
     limit_s: float
-    """After this a drill has not ended."""
+    """Time limit of one drill."""
     repeat_s: float = 0.0
     """A drill that passes is repeated until this much time is over."""
 
 
 class DrillOutcome(Struct, frozen=True, kw_only=True):
-    """Of the first round that did not pass, or of the last one."""
+    """The outcome of the first round that did not pass, else of the last one."""
 
     status: Literal["PASS", "FAIL", "INCONCLUSIVE", "ERROR", "LATE"]
     """Of its verdict; ERROR: it could not be carried out; LATE: no time was left to begin it."""
@@ -84,7 +84,7 @@ class DrillOutcome(Struct, frozen=True, kw_only=True):
     difference: str = ""
     """The first one between the drill and its undisturbed run, and where."""
     why: str = ""
-    """What it comes from, if that is known."""
+    """The cause, if it is known."""
     differing: tuple[int, ...] = ()
     """All ranks that differ there."""
     landed: int = 0
@@ -101,7 +101,7 @@ class DrillOutcome(Struct, frozen=True, kw_only=True):
     gpu: int = 0
     on: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Sound nodes that the drill over all did without."""
+    """Nodes that passed alone and were left out of the drill over all."""
 
 
 class DrillFacts(Struct, frozen=True, kw_only=True):
@@ -194,7 +194,7 @@ def request_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> DrillRequ
 
 
 def request_over(alone: Sequence[DrillRequest], job: Job | None) -> DrillRequest:
-    """Over the nodes of these, one worker on each; where some have GPUs, without the others, which would leave those idle."""
+    """The drill over the nodes of these drills, one worker on each; if several have GPUs, only over those."""
     on_gpus = [request for request in alone if request.gpu]
     chosen = on_gpus if len(on_gpus) > 1 else alone
     nodes = [node for request in chosen for node in request.nodes]
@@ -218,7 +218,7 @@ def _request(nodes: Sequence[Node], workers: int, cpu: float, gpu: int, job: Job
 
 @contextmanager
 def _no_empty_folders(root: Path) -> Iterator[None]:
-    """Whatever was not there before is not left there empty."""
+    """Remove folders that were made meanwhile and are empty."""
     absent = [path for path in (root / "runs", root) if not path.exists()]
     try:
         yield
@@ -245,7 +245,7 @@ def _nodes_without_the_root(setting: Setting, pool: Pool) -> dict[str, str]:
     }
 
 
-# What they came to
+# Findings
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: DrillFacts) -> list[Finding]:
@@ -262,7 +262,7 @@ def judge(setting: Setting, nodes: Sequence[Node], facts: DrillFacts) -> list[Fi
         findings.append(_judged(rows, told, facts.strict, remedy))
         seconds = told.costs.restart_s
         if told.status == "PASS" and seconds is not None:
-            # Nodes are compared by it; how long a job's takes is the forecast's.
+            # For comparing nodes; the check forecast tells how long a job's restart takes.
             measure = Measure(number=seconds, unit="s", better="lower", warn=SLOW)
             findings.append(rows.passed(f"{seconds:.2g} s from a kill to the next step", name="restart", measure=measure))
     return [*findings, _over_all(facts)]

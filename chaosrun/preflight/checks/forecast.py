@@ -1,4 +1,5 @@
-"""The check "forecast": goodput and the best checkpoint interval when nodes fail as often as said, the job's own beside it.
+"""The check "forecast": goodput and the best checkpoint interval for a given failure rate of nodes, beside the job's own
+interval.
 
 Symbols as in Daly: M, the mean time between failures of everything that the training runs on; δ, the time of a save; R, that of
 a restart; τ, the time between two saves in which it trains. Failures are independent and exponential, so N nodes have M / N.
@@ -39,7 +40,7 @@ NO_RUN = (
 
 
 class ForecastFacts(Struct, frozen=True, kw_only=True):
-    """What saves and restarts were seen to take; None: nothing was seen."""
+    """Measured times of saves and restarts; None: none was measured."""
 
     drill: Costs | None = None
     job: Costs | None = None
@@ -54,7 +55,7 @@ def gather(setting: Setting, pool: Pool) -> ForecastFacts:
 
 
 def _of_drills(facts: object) -> Costs | None:
-    """Of the drill over all nodes, where there was one: a job meets what that met."""
+    """Costs of the drill over all nodes, if there was one: a job meets the same conditions."""
     if not isinstance(facts, DrillFacts):
         return None
     if facts.all is not None and facts.all.status == "PASS":
@@ -117,7 +118,7 @@ def forecast(save_s: float, restart_s: float, *, node_mtbf_s: float, nodes: int)
     )
 
 
-# What it comes to
+# Findings
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: ForecastFacts) -> list[Finding]:
@@ -169,7 +170,7 @@ def _elsewhere(found: Sequence[Forecast]) -> Finding:
 
 
 def _too_short(facts: ForecastFacts, now: Forecast) -> str | None:
-    """Of a job that is over before its first save is due: neither an interval nor a goodput says anything of it."""
+    """The finding on a job that ends before its first save is due: an interval or a goodput would mean nothing."""
     costs = facts.job or Costs()
     length_s = costs.steps * (costs.step_s or math.inf)
     if now.interval_s < length_s or not costs.steps:

@@ -1,6 +1,5 @@
-"""The check "host": has the machine under a node what training takes, and is it in order? Pure.
-
-Of the job's need only a lower bound is known before it has run; what is below that is a FAIL, what is near it a WARN.
+"""The check "host": does a node's machine have the resources that training needs, and is it in order? Pure. Before the job has
+run, only a lower bound of its needs is known; less than that is a FAIL, little more a WARN.
 """
 
 from collections import Counter
@@ -45,11 +44,11 @@ FEW_FILES = 1024
 THREADS_OF_A_WORKER = 32
 """Measured: 7 with torch and Gloo, of one compute thread. Loader workers and what a script starts come on top."""
 OTHERS_SHARE, LEAST_OTHERS = 0.25, 0.75
-"""Of the CPUs, and in cores: less is a desktop, or a service that woke up."""
+"""Load of other processes that counts, as a share of the CPUs and in cores: less is a desktop or a background service."""
 NAMED = 3
 
 RECENT_S = 86400.0
-"""Older than a day, and still up: somebody has seen to it, or it does no harm."""
+"""Kernel messages older than a day do not count: the cause has been repaired, or does no harm."""
 OF_PROGRAMS = frozenset({8, 13, 31, 32, 43, 45, 68, 69})
 """Xids that a faulty or killed program causes. Source: NVIDIA's Xid catalog."""
 MESSAGES = {
@@ -100,7 +99,7 @@ def _enough(row: Rows, value: int | None, limits: tuple[float, float], show: Cal
 
 
 def _share(cpus: Cpus, node: Node) -> float:
-    """What there is of the CPUs that Ray counts on."""
+    """The share of the CPUs counted by Ray that processes can really use."""
     return min(1.0, cpus.usable / node.cpus) if node.cpus else 1.0
 
 
@@ -135,7 +134,7 @@ def _memory(row: Rows, memory: Memory, workers: int) -> Finding:
 
 
 def _copy(row: Rows, memory: Memory, workers: int, setting: Setting) -> Iterator[Finding]:
-    """Where saves go on beside the training, as an earlier run of the job lets expect."""
+    """Memory for the copies of asynchronous saves, if an earlier run's size of state makes the job save so."""
     last, mode = setting.last_run, setting.job.spec.checkpoint.mode if setting.job else "sync"
     if last is None or last.bytes is None or mode == "sync" or (mode == "auto" and last.bytes < ASYNC_FROM_BYTES):
         return
@@ -176,7 +175,7 @@ def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
 
 
 def _shared_memory(row: Rows, shm: Place, *, several_gpus: bool) -> Finding:
-    """NCCL, loader workers and locks between processes need it; whether the job has the last two nobody knows."""
+    """NCCL, loader workers and locks between processes need it; whether the job uses the latter two is not known."""
     if shm.error:
         status = Status.FAIL if several_gpus else Status.WARN
         reason = "loader workers and locks between processes need it"
@@ -217,7 +216,7 @@ def _limits(row: Rows, limits: Limits, workers: int, world: int) -> Iterator[Fin
     )
 
 
-# What else goes on there
+# Other processes
 
 
 def _others(row: Rows, busy: Busy, usable: float) -> Finding:
@@ -249,7 +248,7 @@ def _left(row: Rows, left: Sequence[Process], hidden: bool) -> Finding:
     return row.passed("nothing", "nothing", reason="of the processes that this user may look into")
 
 
-# What the kernel complains of
+# Kernel messages
 
 
 def _kernel_log(row: Rows, log: KernelLog) -> Iterator[Finding]:
@@ -270,7 +269,7 @@ def _kernel_log(row: Rows, log: KernelLog) -> Iterator[Finding]:
         last = min(messages, key=lambda message: message.age_s)
         codes = Counter(message.code for message in messages if message.code is not None)
         xids = "Xid " + ", ".join(f"{code} × {count}" for code, count in sorted(codes.items())) + ": " if codes else ""
-        # Of a GPU its driver and what it computes tell more, of a disk the checks of storage.
+        # On GPUs the check devices says more, on disks the checks of storage.
         yield row.warn(
             f"{xids}{len(messages)}, the last {ago(last.age_s)}: {last.text}",
             limit,

@@ -1,4 +1,4 @@
-"""The check "kill": a worker with children is killed on every node; it is gone in time, and nothing of it is left. Pure."""
+"""The check "kill": on every node a worker with children is killed: is it gone in time, with nothing left behind? Pure."""
 
 from collections.abc import Iterator, Sequence
 

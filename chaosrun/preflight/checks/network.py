@@ -1,7 +1,6 @@
-"""The check "network": interfaces, then connections between all nodes, then sums over all that can still take part.
-
-When a sum over all nodes fails and does not itself show on whom, it is repeated within each node, and then once more without
-whoever is to blame, so that the others are shown to be right.
+"""The check "network": interfaces, then connections between all nodes, then all-reduces over the nodes that can still take
+part. When an all-reduce over all nodes fails and does not show which node is at fault, it is repeated within each node, and
+then once more without the nodes at fault, to show that the others are right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ LARGE = tuple((16 * MIB, dtype) for dtype in ("int64", "bfloat16", "float32"))
 HUGE = tuple((size * MIB, dtype) for size in (64, 256) for dtype in ("int64", "bfloat16", "float32"))
 CASES = {Level.QUICK: SMALL, Level.STANDARD: SMALL + LARGE, Level.DEEP: SMALL + LARGE + HUGE}
 OF_GPUS = "bfloat16"
-"""Not every torch sums it over gloo, and who trains in it has GPUs."""
+"""Not every torch sums bfloat16 over gloo, and jobs that train in it use GPUs."""
 TIMED = {Level.QUICK: (MIB, 3), Level.STANDARD: (16 * MIB, 5), Level.DEEP: (256 * MIB, 9)}
 MOST_ROUNDS = 3
 VARIABLES = ("GLOO_", "NCCL_", "TORCH_NCCL_", "UCX_", "FI_")
@@ -44,7 +43,7 @@ VARIABLES = ("GLOO_", "NCCL_", "TORCH_NCCL_", "UCX_", "FI_")
 
 
 class NetworkFacts(Struct, frozen=True, kw_only=True):
-    """Of nodes that cannot take part in the next question there is no answer to it."""
+    """A node that cannot take part in one of the questions has no answer to it."""
 
     interfaces: Answers[InterfaceFacts]
     connections: Answers[mesh.MeshFacts] = Answers(answered={}, unanswered={})
@@ -120,7 +119,7 @@ def backends(setting: Setting, nodes: Sequence[Node]) -> list[tuple[str, list[No
     on_gpus = [node for node in used if node.gpus]
     if _two_ranks("nccl", on_gpus):
         return [("nccl", on_gpus)]
-    # One GPU has nobody to talk to. Without a job others may still be meant.
+    # A single GPU needs no communication. Without a job, more GPUs may be meant.
     return [("gloo", used)] if setting.job is None else []
 
 
@@ -144,7 +143,7 @@ class _Sums:
         return tuple(case for case in CASES[self.level] if self.backend == "nccl" or case[1] != OF_GPUS)
 
     def rounds(self, nodes: Sequence[Node]) -> list[Run]:
-        """Until one is sound; each without those that the last has spoken against."""
+        """Runs until one is sound, each without the nodes that the last one blamed."""
         rounds: list[Run] = []
         while nodes and len(rounds) < MOST_ROUNDS:
             (run,) = self._run([nodes])
@@ -258,11 +257,11 @@ def _named(address: str, found: InterfaceFacts) -> str:
     return f"{name} {address}" if name else f"{address} (on no interface here: translated on the way)"
 
 
-# All of it
+# Judging everything
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: NetworkFacts) -> list[Finding]:
-    """Who told nothing of names is asked nothing more."""
+    """A node without an answer on interfaces was asked nothing else."""
     return [
         *judge_interfaces(nodes, facts.interfaces, facts.backends),
         *judge_connections(nodes, facts.connections, facts.ports),

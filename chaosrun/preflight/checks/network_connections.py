@@ -1,4 +1,4 @@
-"""Judges the connections between all nodes: who cannot be reached, and on which port. Pure."""
+"""Judges the connections between all nodes: which node cannot be reached, and on which port. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
     """`ports`: where each node that was asked was to listen."""
     if len(nodes) == 1:
         return [ROWS.skip("one node", node=nodes[0].name)]
-    # Whose own part could not run is no evidence against its network.
+    # A node whose own probe could not run says nothing about its network.
     heard = {name: facts for name, facts in told.answered.items() if not facts.taken}
     failed = [
         Failed(name, failure)
@@ -54,7 +54,7 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
     findings: list[Finding] = []
     for name in blamed:
         against = [each for each in failed if name in each.both]
-        # What it fails in with another that is blamed says less.
+        # Failures with another node that is blamed say less about this one.
         clear = [each for each in against if not each.both - {name} & {*blamed}]
         findings += _against(name, clear or against, len(asked))
     for node in asked:

@@ -1,6 +1,6 @@
-"""Judges sums over all nodes (all-reduce): exact everywhere, and if not, because of whom. Pure.
-
-Where a wrong sum shows says nothing of where it was made: ranks hand their parts on. Who makes it by itself has it alone, too.
+"""Judges sums over all nodes (all-reduce): exact everywhere, and if not, which node is at fault. Pure. The rank that sees a
+wrong sum need not have made it, as ranks pass partial sums on. A node that computes wrong sums does so alone, too: each is
+tested by itself.
 
 Bus bandwidth is nccl-tests': bytes / seconds × 2(n-1)/n for n ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
@@ -51,7 +51,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     """Bytes and dtype."""
     timed_bytes: int = 0
     rounds: tuple[Run, ...] = ()
-    """Each without the nodes that the last has spoken against."""
+    """The runs, each without the nodes that the last one blamed."""
 
 
 class Suspicion(NamedTuple):
@@ -87,11 +87,11 @@ def _odd_hashes(run: Run) -> set[str]:
     return odd
 
 
-# Whose fault it is
+# Which node is at fault
 
 
 def suspects(run: Run) -> Suspects:
-    """Who is to blame that a run is not sound, and why; empty when that cannot be told."""
+    """Nodes at fault for an unsound run, and why; empty when that cannot be told."""
     count = len(run.nodes)
     if sound(run):
         return {}
@@ -100,7 +100,7 @@ def suspects(run: Run) -> Suspects:
     if run.unanswered:
         return _silent(run)
     for found in (_stuck(run), _behind(run), _dead(run)):
-        # When it is most of them, it is rather somebody else.
+        # If it would be most of the nodes, the fault is likely elsewhere.
         if found and 2 * len(found) < count + (count == 2):
             return found
     broken = {each.nodes[0]: _trouble(each) for each in run.alone if not sound(each)}
@@ -131,7 +131,7 @@ def _stuck(run: Run) -> Suspects:
 
 
 def _behind(run: Run) -> Suspects:
-    """Not so far as the furthest node."""
+    """Nodes whose ranks came least far, if other nodes' came further."""
     places = {name: min(rank.place for rank in facts.ranks.values()) for name, facts in run.answered.items()}
     least = min(places.values(), default=0)
     if least == max(places.values(), default=0):
@@ -149,12 +149,12 @@ def _dead(run: Run) -> Suspects:
 
 
 def _next(rank: RankFacts) -> str:
-    """What it did not do any more."""
+    """The next thing that the rank should have done, in words."""
     case, finished = divmod(rank.place, 2)
     return NEXT.get(rank.place) or (f"come to sum {case + 2}" if finished else f"finish sum {case + 1}")
 
 
-# What it comes to
+# Findings
 
 
 def judge_sums(nodes: Sequence[Node], backends: Sequence[Backend]) -> list[Finding]:
@@ -185,7 +185,7 @@ def _judged(backend: Backend) -> Iterator[Finding]:
         remedy = "repeat with --only network once the nodes that failed are out or repaired"
         yield from (rows.error(why, remedy, node=name) for name in last.nodes if name not in against)
     else:
-        # It cannot be put down to some of the nodes.
+        # No single nodes can be blamed.
         right = "; each was right alone" if last.alone else ""
         remedy = BETWEEN_MANY if len(last.nodes) > 2 else BETWEEN_TWO
         reason = f"over {len(last.nodes)} nodes together{right}"

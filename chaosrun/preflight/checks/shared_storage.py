@@ -1,4 +1,4 @@
-"""The check "shared storage": is it one storage that the nodes have, and do they see each other's files as they were written?
+"""The check "shared storage": do the nodes share one storage, and do they see each other's files as they were written?
 
 Every node writes a file; when all have, every node looks for those of the others. `probe` alone acts.
 """
@@ -20,9 +20,9 @@ from chaosrun.wording import count, duration, listed
 
 ROWS = Rows(check="shared storage", name="same storage")
 WAIT_S = {Level.QUICK: 3.0, Level.STANDARD: 10.0, Level.DEEP: 65.0}
-"""So long a node looks for what it does not see."""
+"""How long a node looks for files that it does not see."""
 LIMIT_S = 30.0
-"""For what nobody waits for."""
+"""Limit for operations that need no waiting."""
 LINES = 2000
 """Of text in a file: it fills many pages."""
 LATEST_SEEN_S = 1.0
@@ -37,12 +37,12 @@ _LATE = "let clients keep what they know of directories for less long (NFS: acti
 
 class Written(Struct, frozen=True, kw_only=True):
     mount: Mount | None = None
-    """Where it was written; None: it could not be."""
+    """Where the node wrote its file; None: it could not."""
     failed: Failed | None = None
 
 
 class Shared(Struct, frozen=True, kw_only=True):
-    """What the nodes told; a node alone is asked nothing."""
+    """The nodes' answers; a single node is not asked."""
 
     files: dict[str, str] = {}
     """Each node's own, below the storage."""

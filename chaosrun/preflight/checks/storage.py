@@ -1,4 +1,5 @@
-"""The check "storage": does a node's storage keep what recovery depends on, is it fast enough, is there room? Pure."""
+"""The check "storage": does a node's storage give the guarantees that recovery needs, is it fast enough, is there room?
+Pure."""
 
 import errno
 from collections.abc import Iterator, Sequence
@@ -26,17 +27,17 @@ DEEP_SHARE = 0.1
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 UNSAFE_OPTIONS = frozenset({"nobarrier", "barrier=0", "volatile"})
-"""Under which a file system says that something is on the disk before the disk has said so."""
+"""Mount options with which fsync returns before the data is on the disk."""
 QUICKEST_S = 10e-6
-"""No disk has synced anything sooner."""
+"""No disk syncs faster than this."""
 WARN_SHARE, FAIL_SHARE = 0.25, 0.05
-"""Of the peers' median speed: what several write to one disk differs by a lot, and of a short look only a WARN is made."""
+"""Shares of the peers' median speed: concurrent writes to one disk differ much, and a short measurement gives only a WARN."""
 LARGEST_SHARE = 0.1
 """Of the time between two checkpoints: more goes into saving than most failures would cost."""
 SHORT_S = 1.0
 """A save that is shorter hurts nobody, however often it comes: tests save all the time."""
 SAMPLE_BYTES = 64 << 20
-"""Of less, one wait of a disk says more than its speed."""
+"""With less data, one wait of the disk would outweigh its speed."""
 MORE = 2
 """Beside those that are kept: the one being saved, and the one that retention has not taken yet."""
 
@@ -97,7 +98,7 @@ def _objects(row: Rows, objects: ObjectFacts) -> Finding:
 
 
 def no_answer(row: Rows, silence: Outcome) -> Finding | None:
-    """Of storage that keeps a probe waiting; None where it is another matter that there is no answer."""
+    """The finding on storage that keeps a probe waiting; None if there is no answer for another reason."""
     return row.fail(silence.error, "storage that answers", _HUNG) if silence.ended == "limit" else None
 
 
@@ -168,7 +169,7 @@ def _fsync(row: Rows, mount: Mount, speed: Speed) -> Finding:
     return row.passed(took, reason="whether the device keeps it in a power cut cannot be seen from here")
 
 
-# What the job's checkpoints ask of it: time of each interval, and room. Known from an earlier run of it.
+# What the job's checkpoints need: time in each interval, and room. Known from an earlier run of the job.
 
 
 def _for_the_job(row: Rows, setting: Setting, free_bytes: int, speed: Speed) -> Iterator[Finding]:
@@ -195,7 +196,7 @@ def _for_the_job(row: Rows, setting: Setting, free_bytes: int, speed: Speed) -> 
 
 def _save(row: Rows, spec: JobSpec, last: EarlierRun, size_bytes: int, speed: Speed) -> Finding:
     write_s = size_bytes * speed.write_s / speed.bytes
-    # What a save does besides writing, it did in the earlier run too.
+    # The earlier run's time includes what a save does besides writing.
     took_s = max(write_s, last.costs.save_s or 0.0)
     measured = f"{duration(write_s)} to write {size(size_bytes)}"
     if took_s > write_s:

@@ -1,4 +1,4 @@
-"""The check "tracing": may processes be traced on a node, as a kill inside a script's own save takes it? Probe and judge in one
+"""The check "tracing": may processes be traced on a node, as kills inside a script's own save require? Probe and judge in one
 file: the node's part is `probe`, which alone may act, and imports what it needs for that."""
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def probe() -> TracingFacts:
 
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[TracingFacts]) -> Iterator[Finding]:
-    """What a job that has chaosrun's own checkpoints does without is no warning."""
+    """A job with chaosrun's own checkpoints does not need tracing: no warning then."""
     own_saves = setting.job is not None and setting.job.spec.by == "script"
     for name, facts in told.answered.items():
         row = Rows(check="tracing", name="strace", node=name)

@@ -53,7 +53,7 @@ class RayDrills:
 
 @dataclass(slots=True, kw_only=True)
 class _Work:
-    """What the threads share."""
+    """The work that the threads share."""
 
     wanted: Sequence[DrillRequest]
     terms: Terms
@@ -63,24 +63,26 @@ class _Work:
     began_s: float = field(default_factory=time.monotonic)
     _waiting: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
     _ended: "list[Future[None]]" = field(default_factory=list)
-    """Of each thread. Joined is none: after an interrupted join, Python 3.11 takes one that runs for ended."""
+    """One future for each thread's end. Threads are not joined: after an interrupted join, Python 3.11 takes a running thread
+    for ended."""
 
     def begin(self) -> None:
-        # Should time run out, it is not always for the same ones.
+        # In random order, so that it is not always the same nodes that time runs out for.
         for number in random.sample(range(len(self.wanted)), len(self.wanted)):
             self._waiting.put(number)
         for _ in range(min(AT_ONCE, len(self.wanted))):
-            # A daemon: one that waits for a node which does not answer must not keep this process.
+            # A daemon: a thread that waits for a silent node must not keep this process alive.
             self._ended.append(ended := Future())
             threading.Thread(target=self._work, args=(ended,), daemon=True).start()
 
     def wait(self, until_s: float | None) -> None:
-        """Until every thread has ended, or until then."""
+        """Wait until every thread has ended, or until `until_s`."""
         futures.wait(self._ended, None if until_s is None else max(0.0, until_s - time.monotonic()))
 
     @property
     def until_s(self) -> float | None:
-        """By then every drill that begins should have ended; None: nobody knows how many follow each other."""
+        """The time by which all drills should have ended; None: unknown, as more than AT_ONCE drills follow one another without
+        a limit."""
         if self.terms.begin_within_s is None and len(self.wanted) > AT_ONCE:
             return None
         return self.began_s + (self.terms.begin_within_s or 0.0) + self.terms.repeat_s + self.terms.limit_s
@@ -110,7 +112,7 @@ class _Work:
             except ChaosrunError as error:
                 told = DrillOutcome(status="ERROR", cause=error.message, hint=error.hint)
             except Exception as error:
-                # Whatever it is, the drills of other nodes go on, and its place is in this one's row.
+                # Any error goes into this node's row, and the drills of other nodes go on.
                 told = DrillOutcome(status="ERROR", cause=f"{type(error).__name__}: {error}")
             self.told[number] = changed(told, seconds=time.monotonic() - began_s)
 
@@ -123,7 +125,7 @@ def _drill(request: DrillRequest, terms: Terms, watch: Watch) -> DrillOutcome:
         None, workers=request.workers, cpu=request.cpu, gpu=request.gpu, only_on=names.keys(), spread=request.spread
     )
     rounds = 0
-    # Undisturbed runs of this drill alone: another node's would make it a comparison of nodes.
+    # A root of its own: another node's cached reference would make this a comparison of nodes.
     with cluster, tempfile.TemporaryDirectory(prefix="chaosrun-preflight-") as references:
         carry_out = partial(drill_on, cluster, root=Path(references), watch=watch)
         while True:

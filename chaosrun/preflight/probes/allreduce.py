@@ -29,7 +29,7 @@ PERIOD = 8191
 MOST_ADDENDS = 32
 """Of them at most this many are not zero at any place, each at most 3: the sum fits int8 and every float exactly."""
 GRACE_S = 3.0
-"""Beyond a limit of torch's own before a rank counts as stuck."""
+"""Time beyond torch's own limit before a rank counts as stuck."""
 IMPORT_S = 60.0
 START, JOINED, FORMED, TIMED, DONE = -3, -2, -1, 1 << 30, 1 << 31
 """Places of a rank; between FORMED and TIMED it has entered the sum of a case at 2 × case, and finished it at 2 × case + 1."""
@@ -72,11 +72,11 @@ class Sum(Struct, frozen=True, kw_only=True):
 
 
 class RankFacts(Struct, kw_only=True):
-    """How far a rank came, which it tells whenever it comes further."""
+    """How far a rank came; updated by each of its messages."""
 
     place: int = START
     patience_s: float = IMPORT_S
-    """After so long without a word it is stuck."""
+    """A rank that sends nothing for so long is stuck."""
     ended: str = ""
     """done, raised, died, or stuck: it said nothing any more, not even that it gave up."""
     error: str = ""
@@ -133,7 +133,7 @@ def listen(selector: selectors.BaseSelector, descriptor: int, rank: Rank) -> Non
     os.close(descriptor)
     _, status = os.waitpid(rank.pid, 0)
     if not rank.facts.ended:
-        # Only here: what faults are made of takes a while to be read.
+        # Imported only now, as it takes a while.
         from chaosrun.faults.observed import signal_name
 
         code = os.waitstatus_to_exitcode(status)
@@ -164,7 +164,7 @@ def _reduce(tell: Tell, facts: RankFacts, asked: Asked, rank: int, local: int) -
 
     device = torch.device("cuda", local) if asked.backend == "nccl" else torch.device("cpu")
     torch.set_num_threads(1)
-    # It lives on rank 0, as long as this name does.
+    # The store lives on rank 0, for as long as this variable.
     store = _meet(tell, asked, rank)
     tell(patience_s=asked.collective_s + GRACE_S)
     if device.type == "cuda":
@@ -176,13 +176,13 @@ def _reduce(tell: Tell, facts: RankFacts, asked: Asked, rank: int, local: int) -
     tell(place=FORMED)
     _sum_cases(tell, facts.results, asked, rank, device)
     tell(place=TIMED, seconds=_timed(asked, device))
-    # Nobody's sockets go before everybody is done.
+    # No rank closes its sockets before all are done.
     distributed.barrier()
     distributed.destroy_process_group()
 
 
 def _meet(tell: Tell, asked: Asked, rank: int) -> "TCPStore":
-    """Wait until all ranks are there."""
+    """Wait until all ranks have come up."""
     from torch import distributed
 
     limit = timedelta(seconds=asked.join_s)

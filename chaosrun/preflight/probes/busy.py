@@ -1,4 +1,4 @@
-"""What else goes on on a node: who uses its processors, what earlier runs have left.
+"""Other processes on a node: which use its processors, and which are left over from earlier runs.
 
 Two looks at every process, some tenths of a second apart.
 """
@@ -18,24 +18,24 @@ KERNEL = 2
 OURS = re.compile(r"chaosrun\.preflight|chaosrun\.cluster\.(probe_guard|cleanup)|ProbeAgent|chaosrun\0preflight")
 """And all that runs below them: a preflight's own Ray, its probes, and what these start."""
 RAYS = re.compile(r"^ray::(IDLE|SPILL|RESTORE|DELETE|Dashboard|RuntimeEnv)|/ray/(core|dashboard|_private|autoscaler)/")
-"""Of any Ray, what is not somebody's work on it."""
+"""Ray's own processes, as opposed to work that runs on Ray."""
 NAMED = 5
 LEAST_CORES = 0.1
-"""Of what is told by name."""
+"""Least use of processors of a process that is reported by name."""
 MARK = "CHAOSRUN_SESSION"
 HOLDERS = re.compile(r"chaosrun\.cluster\.(forkserver|probe_guard)")
 """Processes above everything that carries a mark."""
 ADOPTERS = {"init", "systemd", "tini", "dumb-init", "docker-init", "catatonit"}
 RAY_FOLDER = re.compile(r"chaosrun-ray-[a-z0-9_]+")
 ENDING_S = 10.0
-"""So long something may take to clean up after itself."""
+"""How long a process may take to clean up after itself."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
     parent: int
     name: str
     command: str
-    """Its words, with zeros between them."""
+    """Its command line, with NUL between the words."""
     cpu_s: float
     created_s: float
 
@@ -137,7 +137,7 @@ def left_over() -> tuple[Process, ...]:
 
 
 def _forsaken(pid: int, seen: Mapping[int, Seen], marked: Collection[int]) -> bool:
-    """Whether the topmost marked process above has lost whoever held it."""
+    """Whether the topmost marked process above it has lost the parent that held it."""
     while seen[pid].parent in marked:
         pid = seen[pid].parent
     return pid in marked and (_adopted(seen[pid], seen) or not HOLDERS.search(seen[pid].command))

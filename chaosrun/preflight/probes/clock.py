@@ -10,8 +10,8 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Clock(Struct, frozen=True, kw_only=True):
-    """By the wall clock. Whoever started this process did so before the first and hears of it after the second: the closer
-    they are to his own two readings, the less is uncertain."""
+    """Two readings of the wall clock. The process that asked started this one before the first and got the answer after the
+    second: the closer these are to its own two readings, the smaller the uncertainty."""
 
     began_s: float
     now_s: float

@@ -1,6 +1,6 @@
 """Compute on one device: memory, products whose every entry is known beforehand, and a little training, bit for bit.
 
-What it is at goes out line by line before it is begun: when the process hangs or dies, who asked knows where.
+Each phase is announced on a line before it begins, so that the parent knows where the process hung or died.
 """
 
 import os
@@ -66,9 +66,9 @@ class Product(Struct, frozen=True, kw_only=True):
 class ComputeFacts(Struct, frozen=True, kw_only=True):
     kind: Kind
     memory_bytes: int = 0
-    """That were tried."""
+    """Bytes that were tested."""
     memory_wrong: int = 0
-    """Of them, how many were not read back as they had been written."""
+    """How many of them were read back wrong."""
     products: tuple[Product, ...] = ()
     gflops: float = 0.0
     training: tuple[Training, ...] = ()
@@ -85,8 +85,8 @@ def probe(
     seconds: float = 0.0,
     visible: str = "",
 ) -> ComputeFacts:
-    """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `products`: whether memory and products are
-    tried; `repeats` of the training, for `seconds`."""
+    """`device`: "cpu" or "cuda"; `progress`: the file descriptor that phases are announced on; `products`: whether memory and
+    products are tried; `repeats` of the training, for `seconds`."""
 
     def say(phase: str) -> None:
         os.write(progress, f"{phase}\n".encode())

@@ -1,5 +1,5 @@
-"""Which devices this node has, what the driver says of them, and what comes of computing on each: in a process of its own for
-every device, so that one that hangs or crashes is named and leaves nothing behind."""
+"""Which devices this node has, what the driver says of them, and the results of computing on each. Every device has a process
+of its own, so that one that hangs or crashes is named and leaves nothing behind."""
 
 import json
 import os
@@ -32,7 +32,7 @@ DEAD_WITHIN_S = 2.0
 
 
 class Computed(Struct, frozen=True, kw_only=True):
-    """What came of computing on one device."""
+    """The result of computing on one device."""
 
     ended: Literal["done", "raised", "died", "hung"]
     phase: str
@@ -42,7 +42,7 @@ class Computed(Struct, frozen=True, kw_only=True):
 
     @property
     def touched(self) -> bool:
-        """Whether it came to the device."""
+        """Whether the process reached the device."""
         return self.phase not in BEFORE_THE_DEVICE
 
 
@@ -57,7 +57,7 @@ class DevicesFacts(Struct, frozen=True, kw_only=True):
 def probe(*, gpus: int, patience_s: float, works: dict[str, dict[str, object]]) -> DevicesFacts:
     """`gpus`: as Ray counts them; `patience_s` of a phase; `works`: what `compute` takes, by kind of device (cpu, cuda)."""
     visible = visible_gpus()
-    # First of all: what computes below would be found as another's process.
+    # First of all: the processes started below would be found as others'.
     driver = ask_driver()
     devices = gpu_devices(gpus, visible, [gpu.uuid for gpu in driver.gpus if gpu.uuid])
     orders = {"cpu": {**works["cpu"], "visible": ""}} if "cpu" in works else {}
@@ -73,7 +73,7 @@ def visible_gpus() -> list[str] | None:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
         return None
-    # As CUDA reads it: what is no device hides itself and all that follow.
+    # As CUDA reads it: an invalid entry hides itself and all that follow.
     return list(takewhile(lambda token: token not in HIDING, (token.strip() for token in given.split(","))))
 
 

@@ -1,4 +1,4 @@
-"""A child that does one thing and tells of it in JSON lines, and dies with this process."""
+"""A forked child that does one thing, reports in JSON lines, and dies with this process."""
 
 import json
 import os

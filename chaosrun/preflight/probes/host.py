@@ -39,9 +39,9 @@ KINDS = {
 class Cpus(Struct, frozen=True, kw_only=True):
     machine: int
     usable: float
-    """That this process may run on, and its control group may use."""
+    """CPUs that this process may run on and its control group may use."""
     limited_by: str = ""
-    """Where these are fewer than the machine's."""
+    """What limits them, if they are fewer than the machine's."""
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -172,7 +172,7 @@ def _soft(which: int) -> int | None:
 
 
 def _threads_of_this_user() -> int:
-    """What the kernel holds against the limit of processes."""
+    """Threads of this user, which the kernel counts against the limit of processes."""
     found = 0
     for pid in pids():
         # One that has ended meanwhile, or that is another user's.
@@ -214,7 +214,8 @@ def kernel_log(path: str = "/dev/kmsg", longest_s: float = LONGEST_S) -> KernelL
 
 
 def told_by(record: str, now_s: float) -> Message | None:
-    """A record of /dev/kmsg, "priority,number,microseconds since boot,…;text"; None when it is about nothing of ours."""
+    """A record of /dev/kmsg, "priority,number,microseconds since boot,…;text"; None when it is about nothing that the check
+    looks for."""
     about, _, text = record.partition(";")
     text = text.partition("\n")[0]
     if int(about.split(",")[0]) >> 3:

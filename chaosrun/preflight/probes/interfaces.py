@@ -1,4 +1,4 @@
-"""What a node makes of its own name, through which interfaces it talks, and a few ports that are free."""
+"""What a node's own hostname resolves to, its network interfaces, and a few free ports."""
 
 import os
 import socket

@@ -23,7 +23,7 @@ from chaosrun.records.codec import convert
 
 DEVICE_MIB = 256
 BACK_MIB = 64
-"""Memory counts as free again when so much or less is missing: others may use the device too."""
+"""Memory counts as free again when at most so much is missing: other processes may use the device, too."""
 OUTLIVES_S = 100
 """Whatever happens to this process, the kernel ends the worker and its children after this."""
 

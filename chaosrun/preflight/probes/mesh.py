@@ -15,7 +15,7 @@ from msgspec import Struct
 from chaosrun.records.codec import convert
 
 AT_ONCE = 128
-"""Connections that a node opens at the same time; each that somebody drops costs its whole time."""
+"""Connections that a node opens at the same time; each one that is dropped takes its whole timeout."""
 RETRY_S = 0.05
 
 
@@ -43,7 +43,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 class Failure(Struct, frozen=True, kw_only=True):
     peer: str
     purpose: str
-    """Of the port: rendezvous, or what Ray has there."""
+    """What the port is for: rendezvous, or a service of Ray."""
     port: int
     cause: Literal["refused", "no answer", "other"]
     error: str
@@ -57,7 +57,7 @@ class MeshFacts(Struct, frozen=True, kw_only=True):
 
 
 def stays_s(start_s: float, connect_s: float, peers: int) -> float:
-    """So long a node listens for peers that do not come: they may have been held up by others that drop what they are sent."""
+    """How long a node listens for peers that do not come: timeouts with other nodes may have held them up."""
     return start_s + 4 * connect_s * -(-peers // AT_ONCE)
 
 
@@ -77,7 +77,7 @@ def probe(**parameters: Any) -> MeshFacts:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             order = [*asked.peers[own:], *asked.peers[:own]]
             failed = list(pool.map(lambda peer: _meet(asked, peer, began + asked.start_s), order))
-        # Not before the others had their turn with this node.
+        # Not before the other nodes have had time to connect to this one.
         server.wait({peer.name for peer in asked.peers}, began + stays_s(asked.start_s, asked.connect_s, len(asked.peers)))
     reached = sum(not any(each.purpose == "rendezvous" for each in of_peer) for of_peer in failed)
     return MeshFacts(reached=reached, failed=tuple(each for of_peer in failed for each in of_peer))
@@ -160,7 +160,7 @@ class _Server:
                     name = str(json.loads(lines.readline()))
                     lines.write(f"{json.dumps(self._node)}\n")
             except (OSError, ValueError):
-                # Who connected tells of it; a stranger is none of ours.
+                # The connecting side reports errors; strangers are ignored.
                 return
             with self._changed:
                 self.heard.add(name)

@@ -38,7 +38,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     threshold_exceeded: bool
     unrepairable: bool
     remapped: int
-    """Rows of memory that were replaced."""
+    """Number of rows of memory that were remapped."""
     remapping_pending: bool | None
     """Whether more of them wait for a reset; None: this GPU replaces none."""
     remapping_failed: bool

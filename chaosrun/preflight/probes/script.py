@@ -20,7 +20,7 @@ MOST_FILES = 500
 
 
 class Package(Struct, frozen=True, kw_only=True):
-    """What the script imports, and does not lie beside it."""
+    """A package that the script imports and that does not lie beside it."""
 
     found: bool
     optional: bool

@@ -1,7 +1,7 @@
 """Which files that were written elsewhere are seen on this node, whole, and how soon.
 
-Each is looked for in its folder opened anew: a client of NFS asks its server again about a directory that is opened, and for a
-while says of another what it knows.
+For each look its folder is opened anew: only then does an NFS client ask its server; otherwise it answers from its cache for a
+while.
 """
 
 import hashlib

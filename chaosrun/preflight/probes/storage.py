@@ -1,6 +1,6 @@
 """A node's storage: does it keep what chaosrun relies on, and how fast is it? Everything is done in a folder of its own.
 
-What it is at goes out on stderr: of a storage that hangs, whoever asked knows where.
+Each phase is announced on stderr, so that the parent knows at which one a storage hangs.
 """
 
 import errno
@@ -46,12 +46,12 @@ class ObjectFacts(Struct, frozen=True, kw_only=True):
     took_s: float = 0.0
     """For all requests, the first of which connects."""
     late: bool = False
-    """A listing did not show what had been put."""
+    """A listing did not show an object that had been put."""
     failed: Failed | None = None
 
 
 class StorageFacts(Struct, frozen=True, kw_only=True):
-    """What was found, in this order; None: it did not come so far."""
+    """The findings, in the order of the tests; None: the test was not reached."""
 
     mount: Mount | None = None
     saves: Saves | None = None

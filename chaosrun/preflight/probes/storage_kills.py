@@ -1,6 +1,6 @@
 """A writer that keeps checkpoints in chaosrun's own store and is killed at random, again and again, while a reader looks.
 
-The reader may see whole checkpoints alone. What must be there after a kill: all that the writer had been told was done. A
+The reader must only ever see whole checkpoints. After a kill, every save whose commit the writer had reported must be there. A
 SIGKILL leaves the kernel's cache as it is: this shows the order in which processes see changes, not what a power cut would
 leave.
 """
@@ -32,13 +32,13 @@ SIZES = (5_000, 60_000, 250_000)
 """Bytes of the files: of one page and of many."""
 FEWEST_KILLS = 3
 MOST_SAVES = 2
-"""That a writer is given before it is killed in the next one."""
+"""Saves that a writer completes at most before it is killed in the next one."""
 LATER_S = 0.02
-"""What a layer below loses with its writer may go a moment later."""
+"""A layer below may lose the dead writer's data a moment later."""
 LOOK_S = 0.0002
 """Between two looks: a reader that never rests would take the writer's processor."""
 LONGEST_RUN = "J" + "o-b_." * 12 + "nam" + "-20991231-235959-99"
-"""As long a name as a run has, of all the characters that there can be in one."""
+"""The longest name that a run can have, with every kind of character that a name may hold."""
 MEMBER = "pytorch_model_fsdp_0/__0_0.distcp"
 
 
@@ -62,7 +62,7 @@ class _Reader:
             self._look_at(step)
 
     def expect_promised(self) -> None:
-        """All that the writer was told is done is there, and whole."""
+        """Check that every save reported as committed is there, and whole."""
         steps = self.steps()
         if max(steps, default=0) < self.promised:
             self.wrong.append(f"checkpoints: {checkpoint_name(self.promised)} had been committed and is not there")
@@ -76,7 +76,7 @@ class _Reader:
     def _look_at(self, step: int) -> None:
         path = self.leg.checkpoints / checkpoint_name(step)
         why = _why_torn(path, step)
-        # One that retention took meanwhile is no wonder.
+        # Retention may have removed it meanwhile.
         if why and path.exists() and (why := _why_torn(path, step)) and path.exists():
             self.wrong.append(f"torn: {why}")
 

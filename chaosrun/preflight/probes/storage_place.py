@@ -20,7 +20,7 @@ STALE_S = 3600.0
 
 
 class Failed(Struct, frozen=True, kw_only=True):
-    """An error of the storage that somebody can mend."""
+    """An error of the storage, with a remedy."""
 
     error: str
     remedy: str

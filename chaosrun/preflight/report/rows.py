@@ -1,6 +1,5 @@
-"""What a preflight's report consists of: ready rows, equal things of many nodes told once. Text and page draw them.
-
-Knows no layout; where names of nodes would be too long, as many as fit are named.
+"""The rows of a preflight's report, with equal findings of many nodes merged; text and page draw them. Must not know the
+layout; of many nodes' names only as many as fit are given.
 """
 
 import math
@@ -39,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Nodes that came out of every check in the same way, or the whole cluster."""
+    """Nodes with the same status in every check, or the whole cluster."""
 
     title: str
     nodes: tuple[str, ...] = ()
@@ -113,7 +112,7 @@ def report_of(result: Result, good_file: str | None = None) -> Report:
 
 
 def headline(result: Result) -> str:
-    """What it comes to."""
+    """The verdict in a line."""
     nodes, good, unchecked = len(result.nodes), len(result.good), len(result.unchecked)
     statuses = {finding.status for finding in result.findings}
     if Status.PASS not in statuses:
@@ -142,7 +141,7 @@ def counted(found: Mapping[Status, int]) -> str:
 
 
 def commands(result: Result, good_file: str | None) -> list[tuple[str, str]]:
-    """Of the preflight that was made, with all that was said of it."""
+    """Commands to type next, with the options of this preflight."""
     same = ["chaosrun", "preflight", *result.arguments, *result.options]
     same += [] if result.baseline is None else ["--baseline", result.baseline]
     same += ["--strict"] if result.strict else []
@@ -264,7 +263,7 @@ def groups(result: Result) -> list[Group]:
         for (standing, of), names in order
     ]
     if len(rows) > 1 and len(rows[-1].nodes) > max(3, len(result.nodes) / 2):
-        # Which they are the ones before them tell.
+        # The rows before name all the others.
         rows[-1] = replace(rows[-1], title=f"the other {len(rows[-1].nodes)} nodes")
     cluster = statuses(None)
     return [*rows, Group(title=WHOLE, statuses=cluster)] if any(cluster) else rows
@@ -278,7 +277,7 @@ def _rank(statuses: Iterable[Status | None]) -> int:
 
 
 def measures(result: Result) -> list[MeasureRow]:
-    """The numbers that can be compared, those that are compared first. Who is like whom is as it is for the comparison."""
+    """Rows of numbers, those with bounds first, grouped as they are for the comparison with peers."""
     known = Kinds(result.nodes)
     kinds: dict[Kind, list[tuple[float, Finding]]] = {}
     compared: set[Kind] = set()
