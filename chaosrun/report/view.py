@@ -262,7 +262,7 @@ def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> s
 
 def _killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:
     faults = verdict.faults
-    unplanned = f" {count(deaths, 'death')} nobody had planned." if (deaths := len(chaos.events(DeathUnplanned))) else ""
+    unplanned = f" {count(deaths, 'unplanned death')}." if (deaths := len(chaos.events(DeathUnplanned))) else ""
     if not chaos.journal:
         return "Nothing: the disturbed run never began."
     if not faults:

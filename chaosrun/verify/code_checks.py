@@ -1,6 +1,6 @@
 """Rows of the table of causes: what a check that did not pass has found. See `codes`.
 
-A row that blames nobody is of a failure that the first divergence explains, or whose fault the records do not tell.
+A row without blame is of a failure that the first divergence explains, or whose cause the records do not show.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""Rows of the table of causes: a script that resumes by itself, what its attempts began with, and whose doing that is. See
-`codes`. `<code>.own` says of a code what another row says where chaosrun restores."""
+"""Rows of the table of causes: what the attempts of a script that resumes by itself began with, and who is at fault. See
+`codes`. `<code>.own` is the row of a code that has another row for jobs that chaosrun restores."""
 
 from collections.abc import Iterator, Mapping
 
@@ -251,7 +251,7 @@ _STATES: Mapping[str, Row] = {
 
 
 def _own() -> Iterator[tuple[str, Row]]:
-    """Of what chaosrun would have restored."""
+    """Rows of state that chaosrun would have restored."""
     for code, row in DIFFERENCE_ROWS.items():
         if "." not in code and row.blame is not None and row.blame.whose == "chaosrun":
             yield f"{code}.own", Row("", _OWN)

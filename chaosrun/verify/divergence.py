@@ -67,7 +67,7 @@ def _found(moment: Moment, kind: Kind, ranks: Iterable[int], reason: Cause, **se
 def first_divergence(drill: Drill) -> Divergence | None:
     if found := divergence_of(drill, drill.chaos.attempts):
         return found
-    # What only its checkpoints show.
+    # Differences that only checkpoints show.
     kept = comparable(drill) if drill.by_script else frozenset()
     moments = (moment for attempt in drill.chaos.attempts if kept for moment in _moments(drill, attempt))
     if found := next(filter(None, (_at_own_save(moment, kept) for moment in moments)), None):
@@ -90,7 +90,7 @@ def divergence_of(drill: Drill, attempts: Iterable[Attempt]) -> Divergence | Non
 
 
 def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | None, causes.Place]]:
-    """What differs in an attempt, in time, and where it was looked for."""
+    """The differences in an attempt, in the order of time, each with the place where it was found."""
     if attempt.by == "script":
         yield _at_start(drill, attempt), "start"
     elif attempt.resume is not None:
@@ -100,7 +100,7 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
     saved = {checkpoint.step for trace in attempt.traces.values() for checkpoint in trace.checkpoints}
     began = {start.position.step + 1 for start in attempt.starts.values()}
     apart = drill.apart_in(attempt)
-    # Of the others it is known that nothing differs.
+    # At the other steps nothing differs.
     for step in (step for step in steps if step in saved or step in began or step in apart):
         moment = Moment(drill=drill, attempt=attempt, step=step, records=steps[step] if step in apart else {})
         if step in began or step in apart:
@@ -136,7 +136,7 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     if found is None or not found.wrong:
         return None
     if found.wrong == ("rng",) and (drill.exact_weights or not drill.streams_count):
-        return None  # that shows in the first number that was drawn from them
+        return None  # wrong streams show in the first number that is drawn from them
     opening = Moment(drill=drill, attempt=attempt, step=found.step + 1, records={})
     if mixed := saved_while_training(drill, attempt, found):
         return _found(opening, "weights", found.began, mixed, expected=f"all of step {mixed.params['base']}", seen=found.words)
@@ -149,13 +149,13 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         drawn = "rng" in found.wrong and strange
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))
-        # Batches that nobody ever saw are drawn from random streams that stand elsewhere.
+        # Batches that no step of the reference had were drawn from wrong random streams.
         quantity = "rng" if drawn else quantity
     ranks = found.ranks[quantity]
     start = attempt.traces[ranks[0]].start
     reason = cause_of(drill, attempt, found, quantity)
     if message := causes.other_order(drill, attempt):
-        # The same parameters in another order are other weights to whom counts them, as optimizers do.
+        # The same parameters in another order are other weights for optimizers, which go by number.
         reason = Cause.of("parameter_order", message=message, stood=found.words)
     tensor = _first_tensor(drill, ranks[0], start, found.step) if start and quantity == "weights" else None
     return _found(opening, QUANTITIES[quantity][2], ranks, reason, tensor=tensor, **_stood(found))
@@ -188,7 +188,8 @@ def _at_step(moment: Moment) -> Divergence | None:
 
 
 def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
-    """What a script's random streams explain of a difference: they were not the reference's, and were drawn from then."""
+    """The difference with the random streams as its cause, if the script's streams were not the reference's and were drawn
+    from."""
     drill, attempt = moment.drill, moment.attempt
     follows = attempt.by == "script" and found.code != "optimizer_settings_not_restored"
     if not follows or not may_explain(drill, attempt, found.rank, moment.step, found.kind):

@@ -35,7 +35,7 @@ def _draws(drill: Drill, rank: int, step: int) -> bool:
 
 
 def _shown_to_be_idle(drill: Drill, attempt: Attempt, rank: int, before: int) -> bool:
-    """Earlier steps of this attempt drew otherwise than the reference, and nothing else of them differs."""
+    """Whether earlier steps of this attempt drew from other streams than the reference's without any other difference."""
     drew = (
         seen
         for step, seen in attempt.traces[rank].steps.items()

@@ -210,7 +210,7 @@ def _quantities(
 
 
 def _order(key: Key) -> tuple[bool, int, int, int]:
-    """In time as far as it matters: micro-batch by micro-batch up to the losses, then what the step makes of them."""
+    """The order of comparison: micro-batch by micro-batch up to the losses, then the gradients and updates of the step."""
     quantity, micro_batch = key
     late = quantity in AFTER_THE_LOSSES
     return late, 0 if late else micro_batch, QUANTITIES.index(quantity), micro_batch

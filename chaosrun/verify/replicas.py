@@ -88,8 +88,8 @@ class Replicas:
 
     @cached_property
     def own(self) -> Mapping[str, Mapping[int, int]]:
-        """Tensors of which ranks, or groups of ranks, train their own, as with experts: they are unlike when the leg begins,
-        and so are their gradients, which nobody averages. By name and rank, the first rank that began with the same."""
+        """Tensors that ranks, or groups of ranks, train on their own, as with experts: they differ when the leg begins, and so
+        do their gradients, which are not averaged. By name and rank, the first rank that began with the same."""
         attempt = next(iter(self._leg.attempts), None)
         if attempt is None:
             return {}
@@ -194,7 +194,7 @@ def rank_agreement(drill: Drill) -> Check:
     """All ranks hold the same parameters when an attempt begins and after each step, in both legs; if the undisturbed script
     lets them differ for some steps (Local SGD), whenever it has synchronised them."""
     if drill.spec.workers == 1:
-        return skipped("one worker has nobody to agree with")
+        return skipped("one worker: there is nothing to compare")
     replicas = of_undisturbed(drill)
     if not replicas.exist:
         return skipped("no two ranks hold the same part of any parameter")

@@ -86,7 +86,7 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
     differing = 0
     for rank in drill.ranks:
         expected, seen = (each.of(rank) for each in (drill.reference_lineage, drill.chaos_lineage))
-        # Of the others it is known that nothing differs.
+        # At the other steps nothing differs.
         for step in sorted({step for (_, each), steps in drill.apart.items() if each == rank for step in steps}):
             if step not in expected or step not in seen or not drill.is_apart(seen[step]):
                 continue
@@ -171,10 +171,9 @@ def parameters_as_begun(drill: Drill, rank: int, step: int) -> str | None:
 
 
 def parameters_expected(drill: Drill, attempt: Attempt, rank: int) -> str | None:
-    """Fingerprint of the parameters that an attempt had to begin with, where it began with others. None where they are right.
-
-    Where the reference saved no checkpoint, or went no further, nobody recorded what the script made of them after `run.step`:
-    there those are right that were saved.
+    """Fingerprint of the parameters that an attempt should have begun with, if it began with others; None if they are right. If
+    the reference saved no checkpoint there, or ended there, it is not recorded how the script changed them after `run.step`:
+    then those that were saved are right.
     """
     start = attempt.starts[rank]
     step = start.position.step
