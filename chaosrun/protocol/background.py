@@ -304,7 +304,7 @@ class _Copied:
         self.job: Mapping[str, object] = copied["job"]
 
     def write(self, staging: Path) -> list[str]:
-        """By the function that `Accelerator.save_state` ends in."""
+        """Write the copied state by the function that `Accelerator.save_state` calls at its end."""
         copied = self._copied
         PartialState._shared_state.update(copied["process"])
         restore_rng(copied["values"]["rng"], torch.device("cpu"))

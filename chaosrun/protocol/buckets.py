@@ -226,7 +226,7 @@ def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> 
 class Obstacle:
     code: Literal["hook_state", "accumulation_hook"]
     name: str
-    """Of the hook, or of the parameter that has one."""
+    """The name of the communication hook, or of the parameter that has a hook."""
     error: MisuseError
 
 

@@ -61,13 +61,13 @@ class Checkpointer:
         self.newest_step: int | None = None
         """Step of the newest checkpoint that this attempt restored or saved."""
         self.digests: dict[str, dict[str, str]] | None = None
-        """Of this rank's state as the latest save or restore left it."""
+        """Digests of this rank's state after the latest save or restore."""
         self.changed: dict[str, str] = {}
         """What the latest save changed of the live state: a hook of the script's, or a state_dict() with a side effect."""
         self.because = ""
         """Why the training waits for its saves although `async` was asked for; empty if it does not."""
         self.source: Source = "storage"
-        """Of the restore."""
+        """Where the restore read the state from."""
 
     def save(self, position: Position, job: dict[str, object]) -> str:
         """Save a checkpoint of this position. A collective: every rank calls it at the same step.
@@ -295,7 +295,7 @@ def _differing(before: dict[str, dict[str, str]], after: dict[str, dict[str, str
 
 
 def _keys(expected: dict[str, str], live: dict[str, str]) -> list[str]:
-    """Of what differs."""
+    """Keys whose values differ."""
     return [key for key in sorted(expected.keys() | live.keys()) if expected.get(key) != live.get(key)]
 
 

@@ -33,7 +33,7 @@ class Decided(SystemExit):
 
 
 class Settling:
-    """Of one rank of one attempt."""
+    """Decides for one rank of one attempt whether it leaves early."""
 
     def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
         self._order = order

@@ -36,7 +36,7 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """Of one rank: whether it has been told to leave, and after which step all ranks do."""
+    """The preemption notice of one rank: whether it has been told to leave, and after which step all ranks leave."""
 
     def __init__(self, order: WorkerOrder) -> None:
         self._order = order

@@ -68,7 +68,7 @@ class Content(Protocol):
         ...
 
     def payload(self) -> bytes:
-        """Of the rank's own file."""
+        """The bytes of the rank's own file."""
         ...
 
     def seen(self) -> tuple[Digests, list[str]]:
@@ -78,7 +78,7 @@ class Content(Protocol):
 
 
 class Peers(Protocol):
-    """The same save on the other ranks."""
+    """How the ranks of one save exchange values and wait for each other."""
 
     def gather(self, value: "RankFiles") -> "list[RankFiles]":
         """The values of all ranks, in their order; only rank 0 can rely on getting the others'."""
@@ -97,7 +97,7 @@ class RankFiles(NamedTuple):
 
 
 class Saver:
-    """Of one rank of one attempt."""
+    """Saves the checkpoints of one rank of one attempt."""
 
     def __init__(self, order: WorkerOrder, leg: LegLayout, faults: FaultPoints, heart: Heart) -> None:
         self._order = order

@@ -26,7 +26,7 @@ from chaosrun.protocol.loader_workers import worker_processes
 from chaosrun.protocol.plain_values import load_values, plain_values, refuse_code, unpicklable
 
 StateDict = dict[str, Any]
-"""What torch's objects hand out and take back."""
+"""What state_dict() of torch's objects returns."""
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -44,7 +44,7 @@ class TrainingState(ObservedState):
     """What is observed, saved and restored."""
 
     own_components: Sequence[str] = ("rng", "buffers", "registered")
-    """Those of which each rank has its own."""
+    """Components of the state of which each rank has its own."""
 
     def __init__(self, accelerator: Accelerator, classes: Sequence[str] = ()) -> None:
         """`classes`: the user's own, by name, that may be in checkpoints; see `protocol.plain_values`."""
@@ -105,7 +105,7 @@ class TrainingState(ObservedState):
                     )
 
     def facts(self) -> dict[str, object]:
-        """What a checkpoint must agree on."""
+        """Facts of the job that a checkpoint must agree with to be restored."""
         return {}
 
     def loader_workers(self) -> list[tuple[int, int]]:
@@ -254,7 +254,7 @@ class TrainingState(ObservedState):
             ) from error
 
     def _load_prepared(self, directory: Path) -> None:
-        """What `save` has written."""
+        """Load what `save` has written."""
         # By way of the CPU: accelerate's default would bring AdamW's step counters, which live there, back on the GPU.
         with self._custom_objects_left_alone():
             self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
@@ -293,10 +293,10 @@ class TrainingState(ObservedState):
         return {}
 
     def _load_rest(self, saved: StateDict) -> None:
-        """Of a rank file, what `_rest` gave."""
+        """Load what `_rest` gave, from a rank file."""
 
     def _local(self, state: Any) -> Any:
-        """As it is in a rank file."""
+        """The state in the form that rank files have."""
         return state
 
     def _as_live(self, saved: Any, item: Any) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Of one rank. `done`: the last step that is complete; what is computed now is the one after."""
+    """The steps of one rank. `done`: the last complete step; the one after it is being computed."""
 
     def __init__(self, state: "TrainingState | FoundState", context: WorkerContext, device: torch.device) -> None:
         self.order = context.order

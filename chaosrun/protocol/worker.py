@@ -88,7 +88,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     if end.error is None:
         # As the interpreter does at its end; not before the training's, whose last checkpoint threads of ours may save.
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
-    # Whatever the script did after it had left.
+    # Whatever the script did after its rank had left in order does not count.
     end = _unless_told(context.left or end, context)
     try:
         _write_end(order, context, end)
@@ -107,7 +107,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
 
 
 def begin(context: WorkerContext) -> None:
-    """Of a rank that a command started, where it begins to train: see what it does from here on."""
+    """Begin to observe a rank that a command started, when it begins to train."""
     _know_the_leg(context)
     context.faults.reach("rendezvous", 0, listen_fd=None)
     _feel_the_rendezvous(context)
@@ -115,8 +115,7 @@ def begin(context: WorkerContext) -> None:
 
 
 def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0) -> None:
-    """Of such a rank: write down how it ended, and with which exit code it is going to leave; leave the process group in
-    order."""
+    """End such a rank: write down how it ended and its exit code, and leave the process group in order."""
     end = WorkerEnd(status="returned", exit_code=exit_code)
     try:
         if error is None:
@@ -156,13 +155,14 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
 
 
 def _unless_refused(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
-    """What the script made of a refusal does not count."""
+    """The end record, but with chaosrun's own error if it refused something: what the script did with that error does not
+    count."""
     refused = context.team_files and context.team_files.refused
     return end if refused is None else _raised("raised", refused, context.order)
 
 
 def _unless_told(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
-    """A script that handles its notice itself leaves as it likes: it has left, and is not complete."""
+    """The end record of a script that handled its preemption notice itself: it has left, and is not complete."""
     order = context.order
     markers = read_markers(context.leg).values() if order.by == "script" else ()
     own = [marker for marker in markers if marker and (marker.rank, marker.attempt) == (order.rank, order.attempt)]
@@ -188,7 +188,7 @@ def _know_the_leg(context: WorkerContext) -> None:
     context.settling.listen()
     if order.earlier:
         record = leg.attempt(order.attempt).opened(order.rank)
-        # Where the attempt stands, its reference's traces tell.
+        # The reference's traces show where the attempt stands.
         ours = (f"{order.reference_path}/attempts/",) if order.reference_path else ()
         context.files = watch(order.earlier, record, own=leg.path, attempt=order.attempt, rank=order.rank, ours=ours)
 
@@ -239,7 +239,8 @@ def _host_store(order: WorkerOrder, listen_fd: int | None) -> object:
 
 
 def _feel_the_rendezvous(context: WorkerContext) -> None:
-    """Have the heart beat where the script, or accelerate for it, makes the process group: from there it waits for others."""
+    """Send a heartbeat when the script, or accelerate for it, makes the process group: from there on the rank waits for
+    others."""
     join = torch.distributed.init_process_group
 
     @functools.wraps(join)
@@ -299,7 +300,7 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
 
 
 def _last_words(context: WorkerContext) -> str:
-    """Of argparse, what is wrong with the arguments."""
+    """What argparse printed last, if that ended the script: what is wrong with the arguments."""
     log = context.leg.attempt(context.order.attempt).log(context.order.rank)
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     last = next((line for line in reversed(lines) if line.strip()), "nothing")
@@ -357,7 +358,7 @@ def _script_traceback(error: BaseException) -> str:
 
 
 def _leave_process_group() -> None:
-    """Let everybody arrive before anybody takes its sockets away (hazard P8)."""
+    """Wait for all ranks before this one closes its sockets (hazard P8)."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         # The training is complete and recorded: a peer that is gone already changes nothing.
         with contextlib.suppress(RuntimeError):

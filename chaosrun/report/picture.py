@@ -23,7 +23,7 @@ from chaosrun.report.sentences import sentence
 State = Literal["starting", "restoring", "training", "saving", "ending", "done", "stopped", "killed", "left", "failed", "hung"]
 """Of a rank: what it does, then how it ended. stopped: by the supervisor, with its attempt."""
 RECENT_STEPS = 32
-"""What the pace is taken over."""
+"""Number of steps over which the pace is measured."""
 _BEFORE_RESTORE = frozenset({"started", "script", "rendezvous", "joined"})
 _OF_RESTORE = frozenset({"restoring", "restored"})
 _UNFINISHED_STEP = frozenset({"epoch", "fetch", "forward", "backward", "optimizer", "record"})

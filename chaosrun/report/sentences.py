@@ -53,7 +53,7 @@ class Told:
 
     @classmethod
     def notice(cls, record: events.EventRecord) -> "Told":
-        """Of one of those that a listener is told and no journal has."""
+        """A notice, which a listener is told and no journal holds."""
         name = str(record["event"])
         about = {**record, "faults": ", ".join(record.get("faults", ()))}
         words = _NOTICES.get("reference.named" if record.get("whose") else name, name).format_map(about)

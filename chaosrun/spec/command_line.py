@@ -59,7 +59,7 @@ class Asked:
                 yield {**entry, **({"phase": match["phase"]} if match["phase"] else {})}, f"{option} {text}"
 
     def overrides(self) -> list[str]:
-        """The same, over a job file."""
+        """The same as overrides of a job file."""
         changes = [] if self.workers is None else [f"workers={self.workers}"]
         return changes + [f"faults.schedule[]={flow(entry)}" for entry, _ in self.faults()]
 
@@ -189,7 +189,7 @@ def _workers_of_command(words: Sequence[str], asked: int | None) -> tuple[int, s
 
 
 def _name(words: Sequence[str]) -> str:
-    """Of the Python file, or of the module, that is started; else of the program."""
+    """The job's name: from the Python file or module that is started, else from the program."""
     modules = [after for word, after in pairwise(words) if word in ("-m", "--module")]
     files = [word for word in words if word.endswith(".py")]
     return job_name(Path((files or modules or list(words))[0]).name.removesuffix(".py"))

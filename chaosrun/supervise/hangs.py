@@ -291,7 +291,7 @@ def _line_of(script: str, stack: Sequence[str]) -> str | None:
 
 
 class HangDetector:
-    """Of one leg."""
+    """Looks for hangs of one leg, and writes down what is found."""
 
     def __init__(
         self,

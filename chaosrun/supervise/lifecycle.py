@@ -72,7 +72,7 @@ class Death(Event, frozen=True):
     fault: str | None = None
     failure: Failure | None = None
     leaving: bool = False
-    """Of a fault: as `Failure.leaving`."""
+    """If a fault's notice ended it: as `Failure.leaving`."""
     stopped: bool = False
     """Killed by chaosrun, because its attempt was over."""
 

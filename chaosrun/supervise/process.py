@@ -41,7 +41,7 @@ PROGRAM = "chaosrun.supervise.process"
 IN_ORDER_S = 3.0
 """From the run's timeout on, for the processes of the drill to be ended in order."""
 CANCELLED_S = 10.0
-"""Likewise from a cancel on; it may come while Ray is started, which is better not left half done."""
+"""The same from a cancel on; it may come while Ray is starting, which should not be left half done."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say"):

@@ -44,7 +44,7 @@ def _summary(run: RunLayout) -> RunSummary:
 
 
 def _exit_code(run: RunLayout) -> int | None:
-    """Of the error that the last supervisor ended with; None for one that was killed."""
+    """The exit code of the error that the last supervisor ended with; None if it was killed."""
     from chaosrun.records.supervision import read_supervision
 
     try:

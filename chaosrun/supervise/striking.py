@@ -216,7 +216,7 @@ class OutsideFaults:
                     yield fault, marker
 
     def _trains(self, rank: int) -> bool:
-        """By then a script has set its handler of SIGTERM, or has none."""
+        """Whether the rank has made a step: by then a script has set its SIGTERM handler, if it has one."""
         beat = read_heartbeat(self._leg.attempt(self._attempt).heartbeat(rank))
         return beat is not None and beat.step > 0
 

@@ -22,7 +22,7 @@ CLEAN_UP_S = 10.0
 
 
 class Watchdog:
-    """Of one supervising process; use as a context manager, for as long as that is listened to."""
+    """Watches one supervising process; use as a context manager, for as long as it is listened to."""
 
     def __init__(self, pid: int, limit_s: float | None = None) -> None:
         """`limit_s`: of the process's life, wall clock."""
@@ -32,7 +32,7 @@ class Watchdog:
         """The process was killed because its time was over."""
         self.limit_s = limit_s
         self.head: ProcessIdentity | None = None
-        """Of a private Ray, once it has been seen."""
+        """The head's process of a private Ray, once it has been found."""
         self._pid = pid
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
@@ -61,7 +61,7 @@ class Watchdog:
             if head is not None and not wait_gone([head], timeout_s=LOOK_EVERY_S):
                 self._over.wait(LOOK_EVERY_S)
                 if state_of(head) != "Z":
-                    return  # whoever ends it in order waits for it, too
+                    return  # reaped by a parent that ended it in order
                 self.lost = f"Ray's head (gcs_server, process {head.pid}) has died"
                 return _end(supervisor)
             if self._address is not None and not self._answers(self._address):
@@ -70,7 +70,7 @@ class Watchdog:
                 return _end(supervisor)
 
     def _answers(self, address: tuple[str, int]) -> bool:
-        """Of several looks one at least; False too when it need not any more."""
+        """Whether one of several attempts to connect succeeds; True as well once watching is over."""
         for _ in range(SILENT_LOOKS):
             try:
                 socket.create_connection(address, timeout=ANSWER_S).close()
@@ -83,7 +83,7 @@ class Watchdog:
 
 
 def _end(supervisor: ProcessIdentity) -> None:
-    """And wait for those below it: Ray's processes, and the one that cleans up after them."""
+    """Kill the supervisor and wait for the processes below it: Ray's, and the one that cleans up after them."""
     below = [identity for child in children(supervisor.pid) if (identity := identify(child))]
     send_signal(supervisor, signal.SIGKILL)
     wait_gone(below, timeout_s=CLEAN_UP_S)

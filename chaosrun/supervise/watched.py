@@ -50,7 +50,7 @@ def watched(command: Callable[[], int]) -> int:
 
 
 def _hear(reading: int, watchdog: Watchdog) -> None:
-    """Of the Ray that the child joins, until it has ended."""
+    """Hear from the child which Ray it joins, until it has ended."""
     while told := os.read(reading, 1024):
         watchdog.joined(told.decode().split()[-1])
     os.close(reading)

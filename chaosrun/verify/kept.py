@@ -34,7 +34,7 @@ class KeptDifference:
 
 
 def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
-    """Of which files, by their paths without digits, which entries can be compared."""
+    """The entries that can be compared, each with its file's path without digits."""
     alike: set[tuple[str, str]] = set()
     apart: set[tuple[str, str]] = set()
     if not drill.chaos.attempts or not drill.exact_weights:

@@ -211,7 +211,7 @@ def known_of(divergence: Divergence, drill: Drill) -> Known | None:
 
 
 def told(reason: Cause) -> Cause:
-    """The same cause, of a script that resumes by itself."""
+    """The cause, in the words for a script that resumes by itself."""
     nowhere = reason.code == "data_order_not_restored" and "step" not in reason.params
     return replace(
         reason,
@@ -221,7 +221,8 @@ def told(reason: Cause) -> Cause:
 
 
 def told_of(divergence: Divergence, drill: Drill) -> Divergence:
-    """The same, with what is known of the library that it looks like, what its users can do, and which entries are suspects."""
+    """The divergence in these words, with the library bug that it looks like, advice for the library's users, and the entries
+    that are suspects."""
     reason, bug = told(divergence.reason), known_of(divergence, drill)
     used = [bug.library] if bug else [name for name in ("transformers", "accelerate") if name in libraries(drill)]
     if bug:

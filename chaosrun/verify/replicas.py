@@ -50,7 +50,7 @@ class Parting:
 
     records: Mapping[int, StartRecord | StepRecord]
     values: Mapping[int, str]
-    """Of the ranks that should agree."""
+    """Fingerprints by rank, of the ranks that should agree."""
     index: int | None = None
     """The index of the tensor, if only single tensors are compared."""
 
@@ -68,7 +68,7 @@ class Parting:
 
 
 class Replicas:
-    """Of one leg."""
+    """The replicas of one leg."""
 
     def __init__(self, leg: LegHistory) -> None:
         self._leg = leg
@@ -185,7 +185,7 @@ class Replicas:
 
 
 def of_undisturbed(drill: Drill) -> Replicas:
-    """Those of the reference; of a run without one, those of its first attempt."""
+    """The replicas of the reference; in a run without one, those of its first attempt."""
     leg = drill.reference
     return Replicas(leg if leg.attempts else replace(drill.chaos, attempts=drill.chaos.attempts[:1]))
 

@@ -16,7 +16,7 @@ ENOUGH = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saves:
-    """Of one file, by one process."""
+    """The saves of one file by one process."""
 
     times: dict[int, float]
     """By step, in seconds."""

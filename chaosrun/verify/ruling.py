@@ -31,7 +31,7 @@ VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 EXIT_CODES: Mapping[VerdictStatus, int] = {"PASS": 0, "FAIL": 3, "INCONCLUSIVE": 6}
 PASS_CODES = frozenset({"exact", "within_tolerance", "settled", "never_saves"})
-"""Those that `_pass` rules by."""
+"""Codes of a PASS, which `_pass` chooses from."""
 OUTCOME_EXIT_CODES: Mapping[str, int] = {
     "user_error": 4,
     "recovery_failed": 5,
@@ -50,7 +50,7 @@ END_CODES: Mapping[str, str] = {
     "diverged": "stopped_apart",
     "fault_missed": "fault_missed",
 }
-"""Of a leg of which no more is known than its outcome."""
+"""The cause's code for a leg's outcome, if nothing more precise is known."""
 IDS_SHOWN = 8
 RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
 """Checks that fail only if recovery was wrong: a corruption of numbers does not make them fail."""

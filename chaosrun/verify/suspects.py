@@ -32,7 +32,7 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[
 
 
 def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:
-    """Of its entries; a state dict is known by a name in it."""
+    """Its entries that are neither a model's nor an optimizer's; a state dict is recognised by a name in it."""
     tensors = trace.start.tensors if trace.start else ()
     folders = {name.rpartition("/")[0] for name in save.held if name.endswith(tensors)}
     folders |= {(match[1] or "").rstrip("/") for name in save.held if (match := _OF_OPTIMIZER.match(name))}
@@ -41,7 +41,7 @@ def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:
 
 
 def _as_undisturbed(drill: Drill, rank: int, save: SaveRecord) -> set[str]:
-    """Its entries that the reference saved alike after the same step."""
+    """Its entries that the reference saved with the same values after the same step."""
     saves = (each for trace in drill.reference.traces if trace.rank == rank for each in trace.saves)
     alike = next((each.held for each in saves if (each.step, each.held.keys()) == (save.step, save.held.keys())), {})
     return {name for name, value in alike.items() if save.held[name] == value}
