@@ -40,9 +40,7 @@ def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path
         edit_trace(run, leg, attempt, 0, tell)
     edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"]), step=5))
     hint = f"{judge(run).hint}"
-    told = (
-        "another loss, on rank 1 alone: beside model and optimizer ckpt-4/model.pt holds mean, ckpt-4/optimizer.pt holds mean"
-    )
+    told = "differs on rank 1 alone: beside model and optimizer ckpt-4/model.pt holds mean, ckpt-4/optimizer.pt holds mean"
     assert told in hint and "as rank 0 had it, which is right: each rank has its own" in hint
 
 
