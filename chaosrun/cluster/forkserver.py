@@ -204,7 +204,7 @@ class ForkServer:
             if order.rank not in self._memory:
                 names = (f"chaosrun-rank-{order.rank}-{number}" for number in range(COPIES))
                 self._memory[order.rank] = tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
-        shared = next(order.rank for order in orders if order.local_rank == 0)
+        shared = min(orders, key=lambda order: order.local_rank).rank
         return {order.rank: (*self._memory[order.rank], *self._memory[shared]) for order in orders}
 
     def _start_process(

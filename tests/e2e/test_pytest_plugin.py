@@ -239,7 +239,7 @@ def test_without_xdist(tmp_path: Path) -> None:
     assert done.returncode == 1 and "6 passed, 1 error" in done.out, done.out
     assert "ERROR tests/" in done.out and "FAIL, and the test did not ask for the verdict of this drill: " in done.out
     nodes = [ray["node"] for ray in done.rays]
-    assert len(nodes) == 5 and len(set(nodes)) >= 3, "a larger one, and one beside them"
+    assert len(nodes) == 6 and len(set(nodes)) >= 3, "a larger one, and one beside them"
     assert nodes[-1] == nodes[-2], "one Ray for all"
 
 

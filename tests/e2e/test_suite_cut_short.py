@@ -50,7 +50,7 @@ def test_interrupted_then_killed_then_done(tmp_path: Path) -> None:
     (tmp_path / "four.yaml").write_text(SUITE)
     chaosrun = [sys.executable, "-m", "chaosrun"]
     process, said = begin([*chaosrun, "suite", "four.yaml", "--junit", "four.xml"], tmp_path, 1)
-    wait_for(said, "2/4 b begins", process)
+    wait_for(said, " b begins", process)
     time.sleep(1.0)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(120) == 130
