@@ -162,7 +162,7 @@ def test_a_checkpoint_that_two_attempts_died_from_is_quarantined_and_the_older_o
         ("kind: stop, rank: 0, at_step: 10, phase: checkpoint.precommit", 0, "checkpoint.manifest"),
         ("kind: hang, rank: 0, at_step: 10, phase: checkpoint.postcommit", 0, "checkpoint.retention"),
         # The last step: the other rank is done with the training but for its last checkpoint.
-        ("kind: stop, rank: 1, at_step: 22, phase: step", 1, "settled"),
+        ("kind: stop, rank: 1, at_step: 22, phase: step", 1, "over"),
     ],
 )
 def test_who_stopped_first_is_told_wherever_it_is(
