@@ -6,6 +6,7 @@ as a number and as a tensor of one element, which is what loading a checkpoint m
 """
 
 import gc
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -88,8 +89,7 @@ class FoundState:
         return [by_tensor[each] for each in tensors] if {*tensors} == {*by_tensor} else named
 
     def learning_rates(self) -> list[float]:
-        groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
-        return [float(group.get("lr", "nan")) for group in groups]
+        return rates_of(self.optimizers())
 
     def optimizer_digest(self) -> str:
         """Of all optimizers' state, 16 hex digits. One that has none yet, or never steps, adds nothing."""
@@ -194,6 +194,13 @@ def stepped_digest() -> str:
         for number, each in enumerate(hooks.optimizers())
     }
     return xxhash.xxh3_64_hexdigest(repr(digests(spots(seen))).encode())
+
+
+def rates_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[float]:
+    """The learning rate of each parameter group; nan where it has none, or None: such an optimizer finds its own. Records hold
+    rates as text and as bits, where nan equals nan."""
+    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
+    return [math.nan if rate is None else float(rate) for rate in rates]
 
 
 def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from chaosrun.errors import MisuseError
 from chaosrun.observe.contents import Components
 from chaosrun.observe.fingerprint import digests, spots
-from chaosrun.observe.found_state import settings_of
+from chaosrun.observe.found_state import rates_of, settings_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_state import script_roots, script_state
 from chaosrun.records.traces import UNNAMED
@@ -43,7 +43,7 @@ class ObservedState:
         return [prepared.optimizer for prepared in self._accelerator._optimizers]
 
     def learning_rates(self) -> list[float]:
-        return [float(group["lr"]) for optimizer in self.optimizers() for group in optimizer.param_groups]
+        return rates_of(self.optimizers())
 
     def optimizer_digest(self) -> str:
         """None: every checkpoint holds digests of it."""

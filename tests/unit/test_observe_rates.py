@@ -1,0 +1,41 @@
+"""Learning rates of optimizers that have one, and of those that find their own."""
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from chaosrun.observe.found_state import FoundState, rates_of
+from chaosrun.observe.state import ObservedState
+
+
+class FindsItsOwn(torch.optim.SGD):
+    """As transformers' Adafactor with its defaults: lr=None."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.param_groups[0]["lr"] = None
+
+
+def optimizers() -> list[torch.optim.Optimizer]:
+    first, second, third = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    without = torch.optim.SGD([second], lr=0.1)
+    del without.param_groups[0]["lr"]
+    return [FindsItsOwn([first]), without, torch.optim.SGD([third], lr=torch.tensor(0.5))]
+
+
+def test_a_group_without_a_learning_rate_is_recorded_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = optimizers()
+    attached = ObservedState(cast(Any, SimpleNamespace(_optimizers=[SimpleNamespace(optimizer=each) for each in made])))
+    found = FoundState(None)
+    monkeypatch.setattr(found, "optimizers", lambda: made)
+    for rates in (attached.learning_rates(), found.learning_rates()):
+        assert [str(rate) for rate in rates] == ["nan", "nan", "0.5"]
+
+
+def test_no_rate_is_equal_to_no_rate_in_the_records() -> None:
+    one, other = (tuple(rate.hex() for rate in rates_of(optimizers())) for _ in range(2))
+    assert one == other
+    assert math.isnan(float.fromhex(one[0]))
