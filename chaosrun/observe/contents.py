@@ -45,7 +45,9 @@ def content_digest(content: Any) -> str:
     """A digest of all bytes of a batch or an item: tensors and arrays by content, dtype and shape, plain values by their text.
 
     Objects are looked into, each once; of one without attributes only its type counts (a repr may hold an address), of a
-    function or a module its name, of an optimizer or a schedule its state_dict.
+    function or a module its name, of an optimizer or a schedule its state_dict. A tensor that is no plain piece of memory
+    (nested, quantized, compressed sparse, a subclass around others) counts by its parts; where nobody knows them (meta, mkldnn,
+    another's own) only by type, dtype and shape, so that no batch ends a training.
     """
     digest = _Digest()
     digest.visit(content)
@@ -66,7 +68,7 @@ class _Digest:
                 # Computed, by another module perhaps: no content of a batch.
                 self._add(f"{value.dtype}{tuple(value.shape)}")
             case torch.Tensor():
-                self.hasher.update(tensor_digest(value).to_bytes(8, "little"))
+                self._add_tensor(value)
             case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
                 self.hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
             case str() | bytes() | int() | float() | complex() | None:
@@ -104,6 +106,16 @@ class _Digest:
             case _:
                 self._add(type(value).__qualname__ + self._of_object(value))
 
+    def _add_tensor(self, tensor: torch.Tensor) -> None:
+        try:
+            self.hasher.update(tensor_digest(tensor).to_bytes(8, "little"))
+        except (TypeError, RuntimeError, NotImplementedError):
+            self._add(_told(tensor))
+            if len(self._inside) <= MOST_NESTED:
+                self._inside.add(id(tensor))
+                self.visit(_parts(tensor))
+                self._inside.discard(id(tensor))
+
     def _of_object(self, value: Any) -> str:
         if id(value) not in self._known and len(self._known) < MOST_OBJECTS:
             outer, self.hasher = self.hasher, xxhash.xxh3_64()
@@ -115,6 +127,48 @@ class _Digest:
 
     def _add(self, text: str) -> None:
         self.hasher.update(text.encode(errors="surrogatepass"))
+
+
+def _told(tensor: torch.Tensor) -> str:
+    """Type, layout, dtype and shape. A length that differs from row to row has a number of its own in each process: "*"."""
+    try:
+        shape = [size if type(size) is int else "*" for size in tensor.shape]
+    except RuntimeError:
+        # Nested and strided: its sizes are among its parts.
+        shape = []
+    return f"{type(tensor).__qualname__} {tensor.layout} {tensor.dtype} {shape}"
+
+
+def _parts(tensor: torch.Tensor) -> Any:
+    """What a tensor without plain memory is made of; empty where nobody knows."""
+    try:
+        with torch.no_grad():
+            return _known_parts(tensor)
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError):
+        return ()
+
+
+def _known_parts(tensor: torch.Tensor) -> Any:
+    if tensor.layout is torch.jagged:
+        # Beside these it keeps the least and the greatest length once somebody has asked for them.
+        own: Any = tensor
+        return [own.values().detach(), own.offsets(), own.lengths()]
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return {name: getattr(tensor, name) for name in names}
+    if tensor.is_nested:
+        return [each.detach() for each in tensor.unbind()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values().detach()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values().detach()]
+    if tensor.is_quantized and tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return [tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point()]
+    if tensor.is_quantized:
+        scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+        return [tensor.int_repr(), scales, zeros, tensor.q_per_channel_axis()]
+    # A subclass may keep others as plain attributes, as MaskedTensor does.
+    return {name: each for name, each in vars(tensor).items() if isinstance(each, torch.Tensor)}
 
 
 def _state_of(value: Any) -> Any:

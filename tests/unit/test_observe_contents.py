@@ -141,3 +141,46 @@ def test_optimizers_and_schedules_that_are_saved_whole_are_told_by_their_state()
     assert found == contents({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()})
     assert "optimizer/state/0/exp_avg" in found and found["scheduler/last_epoch"] == "1"
     assert content_digest(Holder(optimizer)) == content_digest(Holder(copy.deepcopy(optimizer)))
+
+
+def _jagged(*rows: list[float]) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+
+def _nested(*rows: list[float]) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.tensor(row) for row in rows])
+
+
+def _quantized(value: float, scale: float = 0.1) -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.tensor([value, 1.0]), scale, 0, torch.qint8)
+
+
+def _by_channel(first: float) -> torch.Tensor:
+    scales, zeros = torch.tensor([first, 0.2]), torch.tensor([0, 1])
+    return torch.quantize_per_channel(torch.tensor([[first], [0.2]]), scales, zeros, 0, torch.qint8)
+
+
+def _masked(value: float, *, shown: bool) -> torch.Tensor:
+    return torch.masked.masked_tensor(torch.tensor([value, 2.0]), torch.tensor([shown, True]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (lambda: _jagged([1.0, 2.0], [3.0]), lambda: _jagged([1.0, 2.0], [4.0])),
+        (lambda: _jagged([1.0, 2.0], [3.0]), lambda: _jagged([1.0], [2.0, 3.0])),
+        (lambda: _nested([1.0, 2.0], [3.0]), lambda: _nested([1.0], [2.0, 3.0])),
+        (lambda: _quantized(0.5), lambda: _quantized(0.7)),
+        (lambda: _quantized(0.0, 0.1), lambda: _quantized(0.0, 0.2)),
+        (lambda: _by_channel(0.1), lambda: _by_channel(0.3)),
+        (lambda: torch.eye(3).to_sparse_csr(), lambda: (2 * torch.eye(3)).to_sparse_csr()),
+        (lambda: torch.eye(3).to_sparse_csc(), lambda: torch.eye(3).flip(0).to_sparse_csc()),
+        (lambda: _masked(1.0, shown=True), lambda: _masked(3.0, shown=True)),
+        (lambda: _masked(1.0, shown=True), lambda: _masked(1.0, shown=False)),
+        (lambda: torch.ones(2, device="meta"), lambda: torch.ones(3, device="meta")),
+    ],
+)
+def test_a_tensor_without_plain_memory_counts_by_its_parts(make: Any, other: Any) -> None:
+    assert content_digest({"x": make()}) == content_digest({"x": make()})
+    assert content_digest({"x": make()}) != content_digest({"x": other()})
