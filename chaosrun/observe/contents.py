@@ -1,5 +1,6 @@
 """The digest of a batch: all its bytes, whatever it is made of; and the tensors in it."""
 
+import functools
 import logging
 import os
 import types
@@ -27,6 +28,9 @@ PLACES = (
 STATE_BYTES = (16, 5056)
 """Of torch's generators, on a GPU and on the CPU."""
 
+OWN_FOLDER = "{leg}/"
+"""In the place of the leg's own folder."""
+
 MOST_OBJECTS = 4096
 """That one digest looks into: of one that holds half the program (a logger, a thread pool) only types count then."""
 MOST_NESTED = 100
@@ -47,7 +51,8 @@ def content_digest(content: Any) -> str:
     Objects are looked into, each once; of one without attributes only its type counts (a repr may hold an address), of a
     function or a module its name, of an optimizer or a schedule its state_dict. A tensor that is no plain piece of memory
     (nested, quantized, compressed sparse, a subclass around others) counts by its parts; where nobody knows them (meta, mkldnn,
-    another's own) only by type, dtype and shape, so that no batch ends a training.
+    another's own) only by type, dtype and shape, so that no batch ends a training. A path below the leg's own folder counts
+    from there on.
     """
     digest = _Digest()
     digest.visit(content)
@@ -61,6 +66,7 @@ class _Digest:
         """By id, what is being looked into."""
         self._known: dict[int, tuple[Any, str]] = {}
         """By id, objects, which are kept alive, and their digests."""
+        self._folders = _own_folders(os.environ.get("CHAOSRUN_OUTPUT", ""))
 
     def visit(self, value: Any) -> None:
         match value:
@@ -71,14 +77,16 @@ class _Digest:
                 self._add_tensor(value)
             case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
                 self.hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
-            case str() | bytes() | int() | float() | complex() | None:
+            case str() | bytes():
+                self._add(self._without_own_folder(repr(value)))
+            case int() | float() | complex() | None:
                 self._add(repr(value))
             case _ if isinstance(value, OPAQUE):
                 self._add(type(value).__qualname__)
             case _ if isinstance(value, NAMED):
                 self._add(str(getattr(value, "__qualname__", None) or getattr(value, "__name__", value)))
             case os.PathLike():
-                self._add(repr(os.fspath(value)))
+                self._add(self._without_own_folder(repr(os.fspath(value))))
             case _ if id(value) in self._inside or len(self._inside) > MOST_NESTED:
                 self._add("<")
             case _:
@@ -125,8 +133,22 @@ class _Digest:
             self.hasher = outer
         return self._known[id(value)][1] if id(value) in self._known else ""
 
+    def _without_own_folder(self, text: str) -> str:
+        for folder in self._folders:
+            text = text.replace(folder, OWN_FOLDER)
+        return text
+
     def _add(self, text: str) -> None:
         self.hasher.update(text.encode(errors="surrogatepass"))
+
+
+@functools.lru_cache(maxsize=4)
+def _own_folders(output: str) -> tuple[str, ...]:
+    """The folder of the leg, whose output folder this is, as it is named and with links followed: each leg has another."""
+    if not os.path.isabs(output):
+        return ()
+    leg = os.path.dirname(output)
+    return tuple(f"{place}{os.sep}" for place in dict.fromkeys((leg, os.path.realpath(leg))) if place != os.sep)
 
 
 def _told(tensor: torch.Tensor) -> str:

@@ -4,6 +4,7 @@ import argparse
 import copy
 import functools
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -184,3 +185,15 @@ def _masked(value: float, *, shown: bool) -> torch.Tensor:
 def test_a_tensor_without_plain_memory_counts_by_its_parts(make: Any, other: Any) -> None:
     assert content_digest({"x": make()}) == content_digest({"x": make()})
     assert content_digest({"x": make()}) != content_digest({"x": other()})
+
+
+def test_a_path_below_the_folder_of_the_leg_is_the_same_in_each_leg(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(leg: str, name: str) -> str:
+        monkeypatch.setenv("CHAOSRUN_OUTPUT", f"/runs/one/{leg}/output")
+        path = f"/runs/one/{leg}/folders/above/work/{name}"
+        return content_digest({"path": path, "as_path": Path(path), "raw": path.encode(), "x": torch.ones(2)})
+
+    assert digest("reference", "imgs/001.txt") == digest("chaos", "imgs/001.txt")
+    assert digest("reference", "imgs/001.txt") != digest("reference", "imgs/002.txt")
+    elsewhere = ["/data/one/001.txt", "/data/other/001.txt"]
+    assert content_digest(elsewhere[0]) != content_digest(elsewhere[1])
