@@ -171,12 +171,12 @@ def _parts(tensor: torch.Tensor) -> Any:
 
 
 def _known_parts(tensor: torch.Tensor) -> Any:
+    own: Any = tensor
     if tensor.layout is torch.jagged:
         # Beside these it keeps the least and the greatest length once somebody has asked for them.
-        own: Any = tensor
         return [own.values().detach(), own.offsets(), own.lengths()]
     if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
+        names, _ = own.__tensor_flatten__()
         return {name: getattr(tensor, name) for name in names}
     if tensor.is_nested:
         return [each.detach() for each in tensor.unbind()]
