@@ -4,6 +4,7 @@ Compared are only entries that an undisturbed run saves with the reference's val
 those that the first attempt saved, and for saves that it did not reach, those of a second undisturbed leg.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,13 @@ _OF_NO_EFFECT = frozenset({"_step_count", "_get_lr_called_within_step", "_is_ini
 _DIGITS = 12
 """At most so many digits has a number that counts something; digests are longer."""
 _UNKNOWN = "kept_state_not_restored"
+_OF_A_PROCESS = frozenset({"session", "process", "launch"})
+_OF_A_START = _OF_A_PROCESS | {"start", "started", "begin", "began", "init", "initial", "first", "scratch", "fresh"}
+_STEPS = frozenset({"step", "steps", "iter", "iters", "iteration", "iterations", "update", "updates"})
+_UNITS = _STEPS | {"global", "num", "n", "count", "since", "at", "from", "of", "in", "the"}
+_FOLDERS = frozenset({"meta", "metadata", "info", "log", "logs", "extra", "state"})
+"""Words in names. A name with another word (`window_start`, `num_ema_updates`) may be that of state which a script has lost and
+begun anew: its values are then those that a process's own beginning has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,36 @@ def _counts_starts(drill: Drill, kind: str, name: str) -> bool:
     return alike and len(set(known)) == 1
 
 
+def _is_of_its_process(drill: Drill, kind: str, name: str) -> bool:
+    return _counts_starts(drill, kind, name) or _tells_its_start(drill, kind, name)
+
+
+def _tells_its_start(drill: Drill, kind: str, name: str) -> bool:
+    """Whether an entry tells where its process began, by its name and by all its values: the step that the attempt went on
+    from, the steps since, or one text in attempts that began anew and one other in those that went on."""
+    *folders, last = (set(re.findall("[a-z]+", part.lower())) for part in name.split("/"))
+    if not last & _OF_A_START or not last <= _OF_A_START | _UNITS or not all(each <= _FOLDERS for each in folders):
+        return False
+    legs = [drill.reference, drill.chaos, *([drill.confirming] if drill.confirming else [])]
+    told = [
+        (attempt.start_of(rank), saved.step, saved.held[name])
+        for leg in legs
+        for attempt in leg.attempts
+        for rank, trace in attempt.traces.items()
+        for saved in trace.saves
+        if _kind(saved) == kind and name in saved.held
+    ]
+    if len({start for start, *_ in told}) < 2:
+        return False
+    if not all(value.isdecimal() and len(value) <= _DIGITS for *_, value in told):
+        anew, went_on = ({value for start, _, value in told if (start > 0) is later} for later in (False, True))
+        return len(anew) == len(went_on) == 1 and anew != went_on
+    offsets = [{int(value) - start for start, _, value in told}]
+    if last & _OF_A_PROCESS or {"since", "start"} <= last:
+        offsets.append({int(value) - (step - start) for start, step, value in told})
+    return any(len(each) == 1 and each <= {-1, 0, 1} for each in offsets)
+
+
 def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
     """The first of these entries whose value differs in what this attempt saved after `step`; entries whose part of the state
     is known come first."""
@@ -88,7 +126,7 @@ def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[
         if seen.step == step
         and (expected.step == step or _kind(seen) in saved_before)
         and (names := [name for name in differing_keys(expected.held, seen.held) if (_kind(seen), name) in among])
-        and (names := [name for name in names if not _counts_starts(drill, _kind(seen), name)])
+        and (names := [name for name in names if not _is_of_its_process(drill, _kind(seen), name)])
     ]
     return min(differences, key=lambda each: (each.cause.code == _UNKNOWN, ALIVE in each.name), default=None)
 

@@ -1,0 +1,52 @@
+"""What a script's own checkpoints hold beside weights and optimizer: what of it is state, and whose."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import edit_trace, only
+from script_legs import write_script_run
+
+from chaosrun.verify.verdict import judge
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("start_step", "PASS"),
+        ("meta/init_iter", "PASS"),
+        ("session_steps", "PASS"),
+        ("steps_since_start", "PASS"),
+        ("init_from", "PASS"),
+        ("num_updates", "FAIL"),  # those of an average, begun anew
+        ("local_step", "FAIL"),  # since a round began
+        ("window_start", "FAIL"),
+        ("cycle/start_step", "FAIL"),
+        ("last_sync", "FAIL"),
+        ("phase", "FAIL"),
+    ],
+)
+def test_where_a_process_began_is_no_state_and_what_it_counts_anew_is(tmp_path: Path, name: str, status: str) -> None:
+    """By their values they are alike; what tells them apart is the name."""
+    run = write_script_run(tmp_path)
+    since, texts = name in ("session_steps", "steps_since_start", "num_updates", "local_step"), name in ("init_from", "phase")
+    for leg, attempts in (("reference", (0,)), ("chaos", (0, 4, 8))):
+        for number, start in enumerate(attempts, 1):
+
+            def told(line: dict[str, Any], start: int = start) -> dict[str, Any]:
+                value = ("ckpt" if start else "scratch") if texts else str(line["step"] - start if since else start)
+                return {**line, "held": {**line["held"], name: value} if line.get("held") else {}}
+
+            edit_trace(run, leg, number, 0, only("save", told))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+    assert status == "PASS" or name in verdict.cause
+
+
+def test_a_name_alone_does_not_make_state_that_of_a_process(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempts in (("reference", (3,)), ("chaos", (3, 8, 8))):  # of the last attempt it should be 9
+        for number, value in enumerate(attempts, 1):
+            edit = lambda line, value=value: {**line, "held": {"start_step": str(value)} if line.get("held") else {}}  # noqa: E731
+            edit_trace(run, leg, number, 0, only("save", edit))
+    assert judge(run).code == "kept_state_not_restored"
