@@ -75,7 +75,9 @@ def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
 
 
 def _has_restarted(drill: Drill) -> bool:
-    return len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
+    """A leg that did not come to its end never left what it would have left there."""
+    completed = drill.chaos.outcome == "completed"
+    return completed and len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
 
 
 def _by_kind(drill: Drill) -> Iterator[tuple[set[str], set[str]]]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from legs import write_run
+from legs import edit_journal, only, put, write_run
 from safetensors.torch import save_file
-from script_legs import write_script_run
+from script_legs import SCRIPT_KILLS, write_script_run
 from torch.distributed import checkpoint
 
 from chaosrun.records.layout import LegLayout, RunLayout
@@ -126,6 +126,19 @@ def test_what_a_restart_left_otherwise_is_told_with_file_and_entry(tmp_path: Pat
     told = f"{LAST}: ema holds 24 bytes after the restarts and 32 after every undisturbed run"
     assert any(told in warning for warning in shrunk.warnings)
     assert with_left(run, reference={}, chaos=OTHER).status == "PASS"
+
+
+@pytest.mark.parametrize("completed", [True, False])
+def test_a_leg_that_never_came_to_its_end_has_no_difference_there(tmp_path: Path, completed: bool) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    (run.path / "reference" / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: SEEN}, "left_out": []}))
+    (run.path / "chaos" / "left.json").write_text(json.dumps({"v": 1, "files": {}, "left_out": []}))
+    if not completed:
+        ended = {"outcome": "user_error", "message": "rank 0 raised ValueError: checkpoint_0 already exists"}
+        edit_journal(run, "chaos", only("leg.finished", put(**ended)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "kept_state_not_restored" if completed else "never_came_back")
+    assert (verdict.divergence is not None) == completed, verdict.divergence
 
 
 def test_without_a_second_leg_to_ask_nothing_is_said(tmp_path: Path) -> None:
