@@ -16,8 +16,12 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.restored import buffers_came_back
 
-_BY_NAME: Mapping[str, str] = {"scale": "grad_scaler", "_growth_tracker": "grad_scaler", "last_epoch": "lr_scheduler"}
-"""Whose state it is, by the names that torch's state dicts give it."""
+_BY_NAME: Mapping[str, tuple[str, frozenset[str]]] = {
+    "scale": ("grad_scaler", frozenset({"_growth_tracker"})),
+    "_growth_tracker": ("grad_scaler", frozenset({"scale"})),
+    "last_epoch": ("lr_scheduler", frozenset({"base_lrs", "_step_count", "_last_lr"})),
+}
+"""Whose state it is, by the names that torch's state dicts give it: one of these others lies beside it there."""
 _OF_NO_EFFECT = frozenset({"_step_count", "_get_lr_called_within_step", "_is_initial"})
 """Entries that a scheduler keeps for its warnings only: one that is built anew at the right step computes the same."""
 _DIGITS = 12
@@ -133,7 +137,7 @@ def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[
 
 def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord, seen: SaveRecord) -> KeptDifference:
     buffers = drill.reference.ends[rank].digests.get("buffers", {}) if rank in drill.reference.ends else {}
-    parts = {each: "buffers" if each.split("/")[-1] in buffers else _BY_NAME.get(each.split("/")[-1]) for each in names}
+    parts = {each: "buffers" if each.split("/")[-1] in buffers else _part(each, seen.held) for each in names}
     name = next((each for each in names if parts[each]), names[0])
     lost = "drifted" if parts[name] == "buffers" and buffers_came_back(drill, rank) else "not_restored"
     code = f"{parts[name]}_{lost}" if parts[name] else _UNKNOWN
@@ -145,6 +149,14 @@ def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord,
         where = f"{path} is saved after {values[1]}, undisturbed after {values[0]}"
     about = {"name": f"{path}: {name}", "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
     return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about))
+
+
+def _part(name: str, held: Iterable[str]) -> str | None:
+    """The part of the state that an entry belongs to; None: one of the script's own."""
+    folder, _, last = name.rpartition("/")
+    part, siblings = _BY_NAME.get(last, (None, ()))
+    beside = {each.removeprefix(f"{folder}/").split("/")[0] for each in held if not folder or each.startswith(f"{folder}/")}
+    return part if beside.intersection(siblings) else None
 
 
 def _pairs(drill: Drill, attempt: Attempt, rank: int) -> Iterator[tuple[SaveRecord, SaveRecord]]:

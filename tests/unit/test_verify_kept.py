@@ -50,3 +50,29 @@ def test_a_name_alone_does_not_make_state_that_of_a_process(tmp_path: Path) -> N
             edit = lambda line, value=value: {**line, "held": {"start_step": str(value)} if line.get("held") else {}}  # noqa: E731
             edit_trace(run, leg, number, 0, only("save", edit))
     assert judge(run).code == "kept_state_not_restored"
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "code"),
+    [
+        ("scale", "mean", "kept_state_not_restored"),
+        ("scale", "_growth_tracker", "grad_scaler_not_restored"),
+        ("last_epoch", "lines", "kept_state_not_restored"),
+        ("last_epoch", "_last_lr", "lr_scheduler_not_restored"),
+        ("last_epoch", "base_lrs/0", "lr_scheduler_not_restored"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["", "own/"])
+def test_a_name_of_torchs_is_its_own_where_its_siblings_lie_beside_it(
+    tmp_path: Path, folder: str, name: str, beside: str, code: str
+) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempts in (("reference", (1,)), ("chaos", (1, 2, 3))):
+        for attempt in attempts:
+
+            def told(line: dict[str, Any], attempt: int = attempt) -> dict[str, Any]:
+                own = {f"{folder}{beside}": "1", f"{folder}{name}": str(7.5 * attempt), "other/_growth_tracker": "1"}
+                return {**line, "held": {**line["held"], **own, "other/base_lrs": "1"} if line.get("held") else {}}
+
+            edit_trace(run, leg, attempt, 0, only("save", told))
+    assert judge(run).code == code
