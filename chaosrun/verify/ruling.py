@@ -84,6 +84,8 @@ def rule(
         divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
     if divergence and drill.by_script:
         divergence = libraries.told_of(divergence, drill)
+    if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
+        divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
     corrupted = None if blameless else _of_corruption(checks, drill)
     unproven = unfounded if drill.chaos.outcome == "inexact_restore" and drill.reference.outcome == "completed" else None
     ruling = (
@@ -227,10 +229,19 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         # Its last restart went on with the right weights: only its count of steps differs since then.
         place = f"first difference: {divergence.kind} at step {divergence.step}" if divergence else None
         return Ruling(status="FAIL", reason=_cause_of(ended), place=place)
-    if divergence:
+    resumed = divergence and _went_on_wrong(checks, divergence)
+    if divergence and not resumed:
         return of_divergence(divergence, drill.spec.data.resume)
-    failing = first_of(checks, "fail")
+    failing = resumed or first_of(checks, "fail")
     return failing and of_check(failing)
+
+
+def _went_on_wrong(checks: Sequence[Check], divergence: Divergence) -> Check | None:
+    """The check of where restarts went on, if it failed and all steps agree: what is saved under other numbers then, or less
+    often, is a consequence. What an earlier attempt saved is none."""
+    found = next((check for check in checks if check.name == "resume_evidence" and check.status == "fail"), None)
+    follows = found and divergence.kind == "saved state" and found.evidence["attempt"] <= divergence.attempt
+    return found if follows else None
 
 
 def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:

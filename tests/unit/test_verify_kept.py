@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import edit_trace, only
+from legs import Bugs, edit_trace, only
 from script_legs import write_script_run
 
 from chaosrun.verify.verdict import judge
@@ -76,3 +76,18 @@ def test_a_name_of_torchs_is_its_own_where_its_siblings_lie_beside_it(
 
             edit_trace(run, leg, attempt, 0, only("save", told))
     assert judge(run).code == code
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_what_is_saved_otherwise_after_going_on_from_an_older_checkpoint_is_its_consequence(
+    tmp_path: Path, earlier: bool
+) -> None:
+    """Of the third attempt, which went on from step 4 in the place of 8; what the second one saved is none."""
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    edit = lambda line: {**line, "held": {**line["held"], "average": "0" * 16} if line.get("held") else {}}  # noqa: E731
+    edit_trace(run, "chaos", 2 if earlier else 3, 0, only("save", edit))
+    verdict = judge(run)
+    code = "kept_state_not_restored" if earlier else "checkpoint_passed_over"
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+    assert verdict.divergence is not None and (verdict.divergence.kind, verdict.divergence.code) == ("saved state", code)
+    assert earlier or "passed over the complete checkpoint of step 8" in verdict.cause
