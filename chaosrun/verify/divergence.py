@@ -216,10 +216,25 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
             and (mismatch := drill.mismatch(expected, record, (field,)))
         ]
         if mismatches:
-            ranks, reason = [mismatch.rank for mismatch in mismatches], causes.of_field(field, moment, mismatches)
+            ranks, reason = {mismatch.rank for mismatch in mismatches}, causes.of_field(field, moment, mismatches)
+            if field == "ids":
+                ranks |= _other_batches_without_ids(moment)
             seen = {name: getattr(mismatches[0], name) for name in ("tensor", "micro_batch", "expected", "seen")}
             return _found(moment, KINDS[field], ranks, reason, **seen)
     return None
+
+
+def _other_batches_without_ids(moment: Moment) -> set[int]:
+    """Ranks whose batches differ and of whose samples nothing is known: one rank's loader may hand them out."""
+    drill, known = moment.drill, moment.drill.reference_lineage
+    return {
+        rank
+        for rank, record in moment.records.items()
+        if not record.knows_ids
+        and drill.is_apart(record)
+        and (expected := known.at(rank, moment.step))
+        and drill.mismatch(expected, record, ("batch",))
+    }
 
 
 def _position(moment: Moment) -> Divergence | None:

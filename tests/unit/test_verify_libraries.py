@@ -15,6 +15,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.libraries import KNOWN
 from chaosrun.verify.verdict import Verdict, judge
+from tests.records import read_lines
 
 LATER = (Fault(id="F1", rank=1, phase="step", at_step=10, source="faults.schedule[0]"),)
 """Goes on from step 8, six batches into the second epoch."""
@@ -173,3 +174,24 @@ def test_an_order_that_came_early_is_not_laid_to_epochs_alone() -> None:
     cause = Cause("sampler_epoch_ahead", about)
     assert cause.sentence == "a later epoch's order"
     assert "epochs were counted twice, or the random stream" in f"{cause.hint}"
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_a_rank_whose_batches_differ_without_ids_is_not_told_as_right(tmp_path: Path, right: bool) -> None:
+    """As where rank 0's loader hands out the batches of all; and one rank of which its batches show that it is right."""
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2), kills=EARLY)
+    for rank in (1, 2):
+        for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+            edit_trace(run, leg, attempt, rank, only("step", lambda line: {**line, "ids": None}))
+    if right:
+        known = {
+            line["step"]: line["batch"]
+            for line in read_lines(run.leg("reference").attempt(1).trace(2))
+            if line["kind"] == "step"
+        }
+        edit_trace(run, "chaos", 2, 2, only("step", lambda line: {**line, "batch": known[line["step"]]}))
+    verdict = judge(run)
+    assert verdict.code == "batches_repeated" and verdict.divergence is not None, verdict.cause
+    assert verdict.divergence.ranks == ((0, 1) if right else (0, 1, 2))
+    assert ("rank 2 went on from the right place, ranks 0 and 1 from a wrong one" in f"{verdict.hint}") == right, verdict.hint
+    assert ("went on from the right place" in f"{verdict.hint}") == right
