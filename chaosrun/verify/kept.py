@@ -4,7 +4,6 @@ Compared are only entries that an undisturbed run saves with the reference's val
 those that the first attempt saved, and for saves that it did not reach, those of a second undisturbed leg.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -93,10 +92,14 @@ def _is_of_its_process(drill: Drill, kind: str, name: str) -> bool:
     return _counts_starts(drill, kind, name) or _tells_its_start(drill, kind, name)
 
 
+def _words(name: str) -> set[str]:
+    return set("".join(each if each.isalpha() else " " for each in name.lower()).split())
+
+
 def _tells_its_start(drill: Drill, kind: str, name: str) -> bool:
     """Whether an entry tells where its process began, by its name and by all its values: the step that the attempt went on
     from, the steps since, or one text in attempts that began anew and one other in those that went on."""
-    *folders, last = (set(re.findall("[a-z]+", part.lower())) for part in name.split("/"))
+    *folders, last = (_words(part) for part in name.split("/"))
     if not last & _OF_A_START or not last <= _OF_A_START | _UNITS or not all(each <= _FOLDERS for each in folders):
         return False
     legs = [drill.reference, drill.chaos, *([drill.confirming] if drill.confirming else [])]
