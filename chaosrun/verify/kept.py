@@ -156,9 +156,10 @@ def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord,
 
 def _part(name: str, held: Iterable[str]) -> str | None:
     """The part of the state that an entry belongs to; None: one of the script's own."""
-    folder, _, last = name.rpartition("/")
+    *folder, last = name.split("/")
     part, siblings = _BY_NAME.get(last, (None, ()))
-    beside = {each.removeprefix(f"{folder}/").split("/")[0] for each in held if not folder or each.startswith(f"{folder}/")}
+    paths = [each.split("/") for each in held]
+    beside = {path[len(folder)] for path in paths if len(path) > len(folder) and path[: len(folder)] == folder}
     return part if beside.intersection(siblings) else None
 
 
