@@ -74,8 +74,8 @@ class BucketPrimer:
 
     @property
     def done(self) -> bool:
-        """Every model noted so far has been primed or left out."""
-        return not self._waiting
+        """Every model noted so far has been primed or left out, or none is to be."""
+        return not self._waiting or not self._primes
 
     @property
     def primed(self) -> bool:
@@ -90,7 +90,7 @@ class BucketPrimer:
     @property
     def is_due(self) -> bool:
         """The coming backward pass is the first of a wrapper."""
-        return self._primes and not self.done and self.synchronises
+        return not self.done and self.synchronises
 
     @property
     def is_news(self) -> bool:
@@ -106,7 +106,7 @@ class BucketPrimer:
 
     def _laid_out(self) -> list[DistributedDataParallel]:
         """The models that have a layout; all of them if gradients may not pass through `prime`."""
-        if self.done or self._saves_itself or not self._primes:
+        if self.done or self._saves_itself:
             return self._models
         return [model for model in self._models if model not in self._waiting]
 

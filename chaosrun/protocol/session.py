@@ -74,7 +74,7 @@ class Session:
         configured = accelerator.dataloader_config.data_seed
         self._seed = torch.initial_seed() if configured is None else configured
         self._ledger = SampleLedger()
-        self._primer = BucketPrimer(accelerator._models)
+        self._primer = BucketPrimer(accelerator._models, primes=context.order.prime_buckets if context else True)
         self._backward = accelerator.backward
         accelerator.backward = self._primed_backward  # type: ignore[method-assign]
         self._accelerator_end_training = accelerator.end_training

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
 from chaosrun.protocol import context
-from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.recorder import Recorder
 from chaosrun.records.traces import CheckpointRecord
 
@@ -29,8 +28,6 @@ def main() -> None:
     under = context.current()
     if args.mutant == "final-bit" and under is not None and under.order.resume is not None:
         flip_final_bit()
-    if args.mutant == "never-primed":
-        stop_priming()
 
     accelerator = Accelerator(
         cpu=True,
@@ -72,10 +69,6 @@ def draw() -> int:
     return int.from_bytes(os.urandom(4), "little")
 
 
-def stop_priming() -> None:
-    BucketPrimer.done = property(lambda self: True)  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def flip_final_bit() -> None:
     """Flip the lowest bit of one weight on rank 1, between the last checkpoint and the end line."""
     finish, checkpoint = Recorder.finish, Recorder._checkpoint
@@ -96,7 +89,7 @@ def flip_final_bit() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
-    parser.add_argument("--mutant", choices=["final-bit", "never-primed", "random", "random-later", "late-data"])
+    parser.add_argument("--mutant", choices=["final-bit", "random", "random-later", "late-data"])
     return parser.parse_args()
 
 
