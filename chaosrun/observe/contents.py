@@ -270,4 +270,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def address_of(tensor: torch.Tensor) -> int:
     """Of its memory; 0 of one that has none of its own."""
     tensor = local_part(tensor)
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.device.type != "meta" else 0
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a subclass around other tensors, as MaskedTensor is
+        return 0

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from chaosrun.observe.contents import MOST_ENTRIES, content_digest, contents
+from chaosrun.observe.contents import MOST_ENTRIES, address_of, content_digest, contents
 
 
 class Slotted:
@@ -197,3 +197,9 @@ def test_a_path_below_the_folder_of_the_leg_is_the_same_in_each_leg(monkeypatch:
     assert digest("reference", "imgs/001.txt") != digest("reference", "imgs/002.txt")
     elsewhere = ["/data/one/001.txt", "/data/other/001.txt"]
     assert content_digest(elsewhere[0]) != content_digest(elsewhere[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_around_others_has_no_memory_of_its_own() -> None:
+    assert address_of(_masked(1.0, shown=True)) == 0
+    assert address_of(torch.zeros(2)) != 0
