@@ -11,7 +11,7 @@ from chaosrun.records.trace_reader import Moment
 from chaosrun.records.traces import Found
 
 NEAREST = 8
-"""So many steps of a quantity are told at most, and step 0: what a restart builds anew is of that."""
+"""So many steps of a quantity are told at most."""
 QUANTITIES = ("weights", "data", "optimizer", "rates", "rng")
 """In the order in which they decide on a step."""
 
@@ -68,5 +68,4 @@ def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> 
 
 
 def _nearest(agreeing: Mapping[str, Mapping[int, None]], step: int) -> dict[str, tuple[int, ...]]:
-    nearest = {name: sorted(steps, key=lambda each: abs(each - step))[:NEAREST] for name, steps in agreeing.items()}
-    return {name: tuple(sorted({*nearest[name], *({0} & steps.keys())})) for name, steps in agreeing.items()}
+    return {name: tuple(sorted(sorted(steps, key=lambda each: abs(each - step))[:NEAREST])) for name, steps in agreeing.items()}

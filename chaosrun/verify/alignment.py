@@ -43,10 +43,7 @@ class Standing:
         return tuple(quantity for quantity in QUANTITIES if self.ranks[quantity])
 
     def nearest(self, quantity: str) -> int | None:
-        """The step that this value of the quantity is told to be of: 0 where it agrees, as what a restart builds anew is of
-        step 0; else, and for data, which every epoch may repeat, the step nearest to `step`. None: no step has it."""
-        if quantity != "data" and 0 in self.held[quantity]:
-            return 0
+        """The step nearest to `step` that has this value of the quantity; None: no step has it."""
         return min(self.held[quantity], key=lambda step: abs(step - self.step), default=None)
 
     @property

@@ -71,14 +71,7 @@ def test_after_the_last_step_of_a_leg_that_is_compared_with_no_other_nothing_tel
     assert find(standing(10, data="d2"), TRACE, own=True, alone=True).found.step is None
 
 
-def test_of_many_steps_the_nearest_and_the_beginning_are_told():
+def test_of_many_steps_the_nearest_are_told():
     constant = [replace(each, optimizer="none") for each in TRACE]
     found = find(standing(10, optimizer="none"), constant).found
-    assert found.step == 10 and len(found.optimizer) == NEAREST + 1 and {0, 10} <= {*found.optimizer}
-
-
-def test_of_a_rate_that_many_steps_had_the_beginning_is_told():
-    constant = [replace(each, rates=("r0",), rates_after=("r0",)) if each.step < 15 else each for each in TRACE]
-    found = find(standing(18, rates=("r0",)), constant).found
-    assert found.rates is not None and (found.rates[0], len(found.rates)) == (0, NEAREST + 1)
-    assert 0 not in (find(standing(18), constant).found.rates or ())
+    assert found.step == 10 and len(found.optimizer) == NEAREST and 10 in found.optimizer

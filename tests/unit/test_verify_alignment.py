@@ -79,18 +79,6 @@ def test_what_agrees_with_no_step_says_what_it_is_nearest_to(
     assert "run.register" not in f"{verdict.hint}" and "chaosrun" not in verdict.blame.reason
 
 
-def test_a_rate_of_the_beginning_is_one_begun_anew_also_where_later_steps_had_it(tmp_path: Path) -> None:
-    """The first rate is that of step 0 and of step 1, and of all steps of a warm-up that is constant."""
-    run = write_script_run(tmp_path, bugs=Bugs(keep_scheduler=False))
-    for attempt, also in ((2, [0, 1]), (3, [0, 1, 2, 3])):
-        for rank in range(3):
-            edit = lambda line, also=also: {**line, "found": {**line["found"], "rates": also}}  # noqa: E731
-            edit_trace(run, "chaos", attempt, rank, only("start", edit))
-    verdict = judge(run)
-    assert (verdict.status, verdict.code) == ("FAIL", "lr_scheduler_not_restored"), verdict.cause
-    assert "learning rates of step 0" in verdict.cause
-
-
 def test_state_that_no_evidence_covers_differs_in_its_step_and_is_the_scripts(tmp_path: Path) -> None:
     verdict = judge(write_script_run(tmp_path, bugs=Bugs(keep_buffers=False)))
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours")
