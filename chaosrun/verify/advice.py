@@ -231,7 +231,7 @@ def ranks_apart(drill: Drill) -> Iterator[str]:
         )
     if usual > 1:
         yield (
-            f"the ranks' weights differ for up to {usual} steps until the script synchronises them (right for Local SGD;  of "
+            f"the ranks' weights differ for up to {usual} steps until the script synchronises them (right for Local SGD; of "
             "replicas under DistributedDataParallel it would be a mistake)"
         )
 

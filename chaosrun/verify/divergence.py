@@ -15,7 +15,7 @@ from chaosrun.verify.alignment import QUANTITIES, Standing, cause_of, saved_whil
 from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import KINDS, Field, Kind, first_difference
+from chaosrun.verify.compare import KINDS, Field, Kind, Mismatch, first_difference
 from chaosrun.verify.draws import may_explain
 from chaosrun.verify.kept import KeptDifference, comparable, kept_difference
 from chaosrun.verify.left import left_difference
@@ -208,33 +208,27 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
     for field in fields or all_but_streams:
         if field == "loss" and (found := _weights(moment)):
             return found
-        mismatches = [
-            mismatch
-            for rank, record in moment.records.items()
-            if drill.is_apart(record)
-            and (expected := drill.reference_lineage.at(rank, moment.step))
-            and (mismatch := drill.mismatch(expected, record, (field,)))
-        ]
-        if mismatches:
+        if mismatches := _mismatches(moment, field):
             ranks, reason = {mismatch.rank for mismatch in mismatches}, causes.of_field(field, moment, mismatches)
             if field == "ids":
-                ranks |= _other_batches_without_ids(moment)
+                # Ranks of whose samples nothing is known: one rank's loader may hand them out.
+                other_batches = {mismatch.rank for mismatch in _mismatches(moment, "batch")}
+                ranks |= {rank for rank in other_batches if not moment.records[rank].knows_ids}
             seen = {name: getattr(mismatches[0], name) for name in ("tensor", "micro_batch", "expected", "seen")}
             return _found(moment, KINDS[field], ranks, reason, **seen)
     return None
 
 
-def _other_batches_without_ids(moment: Moment) -> set[int]:
-    """Ranks whose batches differ and of whose samples nothing is known: one rank's loader may hand them out."""
-    drill, known = moment.drill, moment.drill.reference_lineage
-    return {
-        rank
+def _mismatches(moment: Moment, field: Field) -> list[Mismatch]:
+    """By rank, where the records of this step are not the reference's in this field."""
+    drill = moment.drill
+    return [
+        mismatch
         for rank, record in moment.records.items()
-        if not record.knows_ids
-        and drill.is_apart(record)
-        and (expected := known.at(rank, moment.step))
-        and drill.mismatch(expected, record, ("batch",))
-    }
+        if drill.is_apart(record)
+        and (expected := drill.reference_lineage.at(rank, moment.step))
+        and (mismatch := drill.mismatch(expected, record, (field,)))
+    ]
 
 
 def _position(moment: Moment) -> Divergence | None:

@@ -7,12 +7,16 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.tensor_files import Entry
 from chaosrun.records.traces import RankTrace
 from chaosrun.verify.alignment import REMOVED
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.kept import KeptDifference, unnumbered
 from chaosrun.verify.rhythm import Saves, is_of_its_start
+
+Entries = Mapping[str, Entry]
+"""By name."""
 
 
 def left_difference(drill: Drill) -> KeptDifference | None:
@@ -24,9 +28,7 @@ def left_difference(drill: Drill) -> KeptDifference | None:
 
 
 def _of_contents(drill: Drill) -> KeptDifference | None:
-    undisturbed, again = drill.reference.left, drill.confirmed.left if drill.confirmed else drill.reference.left
-    for path, held in sorted(drill.chaos.left.files.items()):
-        expected, confirmed = undisturbed.files.get(path, {}), again.files.get(path, {})
+    for path, held, expected, confirmed in _by_path(drill):
         # An entry of another size is gathered while the script runs (losses, samples): not compared.
         differing = [
             name
@@ -34,7 +36,7 @@ def _of_contents(drill: Drill) -> KeptDifference | None:
             if seen != expected.get(name, seen) and confirmed.get(name) == expected[name] and seen[0] == expected[name][0]
         ]
         if differing and (rank := _comparable(drill, path, held)) is not None:
-            name = f"{path}: {differing[0]}" if differing[0] else path
+            name = _named(path, differing[0])
             values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
             where = f"at the end, {name} is not what every undisturbed run leaves there"
             return _told(drill, rank, path, where, differing, name=name, **values)
@@ -65,19 +67,28 @@ def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
     """Entries that grow while a script trains, and hold less than after any undisturbed run: name, bytes there, bytes here."""
     if not _has_restarted(drill):
         return
-    undisturbed, again = drill.reference.left, drill.confirmed.left if drill.confirmed else drill.reference.left
-    for path, held in sorted(drill.chaos.left.files.items()):
-        expected, confirmed = undisturbed.files.get(path, {}), again.files.get(path, {})
+    for path, held, expected, confirmed in _by_path(drill):
         shorter = [name for name, seen in held.items() if seen[0] < expected.get(name, seen)[0] == confirmed.get(name, seen)[0]]
         if shorter and _comparable(drill, path, held) is not None:
-            name = f"{path}: {shorter[0]}" if shorter[0] else path
-            yield name, expected[shorter[0]][0], held[shorter[0]][0]
+            yield _named(path, shorter[0]), expected[shorter[0]][0], held[shorter[0]][0]
 
 
 def _has_restarted(drill: Drill) -> bool:
     """A leg that did not come to its end never left what it would have left there."""
     completed = drill.chaos.outcome == "completed"
     return completed and len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
+
+
+def _by_path(drill: Drill) -> Iterator[tuple[str, Entries, Entries, Entries]]:
+    """Each file that the chaos leg left: what it holds, what it holds in the reference, and in a second undisturbed leg (in the
+    reference, too, as long as none has been run)."""
+    undisturbed, again = drill.reference.left, (drill.confirmed or drill.reference).left
+    for path, held in sorted(drill.chaos.left.files.items()):
+        yield path, held, undisturbed.files.get(path, {}), again.files.get(path, {})
+
+
+def _named(path: str, name: str) -> str:
+    return f"{path}: {name}" if name else path
 
 
 def _by_kind(drill: Drill) -> Iterator[tuple[set[str], set[str]]]:
