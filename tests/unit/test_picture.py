@@ -476,19 +476,28 @@ class TestFollower:
 
 
 def calls_of(measured: Callable[[], Any]) -> int:
-    """Functions that it calls, of Python and of C: a busy machine does not add to them."""
+    """
+    Functions that it calls, of Python and of C: a busy machine does not add to them.
+
+    The fewest of five times: what the garbage collector calls in between (hypothesis asks it to) is not its own.
+    """
     calls = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    sys.setprofile(count)
-    try:
-        measured()
-    finally:
-        sys.setprofile(None)
-    return calls
+    def once() -> int:
+        nonlocal calls
+        calls = 0
+        sys.setprofile(count)
+        try:
+            measured()
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    return min(once() for _ in range(5))
 
 
 def test_a_poll_costs_the_same_however_long_the_run_is(run: RunLayout) -> None:
