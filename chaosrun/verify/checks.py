@@ -83,7 +83,7 @@ FOLLOWING = frozenset(
         *("resumed_state_differs", "records_differ", "replay_differs", "saved_state_differs", "buffers_not_restored"),
         *("weights_differ_at_start", "ended_at_another_step", "step_missing", "step_beyond_the_end", "recovery_differs"),
         *("final_weights_differ", "final_state_differs", "final_position_differs", "final_checkpoint_differs"),
-        "buffers_drifted",
+        *("buffers_drifted", "kept_state_not_restored", "result_differs"),
     }
 )
 """Codes of checks that fail as a consequence, once the legs have diverged."""
@@ -112,9 +112,11 @@ def required(drill: Drill) -> frozenset[str]:
 
 
 def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None = None) -> tuple[Check, ...]:
-    """`checks`: None for all that are made of such a drill. A plan that corrupts memory has one check more."""
+    """`checks`: None for all that are made of such a drill. A plan that corrupts memory has one check more, and
+    a script that leaves files of tensors."""
     made = (SCRIPT_CHECKS if drill.by_script else CHECKS) if checks is None else checks
-    more = (corruption.silent_corruption,) if corruption.corrupts(drill.plan) else ()
+    more = [corruption.silent_corruption] if corruption.corrupts(drill.plan) else []
+    more += [finals.final_files] if drill.reference.left.files or drill.chaos.left.files else []
     return tuple(_run(check, drill) for check in (*made, *more))
 
 

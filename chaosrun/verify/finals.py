@@ -13,6 +13,7 @@ from chaosrun.records.manifest import Manifest
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, streams_apart
 from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.left import compared, left_difference
 from chaosrun.verify.restored import buffers_came_back
 from chaosrun.wording import listed
 
@@ -62,6 +63,20 @@ def final_position(drill: Drill) -> Check:
     position = drill.reference.ends[0].position
     summary = f"epoch {position.epoch}, batch {position.batches}, step {position.step} on {len(drill.ranks)} ranks"
     return passed(summary)
+
+
+def final_files(drill: Drill) -> Check:
+    """Files of tensors that the script itself left, of those that every undisturbed run leaves alike."""
+    if not drill.exact_weights:
+        return skipped(TOLERANCE_GIVEN)
+    if found := left_difference(drill):
+        return failed(found.cause.code, because=found.cause.because, **found.cause.params)
+    if not drill.spec.verify.confirm:
+        return skipped("verify.confirm is off: whether undisturbed runs leave the same is not known")
+    paths = compared(drill)
+    if not paths:
+        return skipped("no file of tensors that a restarted attempt wrote, and that must be the same whenever it is saved")
+    return passed(f"{listed(paths, 3)} as every undisturbed run leaves {'it' if len(paths) == 1 else 'them'}", files=paths)
 
 
 def final_checkpoint(drill: Drill) -> Check:

@@ -27,6 +27,12 @@ def left_difference(drill: Drill) -> KeptDifference | None:
     return _of_contents(drill) or (_of_names(drill) if drill.by_script else None)
 
 
+def compared(drill: Drill) -> list[str]:
+    """The files that the last attempt wrote and of which both legs must leave the same."""
+    paths = _by_path(drill) if _has_restarted(drill) else ()
+    return [path for path, held, expected, _ in paths if expected and _comparable(drill, path, held) is not None]
+
+
 def _of_contents(drill: Drill) -> KeptDifference | None:
     for path, held, expected, confirmed in _by_path(drill):
         # An entry of another size is gathered while the script runs (losses, samples): not compared.

@@ -128,6 +128,23 @@ def test_what_a_restart_left_otherwise_is_told_with_file_and_entry(tmp_path: Pat
     assert with_left(run, reference={}, chaos=OTHER).status == "PASS"
 
 
+@pytest.mark.parametrize(
+    ("reference", "chaos", "status", "words"),
+    [
+        (SEEN, SEEN, "pass", f"{LAST} as every undisturbed run leaves it"),
+        (SEEN, OTHER, "fail", f"{LAST}: ema"),
+        ({}, SEEN, "skip", "no file of tensors"),
+    ],
+)
+def test_a_check_says_which_files_were_compared(
+    tmp_path: Path, reference: dict[str, Any], chaos: dict[str, Any], status: str, words: str
+) -> None:
+    verdict = with_left(write_script_run(tmp_path), reference=reference, chaos=chaos)
+    (check,) = (check for check in verdict.checks if check.name == "final_files")
+    assert (check.status, words in check.summary) == (status, True), check.summary
+    assert [each.name for each in verdict.checks if each.status == "fail"] == (["final_files"] if status == "fail" else [])
+
+
 @pytest.mark.parametrize("completed", [True, False])
 def test_a_leg_that_never_came_to_its_end_has_no_difference_there(tmp_path: Path, completed: bool) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
