@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from chaosrun.checkpoint.storage import storage_errors
+from chaosrun.checkpoint.storage_errors import storage_errors
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.layout import MANIFEST_NAME
 from chaosrun.records.manifest import FileEntry, Manifest

@@ -16,7 +16,7 @@ from pathlib import Path
 from chaosrun.checkpoint.audit import audit_directory, hash_member, list_members, signature_of
 from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.checkpoint.retention import to_delete
-from chaosrun.checkpoint.storage import storage_errors
+from chaosrun.checkpoint.storage_errors import storage_errors
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import CHECKPOINT_NAME, MANIFEST_NAME, LegLayout, checkpoint_name, checkpoint_step

@@ -234,10 +234,11 @@ def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> Objection
             )
         resumed = timeline.newest(by.moment)
         if by.ends_attempt and resumed >= (cut.fault.at_step or resumed + 1) and (by is first or exposed):
+            in_turn = "; on one rank they strike in turn: name it in both" if exposed and not by.fault.group else ""
             return Objection(
                 cut.fault.source,
                 f"{cut.fault.describe()} may never happen, since {by.fault.source} ends the attempt there "
-                f"too and the job then goes on from the checkpoint of step {resumed}",
+                f"too and the job then goes on from the checkpoint of step {resumed}{in_turn}",
             )
     return None
 

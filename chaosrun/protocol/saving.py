@@ -22,7 +22,8 @@ from safetensors import SafetensorError
 
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.checkpoint.object_store import checkpoint_store
-from chaosrun.checkpoint.storage import is_full, storage_errors, written_back
+from chaosrun.checkpoint.storage_errors import is_full, storage_errors
+from chaosrun.checkpoint.write_back import written_back
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.points import FaultPoints
 from chaosrun.records.codec import to_plain

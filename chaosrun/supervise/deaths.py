@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from chaosrun import errors
-from chaosrun.checkpoint.storage import is_full
+from chaosrun.checkpoint.storage_errors import is_full
 from chaosrun.cluster.messages import Exited
 from chaosrun.faults.observed import signal_name
 from chaosrun.records.events import EndCode, Outcome, RaisedError

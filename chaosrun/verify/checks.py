@@ -3,13 +3,14 @@
 Add a check here and nowhere else; PREMISES and REQUIRED say what its status does to the verdict.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.verify import alignment, corruption, early_end, finals, landed, premises, recovery, replicas, restored, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 from chaosrun.verify.compare import Kind
+from chaosrun.verify.kept import own_checkpoints
 
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.records,
@@ -112,12 +113,19 @@ def required(drill: Drill) -> frozenset[str]:
 
 
 def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None = None) -> tuple[Check, ...]:
-    """`checks`: None for all that are made of such a drill. A plan that corrupts memory has one check more, and
-    a script that leaves files of tensors."""
+    """`checks`: None for all that are made of such a drill."""
     made = (SCRIPT_CHECKS if drill.by_script else CHECKS) if checks is None else checks
-    more = [corruption.silent_corruption] if corruption.corrupts(drill.plan) else []
-    more += [finals.final_files] if drill.reference.left.files or drill.chaos.left.files else []
-    return tuple(_run(check, drill) for check in (*made, *more))
+    return tuple(_run(check, drill) for check in (*made, *_on_occasion(drill)))
+
+
+def _on_occasion(drill: Drill) -> Iterator[Callable[[Drill], Check]]:
+    """Checks of what few drills have."""
+    if corruption.corrupts(drill.plan):
+        yield corruption.silent_corruption
+    if drill.by_script and any(saved.held for trace in drill.chaos.traces for saved in trace.saves):
+        yield own_checkpoints
+    if drill.reference.left.files or drill.chaos.left.files:
+        yield finals.final_files
 
 
 def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
 from chaosrun.verify.alignment import named_since
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Check, Drill, failed, passed, skipped
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.restored import buffers_came_back
+from chaosrun.wording import count
 
 _BY_NAME: Mapping[str, tuple[str, frozenset[str]]] = {
     "scale": ("grad_scaler", frozenset({"_growth_tracker"})),
@@ -42,6 +43,22 @@ class KeptDifference:
     expected: str
     seen: str
     cause: Cause
+
+
+def own_checkpoints(drill: Drill) -> Check:
+    """What a script's own checkpoints hold after a restart, against those of the same steps of undisturbed runs."""
+    among, saves, held = comparable(drill), 0, 0
+    for attempt in drill.chaos.attempts[1:]:
+        if found := next(filter(None, (kept_difference(drill, attempt, step, among) for step in attempt.steps)), None):
+            return failed(found.cause.code, **found.cause.params)
+        for rank in sorted(attempt.traces):
+            for expected, seen in _pairs(drill, attempt, rank):
+                compared = among & {(_kind(seen), name) for name in expected.held.keys() & seen.held.keys()}
+                saves, held = saves + bool(compared), held + len(compared)
+    if not saves:
+        return skipped("no save after a restart that has its like in an undisturbed run")
+    told = f"{count(held, 'value')} in {count(saves, 'save')} after restarts: what undisturbed runs save after the same steps"
+    return passed(told, saves=saves, values=held)
 
 
 def comparable(drill: Drill) -> frozenset[tuple[str, str]]:

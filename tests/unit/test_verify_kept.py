@@ -41,6 +41,8 @@ def test_where_a_process_began_is_no_state_and_what_it_counts_anew_is(tmp_path: 
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
     assert status == "PASS" or name in verdict.cause
+    (check,) = (check for check in verdict.checks if check.name == "own_checkpoints")
+    assert (check.status, status == "FAIL") == ("fail" if status == "FAIL" else "pass", name in check.summary), check.summary
 
 
 def test_a_name_alone_does_not_make_state_that_of_a_process(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def probe(*, storage: str, name: str, text: str, remove: bool) -> Written:
     """`name`: of the file and its folder, below the storage or the nearest folder that is there."""
     import shutil
 
-    from chaosrun.checkpoint.storage import storage_errors
+    from chaosrun.checkpoint.storage_errors import storage_errors
     from chaosrun.errors import ResourcesError
     from chaosrun.records.filesystem import Filesystem
 

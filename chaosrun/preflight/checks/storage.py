@@ -4,7 +4,7 @@ Pure."""
 import errno
 from collections.abc import Iterator, Sequence
 
-from chaosrun.checkpoint.storage import hint_of
+from chaosrun.checkpoint.storage_errors import hint_of
 from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask

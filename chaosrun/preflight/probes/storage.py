@@ -15,7 +15,7 @@ from random import Random
 from msgspec import Struct, structs
 
 from chaosrun.checkpoint.object_storage import ObjectStorage
-from chaosrun.checkpoint.storage import storage_errors
+from chaosrun.checkpoint.storage_errors import storage_errors
 from chaosrun.cluster.probe_guard import new_name
 from chaosrun.errors import ChaosrunError, ResourcesError
 from chaosrun.preflight.probes.storage_kills import Saves, kill_writers

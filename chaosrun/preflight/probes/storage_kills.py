@@ -17,7 +17,7 @@ from random import Random
 from msgspec import Struct
 
 from chaosrun.checkpoint.audit import audit_directory
-from chaosrun.checkpoint.storage import storage_errors
+from chaosrun.checkpoint.storage_errors import storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
 from chaosrun.preflight.probes.forked import Say, forked

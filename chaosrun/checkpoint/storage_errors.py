@@ -1,19 +1,15 @@
-"""A storage that is a directory. Which of its failures are the user's to mend (disk full, read-only, not writable, a file in
-the way; everything else passes through unchanged), and how it is kept writing."""
+"""Which errors of the directory that holds checkpoints are the user's to mend, and what to do about each: disk full, read-only,
+not writable, a file in the way. Every other error passes through unchanged."""
 
-import ctypes
 import errno
 import os
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from chaosrun.errors import ResourcesError
 
 FULL_BELOW_BYTES = 1 << 20
-WRITE_BACK_EVERY_S = 0.02
-_SYNC_FILE_RANGE_WRITE = 2
 
 _FULL = "free some space there, or put checkpoints elsewhere with checkpoint.storage"
 _NOT_WRITABLE = "make the directory writable for this user, or point checkpoint.storage to one that is"
@@ -58,38 +54,3 @@ def storage_errors(place: Path) -> Iterator[None]:
             raise
         where = place if error.filename is None else os.fsdecode(error.filename)
         raise ResourcesError(f"checkpoint storage failed at {where}: {error.strerror}", hint=_HINTS[error.errno]) from error
-
-
-@contextmanager
-def written_back(folder: Path) -> Iterator[None]:
-    """Have the kernel bring what is written into `folder` to the disk at once: it would wait for seconds, and whoever syncs the
-    files for all of it. Promises nothing, and an error is left to the sync to tell."""
-    ended = threading.Event()
-
-    def begin() -> None:
-        while not ended.wait(WRITE_BACK_EVERY_S):
-            # Files come and go while they are written.
-            with suppress(OSError):
-                for name in os.listdir(folder):
-                    with suppress(OSError):
-                        begin_writing(folder / name)
-
-    thread = threading.Thread(target=begin, name="chaosrun-write-back", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def begin_writing(path: Path) -> None:
-    """Have the kernel begin to bring a file's bytes to the disk; does not wait for it. Where it cannot, nothing happens.
-
-    Source: sync_file_range(2). It leaves errors of the device to the next fsync, which a second fsync would take from it.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        ctypes.CDLL(None).sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
-    finally:
-        os.close(descriptor)
