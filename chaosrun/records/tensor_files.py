@@ -1,9 +1,13 @@
-"""What a script's files of tensors and arrays hold, entry by entry: files of torch.save, torch.distributed.checkpoint,
-safetensors and numpy, and pickles. Read without torch, and nothing in a file is executed: each class that a pickle names is
-an inert one here. What is a number, a text or a random generator's state is left out."""
+"""What a script's files of tensors and arrays hold, entry by entry: files of torch.save (its older form, too), torch.jit,
+torch.distributed.checkpoint, safetensors and numpy, and pickles, also when they are compressed. Read without torch, and nothing
+in a file is executed: each class that a pickle names is an inert one here. What is a number, a text or a random generator's
+state is left out."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import pickle
 import re
 import struct
@@ -25,6 +29,13 @@ NO_STATE = re.compile(
 """Names of what a script tells of a training, and of where its data stand: a right restart may leave other ones."""
 _ENDS, _END_BYTES = b"PK\x05\x06", 22
 """Of an archive; torch.distributed.checkpoint writes one after the other into a file."""
+_COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
+"""By how such a file begins."""
+_MOST_EXPANDED = 1 << 29
+_BYTES_EACH = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "ComplexFloat": 8}
+"""Of a number in a storage, by the storage's kind; of others one."""
+_OLD_FORM = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
+"""Begins a file of torch.save's older form."""
 _DEEPEST = 40
 Entry = tuple[int, str]
 _Leaf = tuple[tuple[str, ...], bytes]
@@ -61,12 +72,15 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any, storages: Mapping[str, bytes]) -> None:
         super().__init__(file)
         self._storages = storages
+        self.sizes: dict[str, int] = {}
+        """In bytes, of the storages that are named."""
 
     def find_class(self, module: str, name: str) -> Any:
         return OrderedDict if name == "OrderedDict" else type(name, (_Inert,), {})
 
     def persistent_load(self, pid: Any) -> bytes:
         _, kind, key, _, elements, *_ = pid
+        self.sizes[str(key)] = elements * _BYTES_EACH.get(kind.__name__.removesuffix("Storage"), 1)
         held = self._storages.get(str(key), b"")
         is_stream = kind.__name__ == "ByteStorage" and len(held) in STREAMS
         return b"" if elements == 1 or is_stream else _Storage(held)
@@ -90,10 +104,15 @@ def entries(path: Path) -> dict[str, Entry]:
 
 def is_one(head: bytes, suffix: str) -> bool:
     """Whether a file that begins so may hold tensors or arrays."""
-    return suffix == ".safetensors" or head[:4] in (b"PK\x03\x04", b"\x93NUM") or head[:1] == b"\x80"
+    packed = head[:2] in _COMPRESSED
+    return packed or suffix == ".safetensors" or head[:4] in (b"PK\x03\x04", b"\x93NUM") or head[:1] == b"\x80"
 
 
 def _leaves(content: bytes, suffix: str) -> Iterator[_Leaf]:
+    if (opened := _COMPRESSED.get(content[:2])) is not None:
+        with opened(io.BytesIO(content)) as file:
+            head = file.read(8)
+            content = head + file.read(_MOST_EXPANDED) if is_one(head, "") else b""
     if suffix == ".safetensors":
         start = 8 + struct.unpack("<Q", content[:8])[0]
         for name, about in json.loads(content[8:start]).items():
@@ -108,8 +127,9 @@ def _leaves(content: bytes, suffix: str) -> Iterator[_Leaf]:
                 yield from _of_zip(archive, () if end - begin == len(content) else (f"part {number}",))
             begin, number = end, number + 1
     elif content.startswith(b"\x80"):
-        yield from _of_pickle(io.BytesIO(content), {})
-    else:
+        file = io.BytesIO(content)
+        yield from _of_pickle(file, _old_storages(file) if content.startswith(_OLD_FORM) else {})
+    elif content:
         yield from _of_array((), content)
 
 
@@ -129,6 +149,21 @@ def _of_array(names: tuple[str, ...], content: bytes) -> Iterator[_Leaf]:
     head = content[:256]
     if b"'shape': ()" not in head and b"'|O'" not in head and len(content) - 128 not in STREAMS:
         yield names, content
+
+
+def _old_storages(file: io.BytesIO) -> Mapping[str, bytes]:
+    """Of torch.save's older form, and leaves `file` where the state begins: behind three pickles of what torch says of itself.
+    The state is followed by the names of its storages, and these, each after how many numbers it holds."""
+    for _ in range(3):
+        _Unpickler(file, {}).load()
+    begin, state = file.tell(), _Unpickler(file, {})
+    state.load()
+    storages: dict[str, bytes] = {}
+    for key in _Unpickler(file, {}).load():
+        file.seek(8, io.SEEK_CUR)
+        storages[str(key)] = file.read(state.sizes[str(key)])
+    file.seek(begin)
+    return storages
 
 
 def _of_pickle(file: io.BytesIO, storages: Mapping[str, bytes]) -> Iterator[_Leaf]:

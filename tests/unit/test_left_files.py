@@ -1,12 +1,13 @@
 """What a script's files of tensors hold is told entry by entry, executes nothing, and is compared at the end of a drill."""
 
 import argparse
+import gzip
 import json
 import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -34,8 +35,26 @@ def distributed(state: Any, path: Path) -> None:
     (path.with_name("folder") / "__0_0.distcp").rename(path)
 
 
+def in_the_older_form(state: Any, path: Path) -> None:
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+def compressed(state: Any, path: Path) -> None:
+    with gzip.GzipFile(path, "wb", mtime=path.stem == "0") as file:
+        torch.save(state, cast(Any, file))
+
+
+def scripted(state: Any, path: Path) -> None:
+    model = torch.nn.Linear(2, 3, dtype=torch.float64)
+    model.load_state_dict({"weight": state["average"]["weight"], "bias": torch.ones(3)})
+    torch.jit.script(model).save(str(path))
+
+
 WRITERS: dict[str, tuple[Write, list[str]]] = {
     "torch.save": (torch.save, ["average/weight", "moments"]),
+    "torch.save of old": (in_the_older_form, ["average/weight", "moments"]),
+    "gzip": (compressed, ["average/weight", "moments"]),
+    "torch.jit": (scripted, ["weight", "bias"]),
     "pickle": (plainly, ["average/weight", "moments"]),
     "dcp": (distributed, ["part 0", "part 1"]),
 }
@@ -60,7 +79,7 @@ def test_each_tensor_has_a_digest(tmp_path: Path, by: str) -> None:
 def test_numbers_texts_and_random_states_are_left_out(tmp_path: Path) -> None:
     more = {"args": argparse.Namespace(resume=True), "rng": torch.get_rng_state(), "numpy": numpy.random.get_state()}
     more |= {"launches": 2, "best": torch.tensor(0.5), "host": "a" * 40, "history": numpy.ones(9), "array": numpy.ones(9)}
-    for write in (torch.save, plainly):
+    for write in (torch.save, in_the_older_form, plainly):
         write(state_of(1, **more), tmp_path / "all.pt")
         assert [*entries(tmp_path / "all.pt")] == ["average/weight", "moments", "array"]
 
@@ -79,7 +98,7 @@ class Wicked:
 
 def test_nothing_in_a_file_is_executed_and_what_is_torn_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for write in (torch.save, plainly):
+    for write in (torch.save, in_the_older_form, compressed, plainly):
         write(state_of(1, wicked=Wicked()), path := tmp_path / "all.pt")
         assert [*entries(path)] == ["average/weight", "moments"] and not Path("executed").exists()
         path.write_bytes(path.read_bytes()[:300])
