@@ -32,6 +32,8 @@ class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Of a script that attached: which rank wrote each file."""
     saves: Mapping[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
     """Of a script that attached, of files that it did not write when its training was complete: after which steps, and when."""
+    changed: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """When each file was written, or its link was made, last."""
 
 
 NOTHING_LEFT = Left()
@@ -58,7 +60,8 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
     if found or left_out:
         ranks = {name: file.rank for name, file in written.items() if file.rank is not None}
         saves = {name: file.saves for name, file in written.items() if file.saves}
-        left = Left(files=found, left_out=tuple(sorted(left_out)), ranks=ranks, saves=saves)
+        changed = {name: file.changed_s for name, file in written.items()}
+        left = Left(files=found, left_out=tuple(sorted(left_out)), ranks=ranks, saves=saves, changed=changed)
         write_durably(leg.left, msgspec.json.encode(left))
 
 
@@ -103,17 +106,17 @@ def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_Fi
 
 
 def _file(path: Path, name: str) -> Iterator[_File]:
-    """Where it may hold tensors, and is no link."""
+    """Where it may hold tensors. Of a link it counts when that was made, if it was later."""
     try:
-        if path.is_symlink() or not path.is_file():
+        if not path.is_file():
             return
         with path.open("rb") as file:
             head = file.read(8)
-        about = path.stat()
+        about, changed_s = path.stat(), path.lstat().st_mtime
     except OSError:
         return
     if is_one(head, path.suffix):
-        yield _File(about.st_mtime, about.st_size, path, name)
+        yield _File(max(about.st_mtime, changed_s), about.st_size, path, name)
 
 
 def read_left(leg: LegLayout, problems: list[str]) -> Left:

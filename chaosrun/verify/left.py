@@ -3,7 +3,7 @@ in any way and that a restart did not restore. Pure. A second undisturbed leg de
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import PurePath
 
 from chaosrun.records.history import Attempt, LegHistory
@@ -17,6 +17,9 @@ from chaosrun.verify.rhythm import Saves, is_of_its_start
 
 Entries = Mapping[str, Entry]
 """By name."""
+_Compared = tuple[str, Entries, Entries, Entries]
+"""A file that the chaos leg left: what it holds, what it holds in the reference, and in a second undisturbed leg (in the
+reference, too, as long as none has been run)."""
 
 
 def left_difference(drill: Drill) -> KeptDifference | None:
@@ -24,7 +27,8 @@ def left_difference(drill: Drill) -> KeptDifference | None:
     None: there is none, or nobody can tell."""
     if not drill.spec.verify.confirm or not drill.exact_weights or not _has_restarted(drill):
         return None
-    return _of_contents(drill) or (_of_names(drill) if drill.by_script else None)
+    by_name = _of_contents(drill, _by_path(drill)) or (_of_names(drill) if drill.by_script else None)
+    return by_name or _of_contents(drill, _of_other_names(drill), by_kind=True)
 
 
 def compared(drill: Drill) -> list[str]:
@@ -33,15 +37,15 @@ def compared(drill: Drill) -> list[str]:
     return [path for path, held, expected, _ in paths if expected and _comparable(drill, path, held) is not None]
 
 
-def _of_contents(drill: Drill) -> KeptDifference | None:
-    for path, held, expected, confirmed in _by_path(drill):
+def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = False) -> KeptDifference | None:
+    for path, held, expected, confirmed in files:
         # An entry of another size is gathered while the script runs (losses, samples): not compared.
         differing = [
             name
             for name, seen in held.items()
             if seen != expected.get(name, seen) and confirmed.get(name) == expected[name] and seen[0] == expected[name][0]
         ]
-        if differing and (rank := _comparable(drill, path, held)) is not None:
+        if differing and (rank := _comparable(drill, path, held, by_kind=by_kind)) is not None:
             name = _named(path, differing[0])
             values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
             where = f"at the end, {name} is not what every undisturbed run leaves there"
@@ -85,12 +89,27 @@ def _has_restarted(drill: Drill) -> bool:
     return completed and len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
 
 
-def _by_path(drill: Drill) -> Iterator[tuple[str, Entries, Entries, Entries]]:
-    """Each file that the chaos leg left: what it holds, what it holds in the reference, and in a second undisturbed leg (in the
-    reference, too, as long as none has been run)."""
+def _by_path(drill: Drill) -> Iterator[_Compared]:
     undisturbed, again = drill.reference.left, (drill.confirmed or drill.reference).left
     for path, held in sorted(drill.chaos.left.files.items()):
         yield path, held, undisturbed.files.get(path, {}), again.files.get(path, {})
+
+
+def _of_other_names(drill: Drill) -> Iterator[_Compared]:
+    """Of files of like names that no two legs share (a folder that is named by the time), the one that was written last, where
+    the reference has none that holds the same."""
+    lefts = [leg.left for leg in (drill.chaos, drill.reference, drill.confirmed) if leg]
+    for kind in sorted({unnumbered(path) for path in drill.chaos.left.files}):
+        # The last one first.
+        named = [
+            sorted((path for path in left.files if unnumbered(path) == kind), key=lambda path: -left.changed.get(path, 0.0))
+            for left in lefts
+        ]
+        if not all(named) or len(set(chain(*named))) < sum(map(len, named)):
+            continue
+        seen, expected, *confirmed = (left.files[paths[0]] for left, paths in zip(lefts, named, strict=True))
+        if seen not in [lefts[1].files[path] for path in named[1]]:
+            yield named[0][0], seen, expected, (confirmed or [expected])[0]
 
 
 def _named(path: str, name: str) -> str:
@@ -140,8 +159,10 @@ def _comparable(
     weights = any(name.endswith(start.tensors) for name in entries for start in reference.starts.values())
     unlike: list[tuple[RankTrace, dict[int, float], int]] = []
     alike = False
-    # With chaosrun.attach only the last attempt counts: what a killed rank has saved is not known.
-    for attempt in drill.chaos.attempts[1 if drill.by_script else -1 :]:
+    # With chaosrun.attach only the last attempt counts, as what a killed rank has saved is not known; so does where no save was
+    # seen, and the file's own time tells of the last.
+    known = drill.by_script and _seen(drill.chaos, path, by_kind=by_kind)
+    for attempt in drill.chaos.attempts[1 if known else -1 :]:
         own = attempt.traces.get(rank)
         if own is None or not own.start or not own.steps:
             continue
@@ -179,6 +200,15 @@ def _savers(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: bool) -> M
     """The ranks that saved this file in an attempt, and when, by step. A folder may have been renamed as a whole."""
     if path in leg.left.saves:
         return {leg.left.ranks[path]: dict(leg.left.saves[path])} if attempt is leg.attempts[-1] else {}
+    found = _seen_in(attempt, path, by_kind=by_kind)
+    return found if found or _seen(leg, path, by_kind=by_kind) else _told_by_its_time(leg, attempt, path, by_kind=by_kind)
+
+
+def _seen(leg: LegHistory, path: str, *, by_kind: bool) -> bool:
+    return path in leg.left.saves or any(_seen_in(attempt, path, by_kind=by_kind) for attempt in leg.attempts)
+
+
+def _seen_in(attempt: Attempt, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
     name = unnumbered if by_kind else str
     found = {
         rank: {
@@ -189,3 +219,14 @@ def _savers(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: bool) -> M
         for rank, trace in sorted(attempt.traces.items())
     }
     return {rank: times for rank, times in found.items() if times}
+
+
+def _told_by_its_time(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
+    """The last save of a file that another process or native code wrote, of whichever rank."""
+    name = unnumbered if by_kind else str
+    times = [changed_s for each, changed_s in leg.left.changed.items() if name(each) == name(path)]
+    rank, begun = next(iter(attempt.starts.items()), (0, None))
+    if attempt is not leg.attempts[-1] or begun is None or not times or max(times) < begun.time_s:
+        return {}
+    done = [record.step for record in attempt.traces[rank].steps.values() if record.time_s <= max(times)]
+    return {rank: {max(done, default=begun.position.step): max(times)}}

@@ -7,6 +7,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any, cast
 
 import numpy
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from script_legs import SCRIPT_KILLS, write_script_run
 from torch.distributed import checkpoint
 
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
 from chaosrun.records.tensor_files import entries
@@ -105,11 +107,10 @@ def test_nothing_in_a_file_is_executed_and_what_is_torn_is_left_out(tmp_path: Pa
         assert entries(path) == {}
 
 
-def test_text_and_links_are_not_read_nor_more_than_a_sane_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_not_read_nor_more_than_a_sane_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leg = LegLayout(tmp_path)
     (leg.work / "out").mkdir(parents=True)
     (leg.work / "out/log.json").write_text("{}")
-    (leg.work / "linked.pt").symlink_to("out/new.pt")
     for number, name in enumerate(("out/old.pt", "out/new.pt")):
         torch.save(state_of(number), leg.work / name)
         os.utime(leg.work / name, (number, number))
@@ -117,6 +118,19 @@ def test_text_and_links_are_not_read_nor_more_than_a_sane_size(tmp_path: Path, m
     note_left(leg)
     left = read_left(leg, [])
     assert ([*left.files], left.left_out) == (["out/new.pt"], ("out/old.pt",))
+
+
+def test_a_link_holds_what_it_points_to_and_was_changed_when_it_was_made(tmp_path: Path) -> None:
+    leg = LegLayout(tmp_path)
+    leg.work.mkdir(parents=True)
+    torch.save(state_of(1), leg.work / "step-3.pt")
+    os.utime(leg.work / "step-3.pt", (3, 3))
+    (leg.work / "best.pt").symlink_to("step-3.pt")
+    (leg.work / "torn.pt").symlink_to("step-4.pt")
+    os.utime(leg.work / "best.pt", (5, 5), follow_symlinks=False)
+    note_left(leg)
+    left = read_left(leg, [])
+    assert left.files["best.pt"] == left.files["step-3.pt"] and left.changed == {"best.pt": 5, "step-3.pt": 3}
 
 
 LAST = "ckpt-12/model.pt"
@@ -274,6 +288,60 @@ def test_an_attempt_that_was_killed_counts_and_owes_nothing_at_its_last_step(
         held = {"block.weight": (24, "aa" if leg == "reference" else "bb")}
         (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}}))
     assert judge(run).status == status
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "again", "restarted", "status"),
+    [
+        (6, 6, 10, "FAIL"),  # a best loss was forgotten: the first evaluation after the start of step 8 is the best again
+        (12, 12, 12, "FAIL"),  # what it is made of was lost
+        (6, 7, 10, "PASS"),  # undisturbed, too, now at this step and now at that
+        (10, 10, 11, "PASS"),  # every 10 steps, or 3 after a start: a rhythm, perhaps
+        (0, 0, 8, "PASS"),  # before the first step of a process
+        (6, 6, 5, "PASS"),  # by an attempt before the last: when else is not known
+    ],
+)
+def test_of_a_file_whose_writer_is_not_seen_its_time_tells_of_the_last_save(
+    tmp_path: Path, undisturbed: int, again: int, restarted: int, status: str
+) -> None:
+    """Another process has written it, or native code."""
+    run = write_script_run(tmp_path)
+    copytree(run.path / "reference", run.path / "confirm")
+    for name, step in (("reference", undisturbed), ("confirm", again), ("chaos", restarted)):
+        leg = read_leg(run.leg(name))
+        attempt = next(each for each in reversed(leg.attempts) if each.start_of(0) <= step)
+        start = attempt.starts[0]
+        changed_s = start.time_s if step == start.position.step else attempt.traces[0].steps[step].time_s
+        left = {"files": {"best.pt": {"model/block.weight": (24, "bb" if name == "chaos" else "aa")}}}
+        (run.leg(name).path / "left.json").write_text(json.dumps({"v": 1, **left, "changed": {"best.pt": changed_s + 1e-4}}))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+
+
+AT, OF_RESTART = "run_20261127_0312", "run_20261127_0416"
+
+
+@pytest.mark.parametrize(
+    ("again", "held", "status"),
+    [
+        ("run_20261127_0502", {OF_RESTART: "bb"}, "FAIL"),
+        ("run_20261127_0502", {"run_20261127_0415": "aa", OF_RESTART: "bb"}, "FAIL"),  # the restart has begun one of its own
+        ("run_20261127_0502", {"run_20261127_0415": "bb", OF_RESTART: "aa"}, "PASS"),
+        (AT, {AT: "aa", OF_RESTART: "aa"}, "PASS"),
+    ],
+)
+def test_files_in_folders_that_are_named_by_the_time_are_compared_by_the_last(
+    tmp_path: Path, again: str, held: dict[str, str], status: str
+) -> None:
+    run = write_script_run(tmp_path)
+    copytree(run.path / "reference", run.path / "confirm")
+    for leg, attempt, folders in (("reference", 1, {AT: "aa"}), ("confirm", 1, {again: "aa"}), ("chaos", 3, held)):
+        with_saves(run.leg(leg).attempt(attempt).trace(0), (12,), f"{[*folders][-1]}/best.pt")
+        files = {f"{folder}/best.pt": {"weight": (24, digest)} for folder, digest in folders.items()}
+        left = {"files": files, "changed": {path: number for number, path in enumerate(files)}}
+        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, **left}))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
 
 
 @pytest.mark.parametrize(
