@@ -75,7 +75,7 @@ class _File(NamedTuple):
 
 
 def _files(leg: LegLayout) -> Iterator[_File]:
-    """Those below the outputs that may hold tensors."""
+    """Those below the outputs."""
     for output in (leg.output, leg.work):
         for folder, _, names in os.walk(output):
             for path in (Path(folder, name) for name in names):
@@ -83,8 +83,8 @@ def _files(leg: LegLayout) -> Iterator[_File]:
 
 
 def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_File]:
-    """Those that the ranks of the last attempt wrote, of one that several wrote the first of them; and those that are `known`,
-    which ranks that were killed have written, if any."""
+    """Those that the ranks of the last attempt wrote, of one that several wrote the first of them; those that are `known`,
+    which ranks that were killed have written, if any; and what else lies below the outputs: links, files of other processes."""
     attempt, seen, ended_s = leg.attempt(leg.attempts()[-1]), set[str](), 0.0
     for rank in range(workers):
         if (end := read_end(attempt, rank)) is None:
@@ -101,8 +101,10 @@ def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_Fi
         ended_s = max(ended_s, end.time_s)
     for name in known:
         if name not in seen:
+            seen.add(name)
             path = leg.output / name  # which of an absolute path is that path
             yield from (file for file in _file(path, name) if file.changed_s <= ended_s + _CLOCK_S)
+    yield from (file for file in _files(leg) if file.name not in seen)
 
 
 def _file(path: Path, name: str) -> Iterator[_File]:

@@ -15,6 +15,8 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.kept import KeptDifference, unnumbered
 from chaosrun.verify.rhythm import Saves, is_of_its_start
 
+_TICK_S = 0.01
+"""By so much the time of a file may lie before the moment at which it was written."""
 Entries = Mapping[str, Entry]
 """By name."""
 _Compared = tuple[str, Entries, Entries, Entries]
@@ -198,14 +200,14 @@ def _of(trace: RankTrace, times: Mapping[int, float], final: int) -> Saves:
 
 def _savers(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
     """The ranks that saved this file in an attempt, and when, by step. A folder may have been renamed as a whole."""
-    if path in leg.left.saves:
+    if path in leg.left.saves and not by_kind:
         return {leg.left.ranks[path]: dict(leg.left.saves[path])} if attempt is leg.attempts[-1] else {}
     found = _seen_in(attempt, path, by_kind=by_kind)
     return found if found or _seen(leg, path, by_kind=by_kind) else _told_by_its_time(leg, attempt, path, by_kind=by_kind)
 
 
 def _seen(leg: LegHistory, path: str, *, by_kind: bool) -> bool:
-    return path in leg.left.saves or any(_seen_in(attempt, path, by_kind=by_kind) for attempt in leg.attempts)
+    return (path in leg.left.saves and not by_kind) or any(_seen_in(attempt, path, by_kind=by_kind) for attempt in leg.attempts)
 
 
 def _seen_in(attempt: Attempt, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
@@ -228,5 +230,5 @@ def _told_by_its_time(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: 
     rank, begun = next(iter(attempt.starts.items()), (0, None))
     if attempt is not leg.attempts[-1] or begun is None or not times or max(times) < begun.time_s:
         return {}
-    done = [record.step for record in attempt.traces[rank].steps.values() if record.time_s <= max(times)]
+    done = [record.step for record in attempt.traces[rank].steps.values() if record.time_s <= max(times) + _TICK_S]
     return {rank: {max(done, default=begun.position.step): max(times)}}

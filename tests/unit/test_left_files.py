@@ -133,6 +133,16 @@ def test_a_link_holds_what_it_points_to_and_was_changed_when_it_was_made(tmp_pat
     assert left.files["best.pt"] == left.files["step-3.pt"] and left.changed == {"best.pt": 5, "step-3.pt": 3}
 
 
+def test_what_no_rank_says_that_it_wrote_is_found_below_the_outputs(tmp_path: Path) -> None:
+    leg = LegLayout(tmp_path)
+    leg.attempt(1).path.mkdir(parents=True)
+    leg.output.mkdir(parents=True)
+    torch.save(state_of(1), leg.output / "best.pt")
+    note_left(leg, attached=1)
+    left = read_left(leg, [])
+    assert ([*left.files], [*left.changed], left.ranks) == (["best.pt"], ["best.pt"], {})
+
+
 LAST = "ckpt-12/model.pt"
 
 
@@ -357,3 +367,16 @@ def test_of_a_script_that_attached_what_it_saves_as_it_trains_is_compared(
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
     assert status == "PASS" or verdict.code == "result_differs"
+
+
+@pytest.mark.parametrize(("digest", "status"), [("bb", "FAIL"), ("aa", "PASS")])
+def test_of_a_script_that_attached_names_that_each_run_makes_anew_are_matched(tmp_path: Path, digest: str, status: str) -> None:
+    """Undisturbed it saves after step 6, and again after the first evaluation of a restart."""
+    run = write_run(tmp_path)
+    for name, folder, held, step in (("reference", AT, "aa", 6), ("chaos", OF_RESTART, digest, 10)):
+        leg, path = read_leg(run.leg(name)), f"{folder}/best.pt"
+        time_s = leg.attempts[-1].traces[0].steps[step].time_s
+        left = {"files": {path: {"block.weight": (24, held)}}, "ranks": {path: 0}, "saves": {path: [[step, time_s]]}}
+        (run.leg(name).path / "left.json").write_text(json.dumps({"v": 1, **left, "changed": {path: time_s}}))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
