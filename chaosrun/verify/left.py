@@ -34,9 +34,9 @@ def left_difference(drill: Drill) -> KeptDifference | None:
 
 
 def compared(drill: Drill) -> list[str]:
-    """The files that the last attempt wrote and of which both legs must leave the same."""
-    paths = _by_path(drill) if _has_restarted(drill) else ()
-    return [path for path, held, expected, _ in paths if expected and _comparable(drill, path, held) is not None]
+    """The files that the last attempt wrote, of which both legs must leave the same, and do."""
+    alike = [(path, held) for path, held, expected, _ in _by_path(drill) if held.items() <= expected.items()]
+    return [path for path, held in alike if _has_restarted(drill) and _comparable(drill, path, held) is not None]
 
 
 def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = False) -> KeptDifference | None:

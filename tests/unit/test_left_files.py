@@ -177,6 +177,7 @@ def test_what_a_restart_left_otherwise_is_told_with_file_and_entry(tmp_path: Pat
         (SEEN, SEEN, "pass", f"{LAST} as every undisturbed run leaves it"),
         (SEEN, OTHER, "fail", f"{LAST}: ema"),
         ({}, SEEN, "skip", "no file of tensors"),
+        (SEEN, LONGER, "skip", "no file of tensors"),
     ],
 )
 def test_a_check_says_which_files_were_compared(
