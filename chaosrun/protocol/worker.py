@@ -14,6 +14,7 @@ import json
 import os
 import runpy
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -41,7 +42,9 @@ from chaosrun.records.markers import WorkerEnd, read_markers
 from chaosrun.records.order import WorkerOrder
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PACKAGE = Path(__file__).parents[1]
+PACKAGE, TORCH, STANDARD = Path(__file__).parents[1], Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib"))
+HANDS_ON = ("hooks", "ledger", "probe", "writers")
+"""Modules of `observe` through which the script's own calls, or calls of its code, go."""
 
 
 def main(order: WorkerOrder, listen_fd: int | None) -> int:
@@ -338,15 +341,25 @@ def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
 
 def _is_ours(error: BaseException) -> bool:
     """Whether an error of no type of ours was raised by chaosrun's own code, and not by what that calls: torch, the script.
+    What torch or Python raise is ours, too, where the code that calls them only looks and hands on no call of the script's.
 
     A RuntimeError may come from native code that torch's operations run, an OSError from the machine.
     """
-    if error.__traceback__ is None or isinstance(error, OSError | MemoryError | RuntimeError):
+    machine = isinstance(error, OSError | MemoryError | RuntimeError) and not isinstance(error, NotImplementedError)
+    if error.__traceback__ is None or machine:
         return False
-    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    raiser = Path(frame.f_code.co_filename)
-    # A script that cannot be compiled raises here; what a fault raises is planned.
-    return raiser.is_relative_to(PACKAGE) and frame.f_code is not _run_script.__code__ and raiser.parent != PACKAGE / "faults"
+    frames = [(frame.f_code, Path(frame.f_code.co_filename)) for frame, _line in traceback.walk_tb(error.__traceback__)]
+    code, raiser = frames[-1]
+    if raiser.is_relative_to(PACKAGE):
+        # A script that cannot be compiled raises here; what a fault raises is planned.
+        return code is not _run_script.__code__ and raiser.parent != PACKAGE / "faults"
+    caller = next((path for _, path in reversed(frames) if not path.is_relative_to(TORCH) and not _is_python(path)), raiser)
+    return caller.is_relative_to(PACKAGE / "observe") and caller.stem not in HANDS_ON
+
+
+def _is_python(path: Path) -> bool:
+    """Of the standard library, or frozen into the interpreter."""
+    return not path.is_absolute() or (path.is_relative_to(STANDARD) and "site-packages" not in path.parts)
 
 
 def _script_traceback(error: BaseException) -> str:

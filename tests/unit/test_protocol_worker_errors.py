@@ -1,5 +1,6 @@
 """Whose code raised what ended a worker: chaosrun's own, or the script's and what both of them call."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,27 @@ def test_whose_code_raised(tmp_path: Path, raiser: Callable[[], object], ours: b
     with pytest.raises(Exception) as caught:
         raiser()
     assert worker._describe(caught.value, ORDER).ours is ours
+
+
+@pytest.mark.parametrize(
+    ("places", "ours"),
+    [
+        (("observe/trace.py",), True),
+        (("observe/hooks.py",), False),
+        (("observe/trace.py", "/job/train.py"), False),
+        (("protocol/session.py",), False),
+    ],
+)
+@pytest.mark.parametrize("called", ["json.loads(7)", "torch.nn.Linear(2, 2).forward()", "torch.set_rng_state(7)"])
+def test_what_torch_and_python_raise_is_told_of_who_calls_them_to_look(
+    places: tuple[str, ...], called: str, ours: bool
+) -> None:
+    call: Callable[[], object] = eval(compile(f"lambda: {called}", "<frozen beside>", "eval"), {"json": json, "torch": torch})
+    for place in reversed(places):
+        call = eval(compile("lambda: call()", str(worker.PACKAGE / place), "eval"), {"call": call})
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        call()
+    assert worker._is_ours(caught.value) is ours
 
 
 def test_a_script_that_cannot_be_compiled_is_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
