@@ -284,5 +284,10 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
 )
 
 
-def warnings(drill: Drill) -> tuple[str, ...]:
-    return tuple(sentence for warning in WARNINGS for sentence in warning(drill))
+OF_RESULTS = (files_left_over, gathered_anew)
+"""What may follow from the difference that a drill fails for."""
+
+
+def warnings(drill: Drill, *, failed: bool = False) -> tuple[str, ...]:
+    told = (warning for warning in WARNINGS if not (failed and warning in OF_RESULTS))
+    return tuple(sentence for warning in told for sentence in warning(drill))

@@ -218,6 +218,6 @@ def _verdict(
         attempts=attempts,
         steps=drill.chaos_lineage.final_step,
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
-        warnings=(*told, *warnings(drill)),
+        warnings=(*told, *warnings(drill, failed=ruling.status == "FAIL")),
         resume_by=drill.spec.by,
     )

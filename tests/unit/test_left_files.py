@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy
 import pytest
 import torch
-from legs import edit_journal, only, put, write_run
+from legs import MICRO_BATCHES, STEPS, edit_journal, edit_trace, only, put, write_run
 from safetensors.torch import save_file
 from script_legs import SCRIPT_KILLS, write_script_run
 from torch.distributed import checkpoint
@@ -240,6 +240,7 @@ def test_what_undisturbed_ceased_to_be_saved_and_a_restart_saves_again_is_told(
         ((4, 8), (4, 8), "PASS", False),
         ((4, 8), (8, 10), "FAIL", False),  # a list of the best that was forgotten: other files are the best of what is left
         ((8, 10), (4, 8, 10), "PASS", True),  # older ones were not removed
+        ((8, 10), (4, 8, 10), "FAIL", False),  # nor need that be said of one that fails for something else
     ],
 )
 def test_which_of_the_files_that_are_named_by_their_steps_lie_there_in_the_end(
@@ -251,6 +252,8 @@ def test_which_of_the_files_that_are_named_by_their_steps_lie_there_in_the_end(
         held = {f"top-{step}.pt": SEEN for step in steps}
         if steps:
             (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": held}))
+    if status == "FAIL" and undisturbed == (8, 10):
+        edit_trace(run, "chaos", 3, 0, only("step", put(loss=["0x1.8p+1"] * MICRO_BATCHES), step=STEPS))
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
     assert any("undisturbed run has removed: top-4.pt;" in warning for warning in verdict.warnings) == warned
