@@ -7,7 +7,7 @@ as a number and as a tensor of one element, which is what loading a checkpoint m
 
 import gc
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -93,16 +93,32 @@ class FoundState:
 
     def optimizer_digest(self) -> str:
         """Of all optimizers' state, 16 hex digits. One that has none yet, or never steps, adds nothing."""
-        tensors: list[torch.Tensor] = []
-        plain: list[Any] = []
-        for number, optimizer in enumerate(self.optimizers()):
-            for path, value in _state_of(optimizer):
-                if isinstance(value, torch.Tensor):
-                    tensors.append(value)
-                    plain.append((number, path))
-                else:
-                    plain.append((number, path, value))
-        return xxhash.xxh3_64_hexdigest(f"{fingerprint(tensors).value} {plain}".encode())
+        return _digest_of(self.optimizers())
+
+    def optimizer_digests(self) -> dict[str, str]:
+        """Of each one's state, by its name."""
+        return {name: _digest_of([optimizer]) for name, optimizer in self._named_optimizers().items()}
+
+    def stepped(self, stepped: Collection[int]) -> tuple[str, ...]:
+        """The names of the optimizers that have these ids."""
+        return tuple(name for name, optimizer in self._named_optimizers().items() if id(optimizer) in stepped)
+
+    def scheduled(self) -> bool:
+        """Whether a scheduler of torch's has an optimizer's `step` tell it of each."""
+        return any(hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in self.optimizers())
+
+    def _named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Where there are several: by class, in the order in which they were made where classes are the same."""
+        found: dict[str, list[torch.optim.Optimizer]] = {}
+        for optimizer in (known := self.optimizers()):
+            found.setdefault(type(optimizer).__qualname__, []).append(optimizer)
+        several = len(known) > 1
+        return {
+            kind if len(alike) == 1 else f"{kind} {number} of {len(alike)}": optimizer
+            for kind, alike in found.items()
+            for number, optimizer in enumerate(alike, 1)
+            if several
+        }
 
     def optimizer_settings(self) -> str:
         return settings_of(self.optimizers())
@@ -218,6 +234,19 @@ def let_go_of_replaced() -> None:
     stepped = [id(parameter) for optimizer in hooks.optimizers() for parameter in parameters_of(optimizer)]
     if len(set(stepped)) < len(stepped):
         gc.collect()
+
+
+def _digest_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    tensors: list[torch.Tensor] = []
+    plain: list[Any] = []
+    for number, optimizer in enumerate(optimizers):
+        for path, value in _state_of(optimizer):
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+                plain.append((number, path))
+            else:
+                plain.append((number, path, value))
+    return xxhash.xxh3_64_hexdigest(f"{fingerprint(tensors).value} {plain}".encode())
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...], Any]]:

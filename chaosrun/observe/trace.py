@@ -104,6 +104,10 @@ class Arrival:
     """Where a script went on by itself."""
     buffers: Mapping[str, str] = field(default_factory=dict)
     """Digests of its model's then, by name."""
+    optimizers: Mapping[str, str] = field(default_factory=dict)
+    """Of its optimizers' state then, if it has several."""
+    scheduled: bool = True
+    """A scheduler sets its learning rates."""
     in_part: bool = False
     """Its optimizers step but some of its parameters yet."""
     seeded: bool = True
@@ -187,6 +191,8 @@ class Observer:
                 digests=arrival.digests,
                 state=at_start.optimizer,
                 buffers=arrival.buffers,
+                optimizers=arrival.optimizers,
+                scheduled=arrival.scheduled,
                 found=arrival.found,
             )
         )
@@ -260,8 +266,9 @@ class Observer:
         if self._inspector:
             self._inspector.before_optimizer_step()
 
-    def step(self, position: Position, *, items: int | None) -> None:
-        """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing."""
+    def step(self, position: Position, *, items: int | None, stepped: tuple[str, ...] = ()) -> None:
+        """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing.
+        `stepped`: see `StepRecord`."""
         parameters = fingerprint(self.parameters)
         gradients = combined(self._gradients) if self._gradients else None
         worded = self._restarts_here or len(self.parameters) <= FEW_TENSORS
@@ -288,6 +295,7 @@ class Observer:
                 settings=self._settings,
                 began=self._began,
                 fetched=_ids_of(self._fetched),
+                stepped=stepped,
             )
         )
         self._weights, self._restarts_here, self._saved_here = parameters.value, False, False

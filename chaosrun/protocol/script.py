@@ -251,6 +251,8 @@ class ScriptTraining:
             entered_s=self._started_s,
             found=found,
             buffers=state.buffers() if found else {},
+            optimizers=state.optimizer_digests() if found else {},
+            scheduled=state.scheduled(),
             in_part=state.in_part,
             seeded=hooks.seeded(),
             again=again,
@@ -307,9 +309,9 @@ class ScriptTraining:
         return len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
 
     def _record(self) -> None:
-        assert self._steps
+        assert self._steps and self._state
         self._recorded = self._incomplete = True
-        self._steps.record(self.position, self._primer)
+        self._steps.record(self.position, self._primer, stepped=self._state.stepped(self._stepped))
 
     def _go_on(self) -> None:
         """To the next step, unless this is a closure of an optimizer's. Raises EnoughSteps after the job's last."""
@@ -329,7 +331,8 @@ class ScriptTraining:
         if save.held and save.step != self._looked_beside:
             self._looked_beside = save.step
             with contextlib.suppress(TypeError):  # a tensor without memory of its own
-                save = changed(save, held={**save.held, **self._state.beside()}, buffers=self._state.buffers())
+                held, live = {**save.held, **self._state.beside()}, self._state
+                save = changed(save, held=held, buffers=live.buffers(), optimizers=live.optimizer_digests())
         self._steps.observer.write(save)
 
     def _complete(self) -> None:

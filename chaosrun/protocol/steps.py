@@ -65,15 +65,17 @@ class Steps:
             self.faults.reach("optimizer", self.done + 1)
         self.observer.before_optimizer_step(stepped)
 
-    def record(self, position: Position, primer: BucketPrimer | None, *, items: int | None = None) -> None:
+    def record(
+        self, position: Position, primer: BucketPrimer | None, *, items: int | None = None, stepped: tuple[str, ...] = ()
+    ) -> None:
         """An optimizer step is complete. `items`: what its window counted over all ranks, None for a loop that counts nothing.
-        `primer` is None for a batch that was left out: nothing went through DDP."""
+        `primer` is None for a batch that was left out: nothing went through DDP. `stepped`: see `StepRecord`."""
         self.heart.beat("record", position.step)
         if primer and primer.is_news:
             about = {"step": position.step, "layout": primer.layout(), "primed": primer.primed}
             left: dict[str, Any] = {"left": primer.left.code, "left_by": primer.left.name} if primer.left else {}
             self.observer.write(BucketsRecord(**about, **left))
-        self.observer.step(position, items=items)
+        self.observer.step(position, items=items, stepped=stepped)
         self.done = position.step
         self.faults.reach("record", position.step)
         self.heart.beat("own", position.step)

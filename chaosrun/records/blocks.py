@@ -83,7 +83,8 @@ def is_footer(content: bytes) -> bool:
 
 
 def is_step(content: bytes) -> bool:
-    return content[:1].hex().startswith("9") and not is_footer(content)
+    # An array of up to 15 entries, or of more.
+    return content[:1].hex().startswith(("9", "dc")) and not is_footer(content)
 
 
 _FOOTERS = msgspec.msgpack.Decoder(tuple[str, Block])
@@ -131,6 +132,7 @@ class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     grads: bytes | None = None
     params: bytes | None = None
     fetched: list[Any] | None = None
+    stepped: list[str] | None = None
 
 
 _ROWS = msgspec.msgpack.Decoder(_Row)
@@ -154,9 +156,13 @@ _REST: dict[str, tuple[_Change, _Change]] = {
     "items": (lambda items: items or 0, lambda items: items or None),
     **dict.fromkeys(("grads", "params"), _PLAIN),
     "fetched": (lambda batches: list(map(_packed_ids, batches)), lambda packed: tuple(map(_unpacked_ids, packed))),
+    "stepped": (list, tuple),
 }
 """Fields that may be expected, in the order of `_Row`: how they are packed and unpacked."""
-_FIRST: dict[str, Any] = {"lr": (), "state": "", "settings": "", "began": "", "epoch": 0, "batches": 0, "items": None}
+_FIRST: dict[str, Any] = {
+    **{"lr": (), "stepped": (), "items": None},
+    **{"state": "", "settings": "", "began": "", "epoch": 0, "batches": 0},
+}
 
 
 def _expected(before: StepRecord | None) -> dict[str, Any]:

@@ -92,6 +92,10 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     """Of the optimizers' state, where a script resumes by itself."""
     buffers: Mapping[str, Text] = msgspec.field(default_factory=dict)
     """Digests by name; where a script resumes by itself, of a restart."""
+    optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
+    """Digests of the state of each, where there are several; of the same starts."""
+    scheduled: bool = True
+    """A scheduler of torch's sets the learning rates; where a script resumes by itself."""
     found: Found | None = None
     """Of a script that resumes by itself; position.step then numbers the attempt as this says. None at the very beginning."""
 
@@ -165,6 +169,8 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     fetched: tuple[tuple[Any, ...] | None, ...] | None = None
     """Of each micro-batch that is not what a loader handed out, the sample ids of what a loader had handed out for it, where
     that can be told: the script makes its inputs of that (it normalises, mixes, adds noise). Not compared."""
+    stepped: tuple[str, ...] = ()
+    """Where a script that resumes by itself has several optimizers, those that made this step. Not compared."""
     attempt: int = 0
     rank: int = 0
     """Both those of its file."""
@@ -233,6 +239,8 @@ class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
     """What it was given to save, where that is seen, by path: readable where that is short, else digests."""
     buffers: Mapping[str, Text] = msgspec.field(default_factory=dict)
     """Digests of the model's, by name, as the save began: with the first of a step of which is seen what it was given."""
+    optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
+    """Digests of the state of each, where there are several, of the same moment."""
     aside: bool = False
     """By another thread than the one that trains."""
     before: str = ""

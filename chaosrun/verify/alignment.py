@@ -11,6 +11,7 @@ from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord, Ste
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys
+from chaosrun.verify.restored import lost_optimizers
 from chaosrun.wording import count, listed
 
 QUANTITIES: Mapping[str, tuple[str, str, Kind]] = {
@@ -120,7 +121,9 @@ def _steps(found: Found, quantity: str) -> set[int]:
 
 def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) -> Cause:
     """The cause, as a code, of a wrong quantity in the state that an attempt began with."""
-    nearest = standing.nearest(quantity)
+    by_hand = quantity == "rates" and not scheduled(drill)
+    # A count that is begun anew gives the rates of the first steps, of which a later one may be nearer.
+    nearest = 0 if by_hand and 0 in standing.held[quantity] else standing.nearest(quantity)
     about = {"step": nearest, "base": standing.step, "scope": standing.beside(quantity), "stood": standing.words}
     wrong = standing.ranks[quantity]
     common = set.intersection(*(set(standing.held[each]) for each in standing.wrong))
@@ -134,6 +137,8 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
         if "other" in about:
             return Cause("rng_of_another_rank", about)
     code = QUANTITIES[quantity][1]
+    if quantity == "optimizer" and (lost := lost_optimizers(drill, attempt, wrong)):
+        return Cause(f"{code}_not_restored", {**about, "which": lost}, "of_some")
     if nearest is None and quantity == "weights" and _no_model_has(drill, attempt, wrong[0]):
         return Cause(f"{code}_not_restored", about, "of_no_model")
     if nearest is None and (other := _held_by(drill, attempt, wrong[0], standing.step, quantity)) is not None:
@@ -143,6 +148,11 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
     if nearest == 0 or quantity == "data":
         return Cause(f"{code}_not_restored", about, "of_the_beginning" if nearest == 0 else None)
     return Cause(f"{code}_of_another_step", about)
+
+
+def scheduled(drill: Drill) -> bool:
+    """Whether a scheduler of torch's sets the learning rates of a script that resumes by itself."""
+    return any(start.scheduled for attempt in drill.chaos.attempts for start in attempt.starts.values())
 
 
 def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:

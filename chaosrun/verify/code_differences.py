@@ -17,6 +17,8 @@ _HASHES = detail(
     f"numbers, chooses or lists is not what it was (sort the set). If that makes no difference, {BESIDE}",
     hazard="D21",
 )
+QUANTITIES: Mapping[str, str] = {"forward_pass": "loss", "gradient": "gradient", "optimizer_update": "update"}
+"""By code, the quantity that differs although all observable state was restored."""
 FRESHLY_SEEDED = "the random streams stand where they stood before step 1: freshly seeded instead of restored"
 
 
@@ -47,7 +49,7 @@ _DATA: Mapping[str, Row] = {
     ),
     "sampler_epoch_not_set.place": detail(hint=OF_EPOCH),
     "sampler_epoch_ahead": Row(
-        "sampler epoch ahead", _sampled("sampler epoch ahead"), f"{OF_EPOCH}: epochs were counted twice", "D19"
+        "sampler epoch ahead", _sampled("sampler epoch ahead"), f"{OF_EPOCH}: epochs were counted twice{{by_all}}", "D19"
     ),
     "sampler_epoch_ahead.place": detail(hint=OF_EPOCH),
     "batches_skipped": Row(
@@ -80,7 +82,7 @@ _DATA: Mapping[str, Row] = {
     "batches_skipped.rest_of_epoch": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: the rest of the epoch "
         "before, {batches:batch}, was left out: what a stream had read ahead (a shuffle buffer, batches fetched) was lost, or "
-        "the epoch was taken as done"
+        "the epoch was taken as done{by_all}"
     ),
     "batches_repeated.at_first": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, as "
@@ -246,6 +248,13 @@ _STEP: Mapping[str, Row] = {
     "gradient.restored": detail(
         hint=f"same data, weights and loss, another gradient steps after a restore: {BESIDE}", hazard="O8"
     ),
+    "other_optimizer_stepped": Row(
+        "another optimizer stepped",
+        script("which of its optimizers makes a step follows something that no checkpoint holds", likely=True),
+        "{seen} made the step, undisturbed {expected} did: what decides whose turn it is (a count of steps of the script's "
+        "own, a running loss) is not what it was ({kept})",
+        "O8",
+    ),
     "learning_rate": Row(
         "learning rate",
         script("its learning rate follows something that is not in the job's state"),
@@ -263,6 +272,14 @@ _STEP: Mapping[str, Row] = {
         "same weights, gradients and learning rate, another update: the optimizer is not deterministic",
         "O6",
     ),
+    **{
+        f"{code}.outside": detail(
+            hint=f"everything was restored as it was saved, but the {quantity} differs: the training changes what no "
+            "checkpoint holds: {what:6} ({named})",
+            hazard="O8",
+        )
+        for code, quantity in QUANTITIES.items()
+    },
     "optimizer_update.first_after_restore": detail(
         hint="the optimizer was restored as it was saved, same gradients and learning rate, another update: its state, or a "
         f"weight, was changed after the restore, or {KEPT_BESIDE}"

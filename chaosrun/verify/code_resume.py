@@ -136,6 +136,30 @@ _BY_LIBRARY: Mapping[str, Row] = {
     ),
 }
 """What the users of a library can do: of a code, where the script trains with it."""
+_BY_HAND = (
+    "the script sets it without a scheduler of torch's, by something that a restart does not bring back, or counts otherwise "
+    "(a count of steps or epochs, the steps that are left, a best loss): save it with the checkpoint, and load it again"
+)
+OF_RATES: Mapping[str, tuple[str, str]] = {
+    "of_the_beginning": (
+        "the learning rate is that of the beginning",
+        "the scheduler, or the rate that the optimizer keeps, was not restored{scope}",
+    ),
+    "of_none": ("no step had this learning rate", "the scheduler was not restored, or counts otherwise after a restart{scope}"),
+    "begun_anew": (
+        "the learning rate goes on from the one that the optimizer kept as it went on from the first",
+        "the scheduler was begun anew: {scheduler}",
+    ),
+    "late": (
+        "the learning rate is right at first, and then changes at another step than it should, or at none",
+        "what its schedule counts, or compares with (a best loss, a patience), did not come back, or was saved too early: "
+        "{scheduler}",
+    ),
+    "of_several": ("the learning rate is that of other steps", "its schedule does not stand where it should: {scheduler}"),
+}
+"""What is seen of learning rates, and what it comes of where a scheduler of torch's sets them."""
+
+
 _STATES: Mapping[str, Row] = {
     "sampler_epoch_not_set.either": Row("an earlier epoch's order again", hint=f"{OF_EPOCH}: {_TOLD}; {_DRAWN}; {_COUNTED}"),
     "sampler_epoch_not_set.drawn": Row(
@@ -146,7 +170,7 @@ _STATES: Mapping[str, Row] = {
         "a later epoch's order",
         _OWN,
         f"{OF_EPOCH}: epochs were counted twice, or the random stream that the order is drawn from was saved after the next "
-        "epoch had begun",
+        "epoch had begun{by_all}",
     ),
     "data_order_not_restored.own": Row(
         "",
@@ -186,39 +210,34 @@ _STATES: Mapping[str, Row] = {
         hint="the optimizer's state is that of no step, with the weights of step {base}: loaded in part, in another order, or "
         "cast on loading{scope}"
     ),
+    "optimizer_state_not_restored.of_some": detail(
+        hint="the optimizer {which} began otherwise than it stood when the script saved (the weights are of step {base}, and "
+        "its other optimizers came back): its state was not saved, or not loaded{scope}"
+    ),
     "optimizer_state_of_another_step.own": Row(
         "", _OWN, "the optimizer's state of step {step}, the weights of step {base}: files of two checkpoints were mixed{scope}"
     ),
     "buffers_not_restored.own": Row(
         "",
         script("its own resume does not bring back the model's buffers", likely=True),
-        "{name} is not as it was: BatchNorm statistics and other buffers belong into the checkpoint, of each rank; the "
+        "not as they were: {name}; BatchNorm statistics and other buffers belong into the checkpoint, of each rank; the "
         "loss of training never shows them (hazard C7)",
     ),
     "buffers_not_restored.at_start": detail(
         hint="a restart begins with other buffers than the run had when it saved ({name:3}): not in the checkpoint, or not "
         "loaded (what strict=False passes over, what state_dict leaves out)"
     ),
-    "lr_scheduler_not_restored.of_the_beginning": detail(
-        hint="the learning rate is that of the beginning: the scheduler, or the rate that the optimizer keeps, was not "
-        "restored{scope}"
-    ),
-    "lr_scheduler_not_restored.of_none": detail(
-        hint="no step had this learning rate: the scheduler was not restored, or counts otherwise after a restart{scope}"
-    ),
-    "lr_scheduler_not_restored.begun_anew": detail(
-        hint="the learning rate goes on from the one that the optimizer kept as it went on from the first: the scheduler was "
-        "begun anew: {scheduler}"
-    ),
-    "lr_scheduler_not_restored.late": detail(
-        hint="the learning rate is right at first, and then changes at another step than it should, or at none: what its "
-        "schedule counts, or compares with (a best loss, a patience), did not come back, or was saved too early: {scheduler}"
-    ),
-    "lr_scheduler_not_restored.of_several": detail(
-        hint="the learning rate is that of other steps: its schedule does not stand where it should: {scheduler}"
-    ),
     "lr_scheduler_of_another_step.own": Row("", _OWN, "the learning rate is that of step {step}, not of step {base}{scope}"),
+    "lr_scheduler_of_another_step.by_hand": Row(
+        "learning rate of another step",
+        hint=f"the learning rate is that of step {{step}}, not of step {{base}}: {_BY_HAND}{{scope}}",
+    ),
     "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: {scheduler}"),
+    "lr_scheduler_not_restored.by_hand": Row("learning rate not restored", hint=f"{{seen}}: {_BY_HAND}{{scope}}"),
+    **{
+        f"lr_scheduler_not_restored.{because}": detail(hint=f"{seen}: {follows}")
+        for because, (seen, follows) in OF_RATES.items()
+    },
     "rng_not_restored.of_the_beginning": detail(
         hint="the {streams} stand where they stood before step 1: seeded anew, and not restored{scope}"
     ),

@@ -12,6 +12,8 @@ WINDOW = 16
 NEAR = 8
 """A shift across an epoch's end by at most this many batches is called a shift, a longer one another epoch's order."""
 
+_BY_ALL = ", or the count of all steps was skipped in an epoch, where that of the epoch's own was due"
+_OF_THE_STEP = ("accumulation_window", "batch_contents", "data_order_not_restored", "forward_pass", "gradient", "more_batches")
 SHIFTED = ("batches_skipped", "batches_repeated")
 
 
@@ -39,6 +41,13 @@ def other_count(expected: StepRecord, seen: StepRecord) -> Cause | None:
     ends = expected.batch[-both:] == seen.batch[-both:]
     alike = ends or expected.batch[:both] == seen.batch[:both] or (any(samples[0]) and samples[0] == samples[1])
     return Cause.of("accumulation_window", **counts) if alike else None
+
+
+def of_turns(found: Cause, expected: StepRecord | None, seen: StepRecord) -> Cause:
+    """The cause, where it says but which part of a step differs, as that of another optimizer's turn."""
+    if found.code in _OF_THE_STEP and expected and expected.stepped and seen.stepped not in ((), expected.stepped):
+        return Cause.of("other_optimizer_stepped", seen=seen.stepped, expected=expected.stepped)
+    return found
 
 
 def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
@@ -96,15 +105,17 @@ def _fetched(record: StepRecord, micro_batch: int) -> Sequence[object] | None:
 
 def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
     same_epoch = expected.epoch == found.epoch
+    # In the first epoch the count of all steps is that of the epoch's.
+    about = {"by_all": _BY_ALL if shift > 0 and expected.epoch else "", "shift": shift}
     if not same_epoch and (expected.index == found.index or abs(shift) > NEAR):
         where = "at the same place" if expected.index == found.index else f"from its batch {found.index} on"
         code = "sampler_epoch_ahead" if found.epoch > expected.epoch else "sampler_epoch_not_set"
-        return Cause.of(code, epoch=found.epoch, where=where, expected=expected.epoch)
+        return Cause.of(code, epoch=found.epoch, where=where, expected=expected.epoch, **about)
     batches = abs(found.index - expected.index) if same_epoch else abs(shift)
     code = "batches_skipped" if shift > 0 else "batches_repeated"
     # At an epoch's first batch no count of batches can be wrong.
     because = None if found.index else "at_first" if same_epoch else "rest_of_epoch"
-    return Cause.of(code, because=because, batches=batches, step=found.step, index=found.index, epoch=found.epoch)
+    return Cause.of(code, because=because, batches=batches, step=found.step, index=found.index, epoch=found.epoch, **about)
 
 
 def _goes_on(ledger: Sequence[_Entry], place: int, seen: Sequence[_Entry]) -> bool:

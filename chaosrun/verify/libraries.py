@@ -11,12 +11,14 @@ from pathlib import PurePath
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord, StepRecord
-from chaosrun.verify.alignment import Standing, standing
+from chaosrun.verify.alignment import Standing, scheduled, standing
 from chaosrun.verify.check import Drill
+from chaosrun.verify.code_differences import QUANTITIES
+from chaosrun.verify.code_resume import OF_RATES
 from chaosrun.verify.codes import TABLE, Cause, Params
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.ledger import SHIFTED
-from chaosrun.verify.suspects import QUANTITIES, saved_beside
+from chaosrun.verify.suspects import saved_beside
 from chaosrun.wording import listed, rank_list
 
 
@@ -224,6 +226,9 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
     """The divergence in these words, with the library bug that it looks like, advice for the library's users, and the entries
     that are suspects."""
     reason, bug = told(divergence.reason), known_of(divergence, drill)
+    if f"{reason.code}.by_hand" in TABLE and not scheduled(drill):
+        seen, _ = OF_RATES.get(reason.because or "", (reason.params.get("where"), ""))
+        reason = reason.explained("by_hand", seen=seen)
     used = [bug.library] if bug else [name for name in ("transformers", "accelerate") if name in libraries(drill)]
     if bug:
         version = libraries(drill)[bug.library]

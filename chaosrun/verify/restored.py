@@ -4,8 +4,9 @@ This shows where a difference begins; the training may read the differing state 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
+from typing import Literal
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import CheckpointRecord, Digests
@@ -92,7 +93,7 @@ def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> Checkp
 def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, list[str]] | None:
     """The first of these ranks whose model began with other buffers than it had when its script saved at that step, and which:
     of those that differ at the end, too, since a pass may compute some anew. What another rank had saved, DDP hands out."""
-    saved = _saved_buffers(drill, attempt)
+    saved = _as_saved(drill, attempt, "buffers")
     for rank in sorted(saved.keys() & attempt.starts.keys() & ranks):
         began = attempt.starts[rank].buffers
         ends = [leg.ends[rank].digests.get("buffers", {}) for leg in (drill.reference, drill.chaos) if rank in leg.ends]
@@ -106,15 +107,26 @@ def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, 
 def buffers_came_back(drill: Drill, rank: int) -> bool:
     """Whether each attempt of a script that resumes by itself began with the buffers that this rank had when it saved."""
     restarted = [attempt for attempt in drill.chaos.attempts if attempt.went_on and rank in attempt.starts]
-    pairs = [(attempt.starts[rank].buffers, _saved_buffers(drill, attempt).get(rank)) for attempt in restarted]
+    pairs = [(attempt.starts[rank].buffers, _as_saved(drill, attempt, "buffers").get(rank)) for attempt in restarted]
     return bool(pairs) and all(began and began == saved for began, saved in pairs)
 
 
-def _saved_buffers(drill: Drill, attempt: Attempt) -> Mapping[int, Mapping[str, str]]:
-    """By rank, those of the model when the script last saved at the step that this attempt went on from."""
+def lost_optimizers(drill: Drill, attempt: Attempt, ranks: Collection[int]) -> list[str]:
+    """Of several optimizers of a script that resumes by itself, those that one of these ranks began with otherwise than it had
+    saved. Empty where none is known to be right."""
+    for rank, saved in sorted(_as_saved(drill, attempt, "optimizers").items()):
+        began = attempt.starts[rank].optimizers if rank in ranks else {}
+        lost = differing_keys(saved, began) if began.keys() == saved.keys() else []
+        if 0 < len(lost) < len(saved):
+            return lost
+    return []
+
+
+def _as_saved(drill: Drill, attempt: Attempt, what: Literal["buffers", "optimizers"]) -> Mapping[int, Mapping[str, str]]:
+    """By rank, their digests when the script last saved at the step that this attempt went on from."""
     traces = [trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values()]
     saves = [(trace.rank, save) for trace in traces for save in trace.saves if save.step == attempt.resume_step]
-    return {rank: save.buffers for rank, save in saves if save.buffers}
+    return {rank: getattr(save, what) for rank, save in saves if getattr(save, what)}
 
 
 def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | None:

@@ -25,6 +25,7 @@ from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore
 from chaosrun.verify.replicas import Replicas
+from chaosrun.verify.suspects import told_of_outside
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -82,8 +83,8 @@ def rule(
         divergence = _without_blame(divergence, drill.chaos, blameless.reason)
     elif divergence and (injection := explained(divergence, drill)):
         divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
-    if divergence and drill.by_script:
-        divergence = libraries.told_of(divergence, drill)
+    if divergence:
+        divergence = libraries.told_of(divergence, drill) if drill.by_script else told_of_outside(drill, divergence)
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
     corrupted = None if blameless else _of_corruption(checks, drill)
@@ -260,15 +261,16 @@ def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: D
 
 
 def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
-    """Whether the cause explains the wrong last step: at least as many batches were repeated or skipped as the end is off by,
-    or batches have another size."""
-    direction = {"batches_repeated": 1, "batches_skipped": -1}.get(reason.code)
-    if reason.code == "batch_size_not_restored":
+    """Whether the cause explains the wrong last step: the data are at least as many batches behind or ahead as the end is off
+    by, or batches have another size, or steps are made of others."""
+    if reason.code in ("batch_size_not_restored", "other_optimizer_stepped"):
         return True  # an epoch has another number of steps then
     assert ended.cause is not None
     steps, rank = ended.cause.params["step"] - ended.cause.params["expected"], ended.cause.params["rank"]
     first = drill.reference_lineage.at(rank, 1)
-    return direction is not None and first is not None and 0 < direction * steps * len(first.batch) <= reason.params["batches"]
+    # An earlier epoch's order does not make a training longer; that it counts epochs anew does.
+    shift = reason.params.get("shift", 0) if reason.code != "sampler_epoch_not_set" else 0
+    return first is not None and min(0, -shift) <= steps * len(first.batch) <= max(0, -shift) and bool(shift)
 
 
 def first_of(checks: Sequence[Check], status: Status) -> Check | None:

@@ -2,15 +2,17 @@
 Pure."""
 
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
 from chaosrun.verify.alignment import named_since
 from chaosrun.verify.check import Drill
+from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.restored import restored_difference
 
-QUANTITIES: Mapping[str, str] = {"forward_pass": "loss", "gradient": "gradient", "optimizer_update": "update"}
-"""By code, the quantity that differs although all observable state was restored."""
+_RIGHT = ("first_after_restore", "restored_right", "streams_at_rest", "restored")
+"""Variants of rows which say no more than that."""
 _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 
 
@@ -29,6 +31,15 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[
             if names:
                 suspects[rank, named_since(save, before.saves)] = sorted({name.partition("/")[0] for name in names})
     return suspects
+
+
+def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
+    """With what the undisturbed training changed and nobody saves, where all else was restored."""
+    attempt, reason = drill.chaos.attempt(found.attempt), found.reason
+    right = attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
+    if right and drill.outside and reason.code in QUANTITIES and reason.because in _RIGHT:
+        return replace(found, reason=reason.explained("outside", what=drill.outside))
+    return found
 
 
 def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:

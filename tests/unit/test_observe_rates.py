@@ -35,6 +35,24 @@ def test_a_group_without_a_learning_rate_is_recorded_as_nan(monkeypatch: pytest.
         assert [str(rate) for rate in rates] == ["nan", "nan", "0.5"]
 
 
+def test_several_optimizers_are_told_apart_and_a_scheduler_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    made = [torch.optim.Adam([first]), torch.optim.SGD([second], momentum=0.9), torch.optim.Adam([third])]
+    found = FoundState(None)
+    monkeypatch.setattr(found, "optimizers", lambda: made)
+    before = found.optimizer_digests()
+    assert list(before) == ["Adam 1 of 2", "Adam 2 of 2", "SGD"]
+    third.grad = torch.ones(2)
+    made[2].step()
+    assert [name for name, digest in found.optimizer_digests().items() if digest != before[name]] == ["Adam 2 of 2"]
+    assert found.stepped([id(made[2]), id(made[1])]) == ("Adam 2 of 2", "SGD")
+    assert not found.scheduled()
+    torch.optim.lr_scheduler.StepLR(made[1], 2)
+    assert found.scheduled()
+    del made[1:]
+    assert found.optimizer_digests() == {} and found.stepped([id(made[0])]) == ()
+
+
 def test_no_rate_is_equal_to_no_rate_in_the_records() -> None:
     one, other = (tuple(rate.hex() for rate in rates_of(optimizers())) for _ in range(2))
     assert one == other

@@ -100,6 +100,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ODD: dict[str, dict[str, Any]] = {
     "unknown ids": {"ids": None},
     "ids of some micro-batches": {"ids": ((1, 2), None), "batch": ("0" * 16, "1" * 16)},
+    "one of several optimizers": {"stepped": ("Adam 2 of 2",)},
     "ids of what inputs were made of": {"ids": None, "fetched": ((1, 2), None), "batch": ("0" * 16, "1" * 16)},
     "words for ids": {"ids": (("a", "b"),)},
     "negative and large ids": {"ids": ((-1, 2), (2**40, 0)), "batch": ("0" * 16, "1" * 16)},

@@ -237,6 +237,18 @@ def test_batches_that_account_for_another_end_are_the_cause(tmp_path: Path) -> N
     assert judge(run).code == "ended_at_another_step"
 
 
+@pytest.mark.parametrize(("saved", "named"), [({"Adam": "a", "SGD": "b"}, True), ({"Adam": "c", "SGD": "b"}, False)])
+def test_the_one_of_several_optimizers_that_was_not_restored_is_named(
+    tmp_path: Path, saved: dict[str, str], named: bool
+) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_optimizer=False))
+    edit_trace(run, "chaos", 1, 0, only("save", put(optimizers=saved), step=4))
+    edit_trace(run, "chaos", 2, 0, only("start", put(optimizers={"Adam": "a", "SGD": "-"})))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "optimizer_state_not_restored"), verdict.cause
+    assert ("the optimizer SGD began otherwise" in f"{verdict.hint}") == named, verdict.hint
+
+
 def test_data_of_no_step_have_a_cause_and_a_hint(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
 

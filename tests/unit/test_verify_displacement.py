@@ -1,13 +1,18 @@
 """A count of batches to skip is off only where all that is seen is a shifted stretch of the reference's order."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from legs import BATCHES_PER_EPOCH, Bugs, edit_trace, only
+from legs import BATCHES_PER_EPOCH, Bugs, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.records.layout import RunLayout
+from chaosrun.verify import libraries
+from chaosrun.verify.codes import Cause
+from chaosrun.verify.ledger import _Entry, _name
+from chaosrun.verify.ruling import _explains
 from chaosrun.verify.verdict import judge
 
 BEGAN = 8
@@ -22,6 +27,33 @@ def shuffle_from(run: RunLayout, step: int) -> None:
 
     for rank in range(3):
         edit_trace(run, "chaos", 2, rank, only("step", strange))
+
+
+def test_a_later_epoch_may_come_of_the_count_of_all_steps_and_ends_earlier() -> None:
+    first, later = (_Entry(step=5 * epoch + 2, epoch=epoch, index=1, key=()) for epoch in (1, 2))
+    ahead, behind = _name(first, later, 5), _name(later, first, -5)
+    assert (ahead.code, behind.code) == ("sampler_epoch_ahead", "sampler_epoch_not_set")
+    assert "the count of all steps" in f"{ahead.hint}" and "the count of all steps" not in f"{behind.hint}"
+    assert "the count of all steps" in f"{libraries.told(ahead).hint}"
+    one = SimpleNamespace(at=lambda rank, step: SimpleNamespace(batch=("a",)))
+    drill: Any = SimpleNamespace(reference_lineage=one)
+    for cause, steps, explained in ((ahead, -5, True), (ahead, -6, False), (ahead, 5, False), (behind, 5, False)):
+        ended: Any = SimpleNamespace(cause=Cause.of("ended_at_another_step", step=15 + steps, expected=15, rank=0))
+        assert _explains(cause, ended, drill) == explained
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_another_optimizers_turn_is_told_before_the_data_that_it_took(tmp_path: Path, counts: bool) -> None:
+    """A GAN's count of its own steps was lost; not where the data are those of another place."""
+    run = write_script_run(tmp_path, bugs=Bugs() if counts else Bugs(skip_off=1, with_ids=False), kills=SCRIPT_KILLS[:1])
+    if counts:
+        shuffle_from(run, 6)
+    for rank in range(3):
+        edit_trace(run, "reference", 1, rank, only("step", put(stepped=["Adam 2 of 2"]), step=6 if counts else 5))
+        edit_trace(run, "chaos", 2, rank, only("step", put(stepped=["Adam 1 of 2"]), step=6 if counts else 5))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "other_optimizer_stepped" if counts else "batches_skipped")
+    assert not counts or "Adam 1 of 2 made the step, undisturbed Adam 2 of 2 did" in f"{verdict.hint}"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,17 @@ def diverging(run: RunLayout) -> Divergence:
     return divergence
 
 
+def test_what_nobody_saves_is_named_where_all_else_was_restored(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", put(param="f" * 16), step=5))
+    assert "slow weights" in diverging(run).hint
+    edit_trace(run, "reference", 1, 0, only("end", put(outside=["second (RMSprop over 2 parameters)"])))
+    divergence = diverging(run)
+    assert (divergence.code, divergence.reason.because) == ("optimizer_update", "outside")
+    assert "no checkpoint holds: second (RMSprop over 2 parameters)" in divergence.hint
+
+
 @pytest.mark.parametrize(
     ("bugs", "step", "kind", "cause", "hint"),
     [

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import edit_trace, only
+from legs import edit_trace, only, put
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.verify.verdict import Verdict, judge
@@ -15,7 +15,7 @@ BEGAN = 4
 Schedule = Callable[[int], float]
 
 
-def told(root: Path, expected: Schedule, seen: Schedule) -> Verdict:
+def told(root: Path, expected: Schedule, seen: Schedule, *, scheduled: bool = True) -> Verdict:
     """Of a run whose rates follow `expected`, and `seen` in its second attempt."""
     run = write_script_run(root, kills=SCRIPT_KILLS[:1])
     for leg, attempt, schedule in (("reference", 1, expected), ("chaos", 1, expected), ("chaos", 2, seen)):
@@ -25,6 +25,7 @@ def told(root: Path, expected: Schedule, seen: Schedule) -> Verdict:
 
         for rank in range(3):
             edit_trace(run, leg, attempt, rank, only("step", rate))
+            edit_trace(run, leg, attempt, rank, only("start", put(scheduled=scheduled)))
     return judge(run)
 
 
@@ -36,6 +37,21 @@ def stairs(step: int) -> float:
 def once(at: int) -> Schedule:
     """Lower from this step on."""
     return lambda step: 0.9 if step >= at else 1.0
+
+
+@pytest.mark.parametrize(
+    ("seen", "code", "says"),
+    [
+        (lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "that of the beginning"),
+        (lambda step: (step + 1) / 20, "lr_scheduler_of_another_step", "that of step 6, not of step 5"),
+        (lambda step: step / 20 if step < 7 else 0.3, "lr_scheduler_not_restored", "right at first"),
+    ],
+)
+def test_rates_without_a_scheduler_are_the_scripts_own(tmp_path: Path, seen: Schedule, code: str, says: str) -> None:
+    verdict = told(tmp_path, lambda step: step / 20, seen, scheduled=False)
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+    assert says in f"{verdict.hint}" and "a count of steps or epochs" in f"{verdict.hint}", verdict.hint
+    assert "scheduler" not in verdict.cause and "learning rate" in verdict.cause
 
 
 @pytest.mark.parametrize(
