@@ -211,6 +211,11 @@ class CheckpointRecord(StateRecord, frozen=True, kw_only=True, tag="checkpoint")
             raise ValueError(f"checkpoint {self.name} is said to be of step {self.step}")
 
     @property
+    def by_itself(self) -> bool:
+        """Nothing but values of registered objects, and no hook of the script's: their state_dict() gives others each time."""
+        return self.changed.keys() == {"registered"} and not self.hooks
+
+    @property
     def effect(self) -> str:
         """ "model 0.bias and 3 more (hooks: rounding)"."""
         hooks = f" (hooks: {', '.join(self.hooks)})" if self.hooks else ""

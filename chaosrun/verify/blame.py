@@ -66,6 +66,12 @@ def unknown(reason: str) -> Blame:
     return Blame(whose="unknown", reason=reason)
 
 
+OF_NO_STATE = (
+    "what no restart can bring back (seconds that have passed, a time, the number of a process) is no state of a training: "
+    "leave it out of state_dict(), and keep it in a file of its own"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table. Sentence, hint and reason are templates over the cause's parameters.

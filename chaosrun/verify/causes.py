@@ -45,7 +45,8 @@ def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
                 here = saved.step == {"start": step - 1, "step": None, "checkpoint": step}[at]
                 unsaved = "mode" in saved.changed and attempt.number < number
                 if here or unsaved or (alone and saved.step < step):
-                    return Cause.of("save_changes_state", step=saved.step, effect=saved.effect)
+                    because = "by_itself" if saved.by_itself else None
+                    return Cause.of("save_changes_state", because=because, step=saved.step, effect=saved.effect)
     return None
 
 

@@ -5,7 +5,7 @@ A row without blame is of a failure that the first divergence explains, or whose
 
 from collections.abc import Mapping
 
-from chaosrun.verify.blame import Row, detail, machine, ours, plan, script, unknown
+from chaosrun.verify.blame import OF_NO_STATE, Row, detail, machine, ours, plan, script, unknown
 
 UNREPEATABLE_HINT = "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
 
@@ -132,6 +132,11 @@ _PREMISES: Mapping[str, Row] = {
         "the job does not repeat itself: {how}",
         script("it does not give the same numbers twice, without any fault"),
         UNREPEATABLE_HINT,
+    ),
+    "job_not_repeatable.by_itself": Row(
+        "",
+        script("state_dict() of what it registered follows a clock, or counts its calls"),
+        f"state_dict() of a registered object gives another value of {{name}} each time that it is asked: {OF_NO_STATE}",
     ),
     "job_not_repeatable.restored_twice": Row(
         "", script("it does not give the same numbers twice from one and the same checkpoint", likely=True)

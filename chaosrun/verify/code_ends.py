@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from chaosrun.verify.blame import Blame, Row, detail, machine, nobody, ours, plan, script, unknown
+from chaosrun.verify.blame import OF_NO_STATE, Blame, Row, detail, machine, nobody, ours, plan, script, unknown
 from chaosrun.verify.code_checks import UNREPEATABLE_HINT
 
 _CHANGED = "that came back is not what was saved, unless a hook of the script changes it on loading"
@@ -76,6 +76,11 @@ _STATE_OF_SCRIPT: Mapping[str, Row] = {
         "the save of step {step} changed {effect}: how often a job saves must not matter, so write copies, and put "
         "back what a hook changes before it returns",
         "S11",
+    ),
+    "save_changes_state.by_itself": Row(
+        "state_dict() of a registered object gives another value each time",
+        script("state_dict() of what it registered follows a clock, or counts its calls: {effect}"),
+        f"within the save of step {{step}} state_dict() gave two values of {{effect}}: {OF_NO_STATE}",
     ),
 }
 _VERDICTS: Mapping[str, Row] = {

@@ -208,7 +208,11 @@ def reproducible(drill: Drill) -> Check:
         if difference := saved_difference(drill, first, step):
             where = f"the {difference.component} state saved at step {step} on rank {difference.rank} ({difference.names[0]})"
             how = f"before the first fault, {where} already differs from the reference"
-            return inconclusive("job_not_repeatable", how=how, step=step, ranks=list(difference.ranks))
+            about = {"how": how, "step": step, "ranks": list(difference.ranks)}
+            saves = (saved for trace in first.traces.values() for saved in trace.checkpoints if saved.step == step)
+            if difference.component == "registered" and (saved := next((each for each in saves if each.by_itself), None)):
+                return inconclusive("job_not_repeatable", because="by_itself", name=saved.changed["registered"], **about)
+            return inconclusive("job_not_repeatable", **about)
     if how := _alone(drill):
         return inconclusive("job_not_repeatable", because="restored_twice", how=how)
     if not compared:

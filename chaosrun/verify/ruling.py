@@ -176,7 +176,7 @@ def _message(end: LegFinished) -> str:
 def _of_premises(checks: Sequence[Check], irreproducible: Cause | None, drill: Drill) -> Ruling | None:
     doubts = [check.cause for check in checks if check.name in PREMISES and check.cause is not None]
     # A mistake that was seen says more than that two runs differ.
-    known = [cause for cause in doubts if cause.code in ("parameter_order", "file_of_another_leg")]
+    known = [each for each in doubts if each.code in ("parameter_order", "file_of_another_leg") or each.because == "by_itself"]
     found = next(iter([*known, *([irreproducible] if irreproducible else []), *doubts]), None)
     if found and found.code in ("job_not_repeatable", "undisturbed_runs_differ"):
         found = file_that_differs(drill) or found

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from legs import Bugs, copy_run, drop, edit_trace, only, put, write_run
 
-from chaosrun.faults.fault import Fault
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
+from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
-from chaosrun.verify.verdict import judge
+from chaosrun.verify.verdict import judge, judge_drill, spec_of
 from tests.records import read_lines
 
 
@@ -114,6 +117,31 @@ def test_a_save_that_changes_live_state_explains_what_comes_after_it(tmp_path: P
     verdict = judge(spoilt)
     assert (verdict.status, verdict.code, verdict.blame.part) == ("FAIL", "save_changes_state", "script")
     assert verdict.hint and verdict.hint.startswith("the save of step 4 changed model embed.weight (hooks: rounding)")
+
+
+@pytest.mark.parametrize("within_a_save", [True, False])
+def test_a_registered_object_that_follows_a_clock_is_named_and_no_hook(tmp_path: Path, *, within_a_save: bool) -> None:
+    run = write_run(tmp_path)
+
+    def later(line: dict[str, Any]) -> dict[str, Any]:
+        registered = {**line["digests"]["registered"], "clock/elapsed": "float:0x1.8p+1"}
+        digests = {**line["digests"], "registered": registered}
+        return {**line, "digests": digests, "changed": {"registered": "clock/elapsed"} if within_a_save else {}}
+
+    for rank in range(3):
+        edit_trace(run, "chaos", 1, rank, only("checkpoint", later, step=4))
+    differ = Cause.of("undisturbed_runs_differ", difference="registered at step 4, rank 0")
+    legs = read_leg(run.leg("reference")), read_leg(run.leg("chaos"))
+    drill = Drill.of(legs[0], legs[1], spec_of(run), FaultPlan.read(run.plan_json), None)
+    if not within_a_save:
+        # What is seen to differ between two runs may be state that is not seeded.
+        assert "leave it out of state_dict()" not in f"{judge(run).hint}" and "clock/elapsed" in judge(run).cause
+        return
+    for verdict in (judge(run), judge_drill(drill, irreproducible=differ)):
+        assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "job_not_repeatable"), verdict.cause
+        told = f"{verdict.hint} {verdict.divergence and verdict.divergence.hint} {verdict.warnings}"
+        assert "another value of clock/elapsed each time" in told and "leave it out of state_dict()" in told
+        assert "hook" not in told
 
 
 def test_a_save_that_the_reference_made_too_explains_nothing_later(tmp_path: Path) -> None:
