@@ -18,7 +18,7 @@ from chaosrun.verify.lineage import lineage
 from chaosrun.verify.verdict import judge
 from tests.benchmarks.records import write_run
 
-NOT_COMPARED = {"step", "time_s", "items", "fetched", "attempt", "rank"}
+NOT_COMPARED = {"step", "time_s", "items", "fetched", "stepped", "attempt", "rank"}
 """Its place, its time, how many items its window counted, and what its inputs were made of: no field of a comparison."""
 OTHER = {"ids": ((7, 8),), "batch": ("other",), "loss": ("0x1.8p+0",), "lr": ("0x1.8p+0",), "grads": b"othr", "params": b"othr"}
 
