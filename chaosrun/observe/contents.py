@@ -34,6 +34,8 @@ OWN_FOLDER = "{leg}/"
 MOST_OBJECTS = 4096
 """That one digest looks into: of one that holds half the program (a logger, a thread pool) only types count then."""
 MOST_NESTED = 100
+OUTER = 2
+"""Containers around a call's inputs: of both kinds, and of those of one."""
 NAMED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, logging.Logger)
 """What leads to all of a program; its name is all that counts."""
 OPAQUE = (torch.nn.Module, torch.device, torch.dtype, torch.utils.data.DataLoader, type)
@@ -43,6 +45,14 @@ TOLD_BY_STATE = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 Components = Mapping[str, Mapping[str, object]]
 """A training's state, by component and by name inside it."""
+
+
+def input_digest(inputs: Any) -> str:
+    """The content's digest; of tensors and arrays beside something else, behind a "/", also that of the former alone."""
+    digest = _Digest()
+    digest.visit(inputs)
+    both = digest.others and digest.tensors.digest() != xxhash.xxh3_64().digest()
+    return f"{digest.hasher.hexdigest()}/{digest.tensors.hexdigest()}" if both else digest.hasher.hexdigest()
 
 
 def content_digest(content: Any) -> str:
@@ -61,7 +71,9 @@ def content_digest(content: Any) -> str:
 
 class _Digest:
     def __init__(self) -> None:
-        self.hasher = xxhash.xxh3_64()
+        self.hasher, self.tensors = xxhash.xxh3_64(), xxhash.xxh3_64()
+        self.others = False
+        """There was something else than tensors, and the first two containers that they lie in."""
         self._inside: set[int] = set()
         """By id, what is being looked into."""
         self._known: dict[int, tuple[Any, str]] = {}
@@ -72,11 +84,13 @@ class _Digest:
         match value:
             case torch.Tensor() if value.grad_fn is not None:
                 # Computed, by another module perhaps: no content of a batch.
-                self._add(f"{value.dtype}{tuple(value.shape)}")
+                self.hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
             case torch.Tensor():
                 self._add_tensor(value)
             case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
-                self.hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
+                content = f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes()
+                self.hasher.update(content)
+                self.tensors.update(content)
             case str() | bytes():
                 self._add(self._without_own_folder(repr(value)))
             case int() | float() | complex() | None:
@@ -97,12 +111,12 @@ class _Digest:
     def _look_into(self, value: Any) -> None:
         match value:
             case Mapping():
-                self._add(f"{{{len(value)}")
+                self._open(f"{{{len(value)}")
                 for key in value:
                     self.visit(key)
                     self.visit(value[key])
             case list() | tuple():
-                self._add(f"[{len(value)}")
+                self._open(f"[{len(value)}")
                 for item in value:
                     self.visit(item)
             case set() | frozenset():
@@ -116,7 +130,9 @@ class _Digest:
 
     def _add_tensor(self, tensor: torch.Tensor) -> None:
         try:
-            self.hasher.update(tensor_digest(tensor).to_bytes(8, "little"))
+            digest = tensor_digest(tensor).to_bytes(8, "little")
+            self.hasher.update(digest)
+            self.tensors.update(digest)
         except (TypeError, RuntimeError, NotImplementedError):
             self._add(_told(tensor))
             if len(self._inside) <= MOST_NESTED:
@@ -138,7 +154,12 @@ class _Digest:
             text = text.replace(folder, OWN_FOLDER)
         return text
 
+    def _open(self, text: str) -> None:
+        self.others |= len(self._inside) > OUTER
+        self.hasher.update(text.encode())
+
     def _add(self, text: str) -> None:
+        self.others = True
         self.hasher.update(text.encode(errors="surrogatepass"))
 
 

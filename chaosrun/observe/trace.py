@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from chaosrun.observe.canary import canary
-from chaosrun.observe.contents import Components, content_digest
+from chaosrun.observe.contents import Components, input_digest
 from chaosrun.observe.environment import record_environment
 from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, part_of, tensor_digests
 from chaosrun.observe.own import OwnState
@@ -231,7 +231,7 @@ class Observer:
         """A micro-batch has been handed to the script. `fetched`: see `StepRecord`."""
         self._ids.append(ids)
         self._fetched.append(fetched)
-        self._digests.append(content_digest(batch))
+        self._digests.append(input_digest(batch))
         if self._inspector:
             self._inspector.batch(batch, ids)
 

@@ -23,7 +23,7 @@ from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Place, Standing, find
-from chaosrun.observe.contents import content_digest, tensors_in
+from chaosrun.observe.contents import input_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, let_go_of_replaced, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
@@ -222,7 +222,7 @@ class ScriptTraining:
         (one that builds or measures something), the attempt begins again with this pass."""
         if self._steps and not self._has_loaded():
             return self._steps
-        steps = self._begin(outermost, None if inputs is None else content_digest(inputs))
+        steps = self._begin(outermost, None if inputs is None else input_digest(inputs))
         self._began_with = stepped_digest() if self._order.attempt > 1 else None
         return steps
 

@@ -144,7 +144,7 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     ids: tuple[tuple[Any, ...] | None, ...] | None
     """Sample ids of each micro-batch, as far as they are known."""
     batch: Annotated[tuple[Text, ...], Meta(min_length=1)]
-    """Of each micro-batch."""
+    """Of each micro-batch; where that holds tensors and something else, "/" and the digest of the tensors alone follow."""
     rng: Text
     """Before the step's first micro-batch."""
     loss: tuple[HexFloat, ...]
@@ -174,6 +174,11 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     attempt: int = 0
     rank: int = 0
     """Both those of its file."""
+
+    @property
+    def tensors(self) -> list[str]:
+        """Of each micro-batch, the digest of its tensors, where it holds something else, too; else ""."""
+        return [digest.partition("/")[2] for digest in self.batch]
 
     @property
     def knows_ids(self) -> bool:

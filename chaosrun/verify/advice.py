@@ -13,6 +13,7 @@ from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
+from chaosrun.verify.compare import same_batches
 from chaosrun.verify.left import fewer_bytes, left_over
 from chaosrun.verify.replicas import is_sharded, of_undisturbed
 from chaosrun.wording import count, listed
@@ -266,6 +267,19 @@ def gathered_anew(drill: Drill) -> Iterator[str]:
         )
 
 
+def inputs_without_effect(drill: Drill) -> Iterator[str]:
+    """Of a model, beside its tensors. The first step is named."""
+    for attempt in drill.chaos.attempts:
+        for step in sorted(drill.apart_in(attempt)):
+            pairs = ((seen, drill.reference_lineage.at(rank, step)) for rank, seen in attempt.steps.get(step, {}).items())
+            if any(expected and seen.batch != expected.batch and same_batches(expected, seen) for seen, expected in pairs):
+                yield (
+                    f"from step {step} of attempt {attempt.number} on, what goes into the model beside its tensors (a list, a "
+                    "number, a text) is not what it was undisturbed: no loss, gradient or weight followed from it"
+                )
+                return
+
+
 WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     overlapping_shares,
     repeated_order,
@@ -282,6 +296,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     gathered_anew,
     seeded_by_chaosrun,
     hashed_anew,
+    inputs_without_effect,
 )
 
 

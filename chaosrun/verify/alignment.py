@@ -10,7 +10,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
-from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys
+from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, same_batches
 from chaosrun.verify.restored import lost_optimizers
 from chaosrun.wording import count, listed
 
@@ -96,7 +96,7 @@ def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -
     own, other = attempt.traces[rank].steps.get(step), _done_before(drill, attempt, rank, step)
     if own is None or other is None:
         return set()
-    shown = {"data"} if own.batch == other.batch else set[str]()
+    shown = {"data"} if same_batches(other, own) else set[str]()
     following = _done_before(drill, attempt, rank, step + 1), attempt.traces[rank].steps.get(step + 1)
     if comes_to_the_same(other, own, *following):
         shown = {"data", "rng"}

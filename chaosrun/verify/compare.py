@@ -126,6 +126,7 @@ def comes_to_the_same(
     return completes(expected, seen) or _streams_seen_elsewhere(expected, seen, next_expected, next_seen)
 
 
+_RESULTS = attrgetter("loss", "grad", "lr", "param", "state", "settings")
 _COMPUTED = attrgetter("batch", "loss", "grad", "grads", "lr", "param", "params", "state", "settings")
 
 
@@ -148,7 +149,7 @@ def compare(
         case "ids":
             return _ids(expected, seen)
         case "batch":
-            return _sequence(field, seen, expected.batch, seen.batch)
+            return None if same_batches(expected, seen) else _sequence(field, seen, expected.batch, seen.batch)
         case "loss":
             return _loss(expected, seen, losses)
         case "position" | "rng" | "state" | "lr":
@@ -160,6 +161,16 @@ def compare(
             return _fingerprint(field, seen, (expected.grad, expected.grads), (seen.grad, seen.grads), history)
         case "param":
             return _fingerprint(field, seen, (expected.param, expected.params), (seen.param, seen.params), history)
+
+
+def same_batches(expected: StepRecord, seen: StepRecord) -> bool:
+    """Equal, or their tensors are, and what else went into the model (a list that is logged, say) had no effect: with a loss
+    and gradients, the step came to the same bits."""
+    if expected.batch == seen.batch:
+        return True
+    tensors = expected.tensors == seen.tensors and all(seen.tensors)
+    computes = bool(seen.grad) and any(float.fromhex(loss) for loss in seen.loss)
+    return tensors and computes and _RESULTS(expected) == _RESULTS(seen)
 
 
 def close(expected: float, seen: float, tolerance: Tolerance) -> bool:

@@ -11,7 +11,18 @@ import numpy
 import pytest
 import torch
 
-from chaosrun.observe.contents import MOST_ENTRIES, address_of, content_digest, contents
+from chaosrun.observe.contents import MOST_ENTRIES, address_of, content_digest, contents, input_digest
+
+
+def test_tensors_among_other_inputs_have_a_digest_of_their_own() -> None:
+    tensor, other = torch.arange(3.0), torch.arange(3.0) + 1
+    named: dict[str, Any] = {}
+    alone = input_digest([(tensor,), named])
+    assert alone == content_digest([(tensor,), named]) and "/" not in alone
+    told = [input_digest([(tensor, log), named]) for log in ([], [0.5], [0.25], "a text", None)]
+    assert len(set(told)) == len(told) and len({each.partition("/")[2] for each in told}) == 1
+    assert input_digest([(other, [0.5]), named]).partition("/")[2] != told[1].partition("/")[2] != ""
+    assert "/" not in input_digest([(["some", "texts"],), named])
 
 
 class Slotted:

@@ -249,6 +249,36 @@ def test_the_one_of_several_optimizers_that_was_not_restored_is_named(
     assert ("the optimizer SGD began otherwise" in f"{verdict.hint}") == named, verdict.hint
 
 
+@pytest.mark.parametrize(
+    ("tensors", "loss", "status"),
+    [("t", None, "PASS"), ("u", None, "FAIL"), ("t", "0x1.8p+3", "FAIL"), ("t", "0x0p+0", "FAIL")],
+)
+def test_inputs_beside_the_tensors_that_have_no_effect_fail_nothing(
+    tmp_path: Path, tensors: str, loss: str | None, status: str
+) -> None:
+    """As a list of losses that is handed to the model and never read. A loss of zero shows nothing."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+
+    def given(leg: str, attempt: int, log: str, tensors: str, loss: str | None) -> None:
+        def step(line: dict[str, Any]) -> dict[str, Any]:
+            losses = {} if loss is None else {"loss": [loss] * MICRO_BATCHES}
+            batch = [f"{log}{line['step']}/{tensors}{line['step']}"] * MICRO_BATCHES
+            return {**line, **losses, "ids": None, "batch": batch}
+
+        for rank in range(3):
+            edit_trace(run, leg, attempt, rank, only("step", step))
+
+    for leg in ("reference", "chaos"):
+        given(leg, 1, "a", "t", loss if loss == "0x0p+0" else None)
+    given("chaos", 2, "b", tensors, loss)
+    for rank in range(3):
+        other = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "data": []}})
+        edit_trace(run, "chaos", 2, rank, other)
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+    assert any("beside its tensors" in warning for warning in verdict.warnings) == (status == "PASS")
+
+
 def test_data_of_no_step_have_a_cause_and_a_hint(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
 
