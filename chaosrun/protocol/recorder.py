@@ -71,10 +71,12 @@ class Recorder(Steps):
         optimizer.register_step_pre_hook(partial(see, closure=False))
         optimizer.register_step_post_hook(partial(see, closure=True))
 
-    def record(self, position: Position, primer: BucketPrimer | None, *, items: int | None = None) -> None:
+    def record(
+        self, position: Position, primer: BucketPrimer | None, *, items: int | None = None, stepped: tuple[str, ...] = ()
+    ) -> None:
         """Record an optimizer step; `complete` ends it when the script asks for the next batch."""
         self._incomplete = position
-        super().record(position, primer, items=items)
+        super().record(position, primer, items=items, stepped=stepped)
 
     def complete(self) -> None:
         """The script is done with the step it last recorded: checkpoint when one is due, let step faults strike, and leave when
