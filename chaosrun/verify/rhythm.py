@@ -41,7 +41,9 @@ def is_of_its_start(undisturbed: Saves, restarted: Saves, *, holds_weights: bool
     if _follows_what_was_best(undisturbed, restarted):
         return (counted and not holds_weights) or (rhythmic and _is_long_enough(undisturbed, restarted))
     once = len(undisturbed.steps) == len(restarted.steps) == 1 and not holds_weights
-    at_once = bool(restarted.steps) and max(restarted.steps) - restarted.begun <= 1 and min(undisturbed.steps) <= 1
+    # Weights that are saved again later may be the best, evaluated at every step: without a best value the first are.
+    first = (max if holds_weights else min)(undisturbed.steps)
+    at_once = bool(restarted.steps) and max(restarted.steps) - restarted.begun <= 1 and first <= (2 if holds_weights else 1)
     return counted or once or at_once or rhythmic
 
 

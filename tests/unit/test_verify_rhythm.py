@@ -62,7 +62,13 @@ def test_when_a_process_started(
 
 
 @pytest.mark.parametrize(
-    ("expected", "begun", "seen", "final"), [((10,), 20, (30,), 36), ((8, 16), 16, (24, 32), 36), ((12,), 28, (36,), 60)]
+    ("expected", "begun", "seen", "final"),
+    [
+        ((10,), 20, (30,), 36),
+        ((8, 16), 16, (24, 32), 36),
+        ((12,), 28, (36,), 60),
+        ((1, 2, 3, 5, 9, 14), 20, (21,), 36),  # at once, or evaluated at every step
+    ],
 )
 def test_of_what_may_be_both_weights_follow_the_best(
     expected: tuple[int, ...], begun: int, seen: tuple[int, ...], final: int
