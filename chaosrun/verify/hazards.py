@@ -29,7 +29,7 @@ HAZARDS: Mapping[str, str] = {
     "R8": "a rank takes another rank's random state",
     "G1": "gradients accumulated before the checkpoint are lost",
     "G2": "the place within the accumulation window is not restored",
-    "O3": "the optimizer's state changes on load",
+    "O3": "the optimizer's state is not loaded, or is cast on load",
     "O4": "what is loaded and what the constructor says overwrite each other in param_groups",
     "O5": "parameters in another order load silently",
     "O6": "another implementation of the same optimizer step",
