@@ -90,7 +90,7 @@ class Sweep:
     cleared: tuple[str, ...]
     """Overrides that remove the job's own faults."""
     reference_key: str
-    """What the one reference of all drills depends on (`supervise.reference`)."""
+    """Key of the one reference of all drills in the cache (`supervise.early_end.reference_keys`)."""
     survey: str
     """Id of the run that found the points, whose undisturbed leg is the reference."""
     workers: int

@@ -36,6 +36,7 @@ from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.fragment import cleared, scheduled
 from chaosrun.spec.job_file import Job, load_job
 from chaosrun.supervise.drill import leg_of
+from chaosrun.supervise.early_end import reference_keys
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.reference import leg_end, reference_key
 from chaosrun.supervise.run import Listener, expect_startable
@@ -96,6 +97,11 @@ def sweep(
                 hint = f"`{folder.resume_command(run.known.job)}` goes on with the sweep"
                 raise InterruptedRunError(f"interrupted, {tried}", hint=hint) from error
             return run.known
+
+
+def is_of_job(sweep: Sweep, text: str, key: str) -> bool:
+    """Whether a sweep is of the job with this text and `reference_key`, with early ends or without."""
+    return sweep.text == text and sweep.reference_key in reference_keys(key, "never")
 
 
 @contextmanager
@@ -208,7 +214,7 @@ class _SweepRun:
         """Continue a sweep. Raises UsageError when job, script, machine or chaosrun have changed since its reference: the
         verdicts would be about two jobs."""
         key = reference_key(self.job.spec, self.job.script_path, ClusterWorkers(cluster, self.job.spec).devices())
-        if known.text != self.job.text or known.reference_key != key:
+        if not is_of_job(known, self.job.text, key):
             raise UsageError(
                 f"the job, its script, the machine or chaosrun has changed since sweep {known.sweep_id} began",
                 hint="begin a new one, without --resume",

@@ -11,6 +11,7 @@ from chaosrun.verify import alignment, corruption, early_end, finals, landed, pr
 from chaosrun.verify.check import Check, Drill, inconclusive
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.kept import own_checkpoints
+from chaosrun.verify.left import compared, left_difference
 
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.records,
@@ -124,7 +125,7 @@ def _on_occasion(drill: Drill) -> Iterator[Callable[[Drill], Check]]:
         yield corruption.silent_corruption
     if drill.by_script and any(saved.held for trace in drill.chaos.traces for saved in trace.saves):
         yield own_checkpoints
-    if drill.reference.left.files or drill.chaos.left.files:
+    if compared(drill) or left_difference(drill):
         yield finals.final_files
 
 

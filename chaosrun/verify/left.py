@@ -27,7 +27,7 @@ reference, too, as long as none has been run)."""
 def left_difference(drill: Drill) -> KeptDifference | None:
     """The first entry that was otherwise in a file which a restarted attempt wrote, or the first file that only one leg has;
     None: there is none, or nobody can tell."""
-    if not drill.spec.verify.confirm or not drill.exact_weights or not _has_restarted(drill):
+    if not _is_judged(drill):
         return None
     by_name = _of_contents(drill, _by_path(drill)) or (_of_names(drill) if drill.by_script else None)
     return by_name or _of_contents(drill, _of_other_names(drill), by_kind=True)
@@ -35,8 +35,9 @@ def left_difference(drill: Drill) -> KeptDifference | None:
 
 def compared(drill: Drill) -> list[str]:
     """The files that the last attempt wrote, of which both legs must leave the same, and do."""
-    alike = [(path, held) for path, held, expected, _ in _by_path(drill) if held.items() <= expected.items()]
-    return [path for path, held in alike if _has_restarted(drill) and _comparable(drill, path, held) is not None]
+    files = _by_path(drill) if _is_judged(drill) else ()
+    alike = [(path, held) for path, held, expected, _ in files if held.items() <= expected.items()]
+    return [path for path, held in alike if _comparable(drill, path, held) is not None]
 
 
 def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = False) -> KeptDifference | None:
@@ -83,6 +84,11 @@ def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
         shorter = [name for name, seen in held.items() if seen[0] < expected.get(name, seen)[0] == confirmed.get(name, seen)[0]]
         if shorter and _comparable(drill, path, held) is not None:
             yield _named(path, shorter[0]), expected[shorter[0]][0], held[shorter[0]][0]
+
+
+def _is_judged(drill: Drill) -> bool:
+    """A second undisturbed leg may be asked what of a difference is the restart's."""
+    return bool(drill.spec.verify.confirm) and drill.exact_weights and _has_restarted(drill)
 
 
 def _has_restarted(drill: Drill) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,14 +13,17 @@ from hypothesis import strategies as st
 from chaosrun.campaign.files import Sweep, SweepFolder
 from chaosrun.campaign.report.text import render_sweep
 from chaosrun.campaign.results import PointResult
+from chaosrun.campaign.sweep import is_of_job
 from chaosrun.errors import UsageError
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points, first_kill, matching, saved_steps
+from chaosrun.records.run_file import Early
 from chaosrun.report.output import rendered
 from chaosrun.report.ticker import Ticker, tick
 from chaosrun.spec.fragment import scheduled
 from chaosrun.spec.job_file import load_job
 from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.early_end import reference_keys
 
 STEPS, EVERY, AN_EPOCH = 12, 5, 4
 SAVED = [5, 10, 12]
@@ -189,6 +193,14 @@ def sweep() -> Sweep:
 def all_of(sweep: Sweep, **others: PointResult) -> Sweep:
     bad = {name.replace("_", "/"): entry for name, entry in others.items()}
     return replace(sweep, tried={point.id: bad.get(point.id, tried()) for point in sweep.points})
+
+
+@pytest.mark.parametrize("early", get_args(Early))
+def test_a_sweep_is_gone_on_with_however_its_drills_end(sweep: Sweep, early: Early) -> None:
+    begun = replace(sweep, reference_key=reference_keys("abc", early)[0])
+    assert is_of_job(begun, "name: probe\n", "abc")
+    assert not is_of_job(begun, "name: another\n", "abc")
+    assert not is_of_job(begun, "name: probe\n", "abd")
 
 
 class TestVerdict:
