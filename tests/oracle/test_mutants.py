@@ -85,7 +85,7 @@ EXPECTED: dict[str, Expected] = {
     "epoch-ahead": data("sampler epoch ahead", "those of epoch 2 at the same place"),
     "skip-one-more": data("1 batch skipped", "off by 1"),
     "skip-one-less": data("1 batch repeated", "off by -1"),
-    "skip-nothing": data("4 batches repeated", "off by -4"),
+    "skip-nothing": data("4 batches repeated", "already done were not skipped"),
     "data-seed": data("data order not restored", "no recorded step saw this batch"),
     "shares-swapped": Expected(cause="data of another rank", kind="data order", ranks=(0, 1), hint="rank 1's of step 7"),
     "sample-rng-seed": CONTENTS,

@@ -22,6 +22,7 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
 from chaosrun.records.tensor_files import entries
+from chaosrun.verify.kept import unnumbered
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 
@@ -333,6 +334,14 @@ def test_of_a_file_whose_writer_is_not_seen_its_time_tells_of_the_last_save(
 
 
 AT, OF_RESTART = "run_20261127_0312", "run_20261127_0416"
+
+
+@pytest.mark.parametrize("name", ["{}", "run-{}/files", "{}-58cc-4a21-b1c0-0e02b2c3d479"])
+def test_a_folder_of_a_drawn_name_is_like_any_other_of_them(name: str) -> None:
+    first, second = (f"{name.format(drawn)}/best.pt" for drawn in ("3f9c12ab", "c04d5ef7"))
+    assert unnumbered(first) == unnumbered(second)
+    assert unnumbered("run-a/best.pt") != unnumbered("run-b/best.pt") != unnumbered("run-b/last.pt")
+    assert unnumbered("layer4b.pt") != unnumbered("layer4c.pt")
 
 
 @pytest.mark.parametrize(
