@@ -1,1 +1,1 @@
-"""Inside a worker: what is seen of any script, and never changed: steps, batches, samples, losses, state, random streams."""
+"""Runs inside a worker and observes any script without changing it: steps, batches, samples, losses, state, random streams."""

@@ -1,7 +1,7 @@
-"""Where an attempt stands that resumed by itself: what it begins with, held against every step of an earlier trace.
+"""Finds the step at which a script resumed by itself, by comparing what it begins with to every step of an earlier trace.
 
-Pure. No quantity names a step alone: a warm-up from zero leaves the weights as they are, data repeat in every epoch, an
-optimizer without momentum keeps nothing. The chosen step agrees in the weights, where any does, and in as much else as can be.
+Pure. No single quantity identifies a step: a warm-up from zero leaves the weights as they are, data repeat in every epoch, an
+optimizer without momentum keeps nothing. The chosen step agrees in the weights, if any does, and in as much else as possible.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from chaosrun.records.trace_reader import Moment
 from chaosrun.records.traces import Found
 
 NEAREST = 8
-"""So many steps of a quantity are told at most."""
+"""At most so many agreeing steps are reported for each quantity."""
 QUANTITIES = ("weights", "data", "optimizer", "rates", "rng")
 """In the order in which they decide on a step."""
 
@@ -22,7 +22,7 @@ class Standing(NamedTuple):
     weights: str
     optimizer: str
     rates: Sequence[str] | None
-    """That, the stream and the first inputs are None where the attempt ended without a forward pass."""
+    """Rates, the random stream and the first inputs are None if the attempt ended without a forward pass."""
     rng: str | None
     data: str | None
 
@@ -33,8 +33,8 @@ class Place(NamedTuple):
 
 
 def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False, alone: bool = False) -> Place:
-    """Hold what an attempt begins with against the `moments` of one trace. `own`: of an earlier attempt of the same leg.
-    `alone`: no other leg tells how the training goes on after the last of them; there weights and optimizer alone are known."""
+    """Compare what an attempt begins with to the `moments` of one trace. `own`: the trace is of an earlier attempt of the same
+    leg. `alone`: no other leg continues after the last moment, of which only weights and optimizer are known then."""
     agreeing = _agreeing(standing, moments, alone=alone)
     judged = [name for name in QUANTITIES if getattr(standing, name) is not None]
     decisive = next((name for name in ("weights", "data", "optimizer") if agreeing[name]), None)
@@ -46,8 +46,8 @@ def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False, al
 
 
 def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:
-    """By quantity, the steps after which it was the same. A step's data, stream and rates are told by the step after it; rates
-    that a loop sets between the forward pass and the optimizer's step are at the forward pass still the step's own."""
+    """By quantity, the steps after which it was the same. Data, stream and rates after a step are in the next step's record;
+    rates that a loop sets between forward pass and optimizer step are, at the forward pass, still those of the step before."""
     found: dict[str, dict[int, None]] = {name: {} for name in QUANTITIES}
     rates = None if standing.rates is None else tuple(standing.rates)
     for moment in moments:

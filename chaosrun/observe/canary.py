@@ -2,7 +2,7 @@
 
 The instruction set, the thread count, a library's version or the GPU's model change sums, matrix products, softmax, layer
 normalisation and convolution gradients in their last bits (hazards K1, K2, K7). Where the canaries of two ranks, attempts or
-legs differ, a difference in the training is not recovery's doing.
+legs differ, recovery is not what made the training differ.
 """
 
 import torch

@@ -18,37 +18,37 @@ MOST_ENTRIES = 512
 DEEPEST = 9
 SHORT = 24
 PLAIN_DEPTH = 2
-"""Deeper than this, a value that is no tensor of numbers is a library's own."""
+"""A value nested deeper than this that is no tensor of numbers belongs to a library."""
 PLACES = (
     *("data", "loader", "sampler", "itera", "shard", "stream", "shuffle", "generator", "loops", "progress"),
     *("time", "elapsed"),
     *("argv", "args", "config", "hparams", "resum", "restart", "attempt"),
 )
-"""In names of what is left out."""
+"""Parts of the names of entries that are left out."""
 STATE_BYTES = (16, 5056)
-"""Of torch's generators, on a GPU and on the CPU."""
+"""Sizes of the state of torch's generators, on a GPU and on the CPU."""
 
 OWN_FOLDER = "{leg}/"
-"""In the place of the leg's own folder."""
+"""Replaces the leg's own folder in paths."""
 
 MOST_OBJECTS = 4096
-"""That one digest looks into: of one that holds half the program (a logger, a thread pool) only types count then."""
+"""One digest looks into so many objects (a thread pool may hold half the program); further ones count by their type."""
 MOST_NESTED = 100
 OUTER = 2
-"""Containers around a call's inputs: of both kinds, and of those of one."""
+"""Levels of containers around a call's inputs: one for positional and named together, one for each of the two."""
 NAMED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, logging.Logger)
-"""What leads to all of a program; its name is all that counts."""
+"""Objects that lead to the whole program: only their names count."""
 OPAQUE = (torch.nn.Module, torch.device, torch.dtype, torch.utils.data.DataLoader, type)
-"""Of these only the type counts."""
+"""Only the type of such an object counts."""
 TOLD_BY_STATE = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-"""By their state_dict, where they are pickled as a whole."""
+"""Where such an object is pickled as a whole, its state_dict counts."""
 
 Components = Mapping[str, Mapping[str, object]]
 """A training's state, by component and by name inside it."""
 
 
 def input_digest(inputs: Any) -> str:
-    """The content's digest; of tensors and arrays beside something else, behind a "/", also that of the former alone."""
+    """The content's digest. If there is more than tensors and arrays, a second one, of those alone, follows behind a "/"."""
     digest = _Digest()
     digest.visit(inputs)
     both = digest.others and digest.tensors.digest() != xxhash.xxh3_64().digest()
@@ -58,11 +58,10 @@ def input_digest(inputs: Any) -> str:
 def content_digest(content: Any) -> str:
     """A digest of all bytes of a batch or an item: tensors and arrays by content, dtype and shape, plain values by their text.
 
-    Objects are looked into, each once; of one without attributes only its type counts (a repr may hold an address), of a
-    function or a module its name, of an optimizer or a schedule its state_dict. A tensor that is no plain piece of memory
-    (nested, quantized, compressed sparse, a subclass around others) counts by its parts; where nobody knows them (meta, mkldnn,
-    another's own) only by type, dtype and shape, so that no batch ends a training. A path below the leg's own folder counts
-    from there on.
+    Objects are looked into, each once. An object without attributes counts by its type (a repr may hold an address), a function
+    or module by its name, an optimizer or scheduler by its state_dict. A tensor that is no plain piece of memory (nested,
+    quantized, compressed sparse, a subclass around others) counts by its parts; if they are unknown (meta, mkldnn, a library's
+    own), by type, dtype and shape: no batch raises. A path below the leg's own folder counts relative to it.
     """
     digest = _Digest()
     digest.visit(content)
@@ -73,17 +72,17 @@ class _Digest:
     def __init__(self) -> None:
         self.hasher, self.tensors = xxhash.xxh3_64(), xxhash.xxh3_64()
         self.others = False
-        """There was something else than tensors, and the first two containers that they lie in."""
+        """Something else than tensors, and the outer containers around them, was found."""
         self._inside: set[int] = set()
-        """By id, what is being looked into."""
+        """Ids of the objects that are being looked into."""
         self._known: dict[int, tuple[Any, str]] = {}
-        """By id, objects, which are kept alive, and their digests."""
+        """By id, objects (so that they stay alive) and their digests."""
         self._folders = _own_folders(os.environ.get("CHAOSRUN_OUTPUT", ""))
 
     def visit(self, value: Any) -> None:
         match value:
             case torch.Tensor() if value.grad_fn is not None:
-                # Computed, by another module perhaps: no content of a batch.
+                # Computed, perhaps by another module: its values are not part of a batch.
                 self.hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
             case torch.Tensor():
                 self._add_tensor(value)
@@ -120,7 +119,7 @@ class _Digest:
                 for item in value:
                     self.visit(item)
             case set() | frozenset():
-                # The order of a set is no content.
+                # The order of a set does not count.
                 self._add(f"({len(value)}" + "".join(sorted(map(content_digest, value))))
             case numpy.ndarray():
                 self._add(f"{value.dtype.str}{value.shape}")
@@ -165,7 +164,7 @@ class _Digest:
 
 @functools.lru_cache(maxsize=4)
 def _own_folders(output: str) -> tuple[str, ...]:
-    """The folder of the leg, whose output folder this is, as it is named and with links followed: each leg has another."""
+    """The folder of the leg that has this output folder, as it is named and with links followed. It differs from leg to leg."""
     if not os.path.isabs(output):
         return ()
     leg = os.path.dirname(output)
@@ -173,7 +172,7 @@ def _own_folders(output: str) -> tuple[str, ...]:
 
 
 def _told(tensor: torch.Tensor) -> str:
-    """Type, layout, dtype and shape. A length that differs from row to row has a number of its own in each process: "*"."""
+    """Type, layout, dtype and shape. "*" stands for a ragged dimension, whose symbol differs from process to process."""
     try:
         shape = [size if type(size) is int else "*" for size in tensor.shape]
     except RuntimeError:
@@ -183,7 +182,7 @@ def _told(tensor: torch.Tensor) -> str:
 
 
 def _parts(tensor: torch.Tensor) -> Any:
-    """What a tensor without plain memory is made of; empty where nobody knows."""
+    """The parts of a tensor without plain memory; empty if they are unknown."""
     try:
         with torch.no_grad():
             return _known_parts(tensor)
@@ -194,7 +193,7 @@ def _parts(tensor: torch.Tensor) -> Any:
 def _known_parts(tensor: torch.Tensor) -> Any:
     own: Any = tensor
     if tensor.layout is torch.jagged:
-        # Beside these it keeps the least and the greatest length once somebody has asked for them.
+        # It also caches the least and the greatest length once somebody has asked for them.
         return [own.values().detach(), own.offsets(), own.lengths()]
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = own.__tensor_flatten__()
@@ -221,10 +220,10 @@ def _state_of(value: Any) -> Any:
 
 
 def contents(saved: Any) -> dict[str, str]:
-    """What is in a state that is saved, by path: a plain value as its text, all else as a digest. As deep as MOST_ENTRIES go;
-    what lies deeper is told by one digest together. Left out is what one state may be told by in several ways: files' paths,
-    clocks, random generators, and where a loader or a stream stands; and what a restart is told and counts: arguments,
-    attempts. What comes of those is seen where it is used."""
+    """What a saved state holds, by path: a plain value as its text, all else as a digest. The paths are as deep as MOST_ENTRIES
+    allows; all that lies below one path shares a digest. Left out is what may differ between equal states (paths of files,
+    clocks, random generators, positions of loaders and streams) and what a restart is given or counts (arguments, attempts):
+    their effects show where they are used."""
     leaves = list(_leaves(saved, ()))
     for depth in (DEEPEST, 3, 2, 1):
         found: dict[str, list[str]] = {}
@@ -289,7 +288,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Of its memory; 0 of one that has none of its own."""
+    """The address of the tensor's memory; 0 if it has none of its own."""
     tensor = local_part(tensor)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return 0

@@ -1,8 +1,8 @@
 """What a script does to the world outside its process, where no digest looks: files that it writes, programs that it starts,
-services that it talks to. Told in words, the first of them; what chaosrun, accelerate's checkpoints and compilers' caches write
-does not count.
+services that it talks to. The first of them is reported in words. What chaosrun, accelerate's checkpoints and compilers' caches
+write does not count.
 
-Python tells of what it opens (`sys.addaudithook`), also in the processes that it forks; torch's and safetensors' own writers
+Python reports what it opens (`sys.addaudithook`), also in the processes that it forks; torch's and safetensors' own writers
 are wrapped; files that are open for writing, or mapped so, are looked up. Not seen: native code that opens, writes and closes.
 """
 
@@ -20,12 +20,12 @@ FILES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlin
 """Events whose first argument is a path that is changed."""
 PROGRAMS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 TALKING = ("socket.connect", "socket.sendto")
-"""Events that count once the training has begun: what answers may answer otherwise each time."""
+"""Events that count once the training has begun: another process may answer differently each time."""
 WRITERS = (("torch.serialization", "_open_zipfile_writer_file"), ("safetensors.torch", "save_file"))
 
 
 class Effects:
-    """Of one rank and all that it forks."""
+    """The effects of one rank and of all processes that it forks."""
 
     def __init__(self, leg: LegLayout, storage: str | None, *, attempt: int, rank: int) -> None:
         self._leg, self._rank = leg, rank
@@ -35,12 +35,12 @@ class Effects:
         self._caches = tuple(caches())
         self._has_told = False
         self.has_begun = False
-        """The first batch is there."""
+        """Whether the first batch has been handed out."""
 
     def begin(self) -> None:
         """Listen from now on, to the end of the process."""
         sys.addaudithook(self._hear)
-        # Bytes are what is written.
+        # An argument that is bytes is what is written, not a path.
         wrap_imported(WRITERS, lambda path: None if isinstance(path, bytes) else self._written(path))
 
     def seen(self) -> Iterator[str]:
@@ -70,14 +70,14 @@ class Effects:
 
     def _counts(self, path: Any) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):
-            return False  # a descriptor, which was heard of when it was made
+            return False  # a descriptor: its file was reported when it was opened
         name = f"{os.path.abspath(os.fsdecode(path))}/"
         if name.startswith(self._ours) and not name.startswith(self._output):
             return False
         return not name.startswith((*self._caches, "/dev/", "/memfd:")) and "__pycache__" not in name
 
     def _note(self, words: str) -> None:
-        """Where it outlives this process, whatever kills it; what is forked writes there, too."""
+        """Write to the file of effects, which outlives this process however it dies; forked processes write there, too."""
         if not self._has_told:
             self._has_told = True
             with self._told.open("a") as file:

@@ -24,12 +24,12 @@ LIBRARIES = (
     ("lightning-fabric", "lightning.fabric.fabric", "Fabric"),
     ("lightning-fabric", "lightning_fabric.fabric", "Fabric"),
 )
-"""What scripts train with: its name, and the module and class of which one that uses it has an object."""
+"""Training libraries by name, each with the module and class of which a script that uses it has an object."""
 
 
 def record_environment(path: Path) -> None:
     facts = json.dumps(environment_facts(), indent=1).encode()
-    # The attempts before this one have mostly said the same: a recovery need not wait for the disk then.
+    # An earlier attempt has mostly written the same: then the recovery does not wait for the disk.
     if not path.exists() or path.read_bytes() != facts:
         write_durably(path, facts)
 
@@ -77,7 +77,7 @@ def _float32_precision() -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
-    """Versions of those of LIBRARIES that the script uses by now: that they are loaded says nothing."""
+    """Versions of those LIBRARIES that the script uses by now; one that is merely imported does not count."""
     return {
         # pytorch-lightning brings Fabric along: not each of them is a distribution.
         library: str(getattr(sys.modules[module.partition(".")[0]], "__version__", "0"))
@@ -87,7 +87,7 @@ def libraries() -> dict[str, str]:
 
 
 def _in_use(kind: type | None) -> bool:
-    """Something alive is of this class, or one below it."""
+    """Whether an object of this class, or of a subclass, is alive."""
     kinds = [] if kind is None else [kind]
     for each in kinds:
         kinds += each.__subclasses__()

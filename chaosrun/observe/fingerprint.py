@@ -53,7 +53,7 @@ def fingerprint(tensors: Sequence[Tensor | None]) -> Fingerprint:
 
 
 def tensor_digests(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Of each tensor, NONE_DIGEST for None."""
+    """The digest of each tensor, NONE_DIGEST for None."""
     present = iter(_tensor_digests([tensor for tensor in tensors if tensor is not None]))
     return [NONE_DIGEST if tensor is None else next(present) for tensor in tensors]
 
@@ -65,8 +65,8 @@ def combined(tensor_digests: Sequence[int]) -> Fingerprint:
 
 
 def digests(named: Mapping[str, object]) -> dict[str, str]:
-    """One digest per leaf of a nested state dict, by its path ("state/0/exp_avg"), sorted by path; of a sharded
-    tensor with the part that is here ("weight[8:16]").
+    """One digest per leaf of a nested state dict, by its path ("state/0/exp_avg"), sorted by path. The path of a sharded
+    tensor names the part that this rank holds ("weight[8:16]").
 
     Tensors and arrays become 16 hex digits; scalars stay readable ("int:3", "float:0x1.8p+1"). Lists and tuples count as the
     same. Raises TypeError naming the path for a leaf or key of another type, ValueError when two leaves have one path.
@@ -105,8 +105,8 @@ def digests(named: Mapping[str, object]) -> dict[str, str]:
 
 
 def spots(value: Any) -> Any:
-    """A state with SPOTS evenly spread pieces of each large tensor in its place: they take next to no time to digest, and show
-    a state of another step, or one that is still being changed as a whole."""
+    """The state with each large tensor replaced by SPOTS evenly spread pieces of it. Their digest takes next to no time, and
+    differs for the state of another step, or one that is still being changed as a whole."""
     match value:
         case Mapping():
             return {key: spots(each) for key, each in value.items()}
@@ -154,7 +154,7 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
             if type(tensor) not in _WHOLE:
-                # Of a sharded tensor (DTensor) this rank's part.
+                # For a sharded tensor (DTensor), this rank's part.
                 tensor = local_part(tensor)
             seed = _seed(tensor.dtype, tensor.shape)
             if tensor.layout is torch.sparse_coo:
@@ -191,7 +191,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _memory(dense: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The memory of a CPU tensor, to be read while it lives. Not by way of numpy: this runs for every tensor, twice a step."""
+    """The memory of a CPU tensor, valid while the tensor lives. Avoids numpy for speed: runs for every tensor, twice a step."""
     address, size = dense.data_ptr(), dense.nbytes
     if not address and size:
         # A wrapper around other tensors, or one whose storage was freed.
@@ -208,7 +208,7 @@ _WORD_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 1
 
 
 def _words(dense: Tensor) -> Tensor:
-    """The raw bits as integer words of at most 32 bits: of the element's own size, so that any storage offset is aligned."""
+    """The raw bits as integer words of the element's size (at most 32 bits), so that any storage offset is aligned."""
     return dense.detach().reshape(-1).view(_WORD_TYPES[dense.element_size()])
 
 
@@ -242,17 +242,17 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
-    """Whether it is one rank's part of a tensor: a DTensor that is not whole on every rank, or FSDP's flat parameter."""
+    """Whether the tensor is one rank's part: of a DTensor that is not whole on every rank, or FSDP's flat parameter."""
     return bool(part_of(tensor))
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it: itself, or a DTensor's own part, in the same memory."""
+    """What this rank holds of the tensor: the tensor itself, or a DTensor's local part, in the same memory."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def _rank() -> int:
-    """Of this process, also where the script has destroyed its process group before it ends."""
+    """This process's rank, also after the script has destroyed its process group."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else int(os.environ["RANK"])
 
 
@@ -267,9 +267,9 @@ def part_of(tensor: torch.Tensor) -> str:
     if all(placement.is_replicate() for placement in placements):
         return ""
     if not local_part(tensor).numel():
-        # Where there are more ranks than rows. Two that hold nothing do not hold the same.
+        # There are more ranks than rows. Two ranks that hold nothing must not count as holding the same part.
         return f"[nothing, rank {_rank()}]"
-    # As torch.distributed.checkpoint asks for it.
+    # The way in which torch.distributed.checkpoint gets it.
     chunks = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
     return "+".join(
         f"[{', '.join(f'{at}:{at + size}' for at, size in zip(chunk.offsets, chunk.sizes, strict=True))}]" for chunk in chunks

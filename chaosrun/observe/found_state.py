@@ -1,8 +1,8 @@
-"""The training state of a rank, found in a script that nobody adapted: its live optimizers, and the modules that hold what they
-step. Changes nothing.
+"""The training state of a rank, found in a script that nobody adapted: its live optimizers, and the modules that hold the
+parameters that they update. Changes nothing.
 
-Sharded tensors (DTensor) are seen by their local part. What an optimizer keeps is digested as values: a counter counts the same
-as a number and as a tensor of one element, which is what loading a checkpoint may make of it.
+Of a sharded tensor (DTensor) the local part counts. An optimizer's state is digested by value: a counter has the same digest as
+a number and as a tensor of one element, since loading a checkpoint may turn the one into the other.
 """
 
 import gc
@@ -24,32 +24,32 @@ WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 """Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
 
 RATES_AND_WAYS = frozenset({"lr", "foreach", "fused", "capturable", "differentiable"})
-"""Settings of an optimizer that are recorded elsewhere, or change nothing of what it computes."""
+"""Settings of an optimizer that are recorded elsewhere, or do not change what it computes."""
 
 DIGESTED = ("model", "buffers", "optimizer")
-"""Components that are found of any script."""
+"""Components that can be found in any script."""
 
 
 class FoundState:
-    """From the first forward pass on."""
+    """Usable from the first forward pass on."""
 
     def __init__(self, outermost: torch.nn.Module | None, first: StartRecord | None = None) -> None:
-        """`first`: of the attempt that this one is compared with."""
+        """`first`: the start record of the attempt that this one is compared with."""
         self._roots = [] if outermost is None else [_bare(outermost)]
         self._first = first
         self.in_part = False
-        """Whether optimizers step but some of the parameters, when they are first asked for."""
+        """Whether the optimizers updated only some of the parameters when `parameters` was first called."""
         self._named: list[tuple[str, torch.nn.Parameter]] | None = None
         self._kept: list[torch.optim.Optimizer] = []
 
     @property
     def device(self) -> torch.device:
-        """That of the parameters."""
+        """The device of the parameters."""
         return next((parameter.device for _, parameter in self.parameters()), torch.device("cpu"))
 
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped: it is looked at when the training ends, also where the script has let go of it by then; until another
-        takes over its parameters."""
+        """Keep an optimizer that has stepped alive, so that its state can be read when the training ends even if the script has
+        dropped it; until another optimizer takes over its parameters."""
         if not any(kept is optimizer for kept in self._kept):
             own = {id(parameter) for parameter in parameters_of(optimizer)}
             others = [kept for kept in self._kept if own.isdisjoint(map(id, parameters_of(kept)))]
@@ -57,7 +57,7 @@ class FoundState:
             let_go_of_replaced()
 
     def added(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-        """Those that it steps and that nobody had when the training began: they are not among `parameters`."""
+        """Parameters that it updates and that no module had when the training began: they are not among `parameters`."""
         known = {id(parameter) for _, parameter in self.parameters()}
         return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
 
@@ -65,7 +65,7 @@ class FoundState:
         return hooks.optimizers()
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Every parameter of the modules that hold what optimizers step, once, in the optimizers' order if they step all."""
+        """Every parameter of the modules that optimizers update, once; in the optimizers' order if they update all."""
         if self._named is None:
             stepped = [p for optimizer in self.optimizers() for p in parameters_of(optimizer)]
             known = {id(p) for root in self._roots for p in root.parameters()}
@@ -73,7 +73,7 @@ class FoundState:
                 self._roots = _holders(stepped) or self._roots
             names = {id(p): name for name, p in self._of_roots("named_parameters")}
             rest = [p for root in self._roots for p in root.parameters()]
-            # Where some are frozen, the optimizers of the next stage may step them in another place.
+            # If some are frozen, the optimizers of the next stage may have them in another order.
             self.in_part = len({id(p) for p in stepped}) < len({id(p) for p in rest})
             unique = {id(p): p for p in ([*rest, *stepped] if self.in_part else [*stepped, *rest])}
             named = [(names.get(key, f"{UNNAMED}{n}"), p) for n, (key, p) in enumerate(unique.items())]
@@ -81,7 +81,7 @@ class FoundState:
         return self._named
 
     def _ordered_as_before(self, named: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.nn.Parameter]]:
-        """A layer that is frozen or unfrozen in the middle of the training stays where it was."""
+        """In the first attempt's order: a layer that was frozen or unfrozen in the middle of the training keeps its place."""
         if self._first is None or not (self.in_part or self._first.in_part):
             return named
         by_tensor = {name + part_of(parameter): (name, parameter) for name, parameter in named}
@@ -92,11 +92,11 @@ class FoundState:
         return rates_of(self.optimizers())
 
     def optimizer_digest(self) -> str:
-        """Of all optimizers' state, 16 hex digits. One that has none yet, or never steps, adds nothing."""
+        """A digest of all optimizers' state, 16 hex digits. An optimizer without state, or that never steps, adds nothing."""
         return _digest_of(self.optimizers())
 
     def optimizer_digests(self) -> dict[str, str]:
-        """Of each one's state, by its name."""
+        """A digest of each optimizer's state, by its name."""
         return {name: _digest_of([optimizer]) for name, optimizer in self._named_optimizers().items()}
 
     def stepped(self, stepped: Collection[int]) -> tuple[str, ...]:
@@ -104,11 +104,11 @@ class FoundState:
         return tuple(name for name, optimizer in self._named_optimizers().items() if id(optimizer) in stepped)
 
     def scheduled(self) -> bool:
-        """Whether a scheduler of torch's has an optimizer's `step` tell it of each."""
+        """Whether a torch scheduler has wrapped an optimizer's `step`."""
         return any(hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in self.optimizers())
 
     def _named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Where there are several: by class, in the order in which they were made where classes are the same."""
+        """Empty unless there are several. Named by class; those of the same class are numbered in the order of creation."""
         found: dict[str, list[torch.optim.Optimizer]] = {}
         for optimizer in (known := self.optimizers()):
             found.setdefault(type(optimizer).__qualname__, []).append(optimizer)
@@ -124,7 +124,7 @@ class FoundState:
         return settings_of(self.optimizers())
 
     def components(self) -> dict[str, dict[str, object]]:
-        """As those of `ObservedState`; a script's schedulers, and what else it saves, nobody knows."""
+        """As `ObservedState.components`, but without schedulers and registered objects, which cannot be found."""
         names = {id(parameter): name for name, parameter in self.parameters()}
         kept: dict[str, object] = {}
         for number, optimizer in enumerate(self.optimizers()):
@@ -135,16 +135,16 @@ class FoundState:
         return {"model": dict(self.parameters()), "buffers": buffers, "optimizer": kept, "scheduler": {}, "registered": {}}
 
     def buffers(self) -> dict[str, str]:
-        """Digests of the model's, by name."""
+        """Digests of the model's buffers, by name."""
         return digests(self._named_buffers())
 
     def digests(self, *, of: Components | None = None) -> dict[str, dict[str, str]]:
-        """As those of `ObservedState`."""
+        """As `ObservedState.digests`."""
         components = of or self.components()
         return {**{component: digests(components[component]) for component in DIGESTED}, "rng": digest_rng(self.device)}
 
     def beside(self) -> dict[str, str]:
-        """Other modules alive that hold parameters, by class where there is one: an average of the weights, a teacher."""
+        """Digests of other live modules with parameters (averaged weights, a teacher), by class, if just one has it."""
         own = {id(parameter) for _, parameter in self.parameters()}
         modules = _alive()
         inner = {id(child) for module in modules for child in module._modules.values()}
@@ -160,11 +160,11 @@ class FoundState:
         return []
 
     def of_script(self) -> dict[str, str]:
-        """Not told apart from what it trains."""
+        """Empty: here it cannot be distinguished from what the script trains."""
         return {}
 
     def loader_workers(self) -> list[tuple[int, int]]:
-        """Not known."""
+        """Empty: not known."""
         return []
 
     def _named_buffers(self) -> dict[str, object]:
@@ -178,7 +178,7 @@ class FoundState:
 
 
 def _bare(module: torch.nn.Module) -> torch.nn.Module:
-    """Without wrappers that only hold another module."""
+    """The module inside wrappers that only hold another module."""
     while True:
         inner = module._modules.get("_orig_mod")
         if inner is None and isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
@@ -204,7 +204,7 @@ def _alive() -> list[torch.nn.Module]:
 
 
 def stepped_digest() -> str:
-    """Of what the optimizers alive step and keep, at a glance (see `spots`): another one where something was loaded."""
+    """A quick digest (see `spots`) of what the live optimizers update and keep: it changes when something is loaded."""
     seen = {
         str(number): [parameters_of(each), {str(path): value for path, value in _state_of(each)}]
         for number, each in enumerate(hooks.optimizers())
@@ -213,8 +213,8 @@ def stepped_digest() -> str:
 
 
 def rates_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[float]:
-    """The learning rate of each parameter group; nan where it has none, or None: such an optimizer finds its own. Records hold
-    rates as text and as bits, where nan equals nan."""
+    """The learning rate of each parameter group; nan for a group without one, or with None (the optimizer finds its own).
+    Records hold rates as text and as bits, in which nan equals nan."""
     rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
     return [math.nan if rate is None else float(rate) for rate in rates]
 
@@ -230,7 +230,7 @@ def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:
 
 
 def let_go_of_replaced() -> None:
-    """Of optimizers whose parameters another has taken over and that nobody holds but a scheduler, which each holds in turn."""
+    """Free optimizers whose parameters another has taken over: a cycle with their scheduler may keep them alive."""
     stepped = [id(parameter) for optimizer in hooks.optimizers() for parameter in parameters_of(optimizer)]
     if len(set(stepped)) < len(stepped):
         gc.collect()
@@ -252,7 +252,7 @@ def _digest_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """What an optimizer keeps, by the parameter's number and the keys below: a tensor, or a plain value."""
     if any(kind.__qualname__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
-        return  # the one inside, of this rank's share, steps; what loading leaves here nobody reads
+        return  # its inner optimizer updates this rank's share; nothing reads what loading leaves in the outer one
     for index, parameter in enumerate(parameters_of(optimizer)):
         if kept := optimizer.state.get(parameter):
             yield from _values_of(kept, (index,))

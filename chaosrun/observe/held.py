@@ -1,9 +1,9 @@
-"""What one value of a script holds, so that nothing of it is left out: its parts by name, or an error that says that there is
-more than can be looked at. `script_state` shows what is nearest and may leave out; this here may not.
+"""All parts of one value of a script by name, or an error if some of them cannot be looked at. `script_state` may leave parts
+out; this module may not.
 
-Objects of classes in Python hold their attributes and slots. Of what is written in C the garbage collector knows the parts that
-are objects; what may have others tells them as it does to `copy` and `pickle`, and refuses where it would leave anything out
-(object.__reduce_ex__). Changes nothing.
+An object of a Python class holds its attributes and slots. For a type written in C, the garbage collector gives the parts that
+are objects. If it may have others, it is asked as `copy` and `pickle` ask (object.__reduce_ex__), which refuses rather than
+leave anything out. Changes nothing.
 """
 
 import abc
@@ -34,19 +34,19 @@ PACKAGE = f"{Path(__file__).parent.parent}/"
 INSTALLED = (*(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE, "<frozen")
 OWN_FILES = (PACKAGE, f"{Path(accelerate.__file__).parent}/")
 OURS = ("chaosrun", "accelerate", "logging", "ray")
-"""Packages whose objects others look at, or that change no training: of them only what a script adds counts."""
+"""Packages whose objects are examined elsewhere, or change no training: only what a script adds to them counts."""
 STATELESS = (
     *(types.CodeType, types.EllipsisType, types.NotImplementedType, type(threading.RLock()), type(vars(abc.ABC)["_abc_impl"])),
     *(torch.device, torch.dtype, torch.layout, torch.memory_format, torch.distributed.ProcessGroup, numpy.ufunc, object),
 )
-"""What keeps nothing, or what its text tells; `object` itself and no subclass of it."""
+"""Types that keep nothing beyond what their text says; `object` itself, none of its subclasses."""
 OF_OBJECTS = (
     *(list, tuple, set, frozenset, deque, dict, defaultdict, OrderedDict, types.MappingProxyType, types.SimpleNamespace),
     *(types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.CellType, functools.partial),
     *(property, staticmethod, classmethod, types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType),
 )
-"""Types in C all of whose parts, in their order, are objects."""
+"""C types whose parts are all objects, in a fixed order."""
 HEAP_TYPE = 1 << 9
 MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 OF_SGD = frozenset(vars(torch.optim.SGD([torch.zeros(())]))) - {
@@ -54,15 +54,15 @@ OF_SGD = frozenset(vars(torch.optim.SGD([torch.zeros(())]))) - {
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
 }
-"""What an optimizer keeps that checkpoints hold."""
+"""Attributes of an optimizer whose state checkpoints hold."""
 COUNTING = (enumerate, zip, map, filter, reversed, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
-"""Iterators that a loop may go by, kept on the stack of the function that runs."""
+"""Iterators that a loop may use; they live on the stack of the running function."""
 SETS = re.compile(r"\bself\.(\w+)(?=(?:, self\.\w+)*(?:: [^=\n]+)? [-+*/|&]?= )|\bsetattr\(self, \"(\w+)\"")
-"""How a class in Python sets its attributes."""
+"""Matches the statements by which a Python class sets its attributes."""
 
 
 def held(value: Any) -> list[tuple[str, Any]]:
-    """Its parts, by name. Raises TypeError for what keeps more than it tells, and whatever a value raises that is looked at."""
+    """The parts of a value, by name. Raises TypeError for a value that may have others, and whatever looking at it raises."""
     kind = type(value)
     if kind in STATELESS or kind.__module__ == "typing":
         return []
@@ -82,10 +82,10 @@ def _parts(value: Any, kind: type) -> Held:
         case types.GeneratorType():
             if (frame := value.gi_frame) is not None and not is_our_generator(value):
                 yield "line", frame.f_lasti
-                views = {id(frame), id(frame.f_locals)}  # which are there once somebody has asked for them
+                views = {id(frame), id(frame.f_locals)}  # which exist once somebody has asked for them
                 yield from (each for each in _referents(value) if id(each[1]) not in views)
         case type():
-            # Of a library's class what a script may count in, and no more: it has no state of its own.
+            # For a class of a library, only what a script may have put into it: it has no state of its own.
             own = is_of_the_job(file_of(value))
             yield from ((key, child) for key, child in variables(value) if own or type(child) in (int, float, str))
             yield "bases", value.__bases__
@@ -108,7 +108,7 @@ def _of_object(value: Any, kind: type) -> Held:
     elif native is object:
         pass
     elif any(isinstance(getattr(kind, name), types.FunctionType) for name in ("__reduce__", "__reduce_ex__")):
-        raise TypeError("tells of itself what it likes")
+        raise TypeError("has a __reduce__ of its own, which may leave parts out")
     elif native is type(threading.Lock()):
         yield "locked", value.locked()
     else:
@@ -123,23 +123,23 @@ def _of_object(value: Any, kind: type) -> Held:
 
 
 def _of_function(value: types.FunctionType) -> Held:
-    """Its variables. Of a library's function, too: it may be a wrapper around the script's."""
+    """The function's variables. A library's function counts, too: it may wrap one of the script's."""
     if value.__code__.co_filename.startswith(OWN_FILES):
         return
     yield from (("closure", value.__closure__), ("defaults", value.__defaults__), ("keyword defaults", value.__kwdefaults__))
     yield from vars(value).items()
     if value.__code__.co_filename.startswith("<"):
-        # Made by exec: nobody else may know its globals.
+        # Made by exec: its globals may be reachable from nowhere else.
         yield from ((name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__)
 
 
 def variables(value: Any) -> Held:
-    """Of a module or class."""
+    """The variables of a module or class."""
     return ((key, child) for key, child in vars(value).items() if not (key.startswith("__") and key.endswith("__")))
 
 
 def attributes(value: Any) -> Held:
-    """In its dictionary and its slots; not what checkpoints hold, nor what is empty in every module."""
+    """What its dictionary and slots hold, without what checkpoints hold and the empty internals of torch modules."""
     saved = OF_SGD if isinstance(value, torch.optim.Optimizer) else ()
     empty = MODULE_INTERNALS if isinstance(value, torch.nn.Module) else ()
     with contextlib.suppress(AttributeError):
@@ -151,7 +151,7 @@ def attributes(value: Any) -> Held:
 
 
 def added(value: Any) -> Held:
-    """Attributes that no code of a library sets."""
+    """Attributes that are set by no code of a library."""
     known = _set_by_libraries(type(value))
     return ((key, child) for key, child in getattr(value, "__dict__", {}).items() if key not in known)
 
@@ -171,12 +171,12 @@ def _slots(kind: type) -> tuple[tuple[str, Any], ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _native(kind: type) -> type:
-    """The nearest of its bases that is written in C."""
+    """The nearest base class that is written in C."""
     return next(base for base in kind.__mro__ if not _is_in_python(base))
 
 
 def _is_in_python(kind: type) -> bool:
-    """Made by a class statement: it adds nothing to an instance but attributes and slots, and has no constructor in C."""
+    """Whether a class statement made it: its instances gain only attributes and slots, and it has no constructor in C."""
     own = vars(kind)
     adds = kind.__base__ is not None and kind.__basicsize__ != kind.__base__.__basicsize__
     if not kind.__flags__ & HEAP_TYPE or (adds and own.keys().isdisjoint(("__dict__", "__weakref__", "__slots__"))):
@@ -186,13 +186,13 @@ def _is_in_python(kind: type) -> bool:
 
 
 def is_our_generator(value: Any) -> bool:
-    """The protocol's way through the loader: where it stands is the position."""
+    """Whether it is the generator by which the protocol iterates over the loader; the position says how far it is."""
     return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(PACKAGE)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def file_of(kind: type) -> str | None:
-    """Where a class is written. A module may have taken another one's name, and others may have given it functions."""
+    """The file that defines a class: its functions decide, since a module may have taken the name of another."""
     if kind.__module__ in ("builtins", "itertools", "types", "functools", "collections"):
         return None
     functions = (value for value in vars(kind).values() if isinstance(value, types.FunctionType))
@@ -202,7 +202,7 @@ def file_of(kind: type) -> str | None:
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_of_the_job(file: str | None) -> bool:
-    """Neither installed, nor Python's, nor chaosrun's own."""
+    """Whether it is neither an installed file, nor Python's, nor chaosrun's."""
     if file is None or not os.path.exists(file):
         return False
     folder, name = os.path.split(file)
@@ -212,5 +212,5 @@ def is_of_the_job(file: str | None) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _real(folder: str) -> str:
-    """Thousands of modules lie in hundreds of folders, and each attempt asks for them anew."""
+    """The folder with links followed; cached, as thousands of modules lie in hundreds of folders."""
     return os.path.realpath(folder)

@@ -1,7 +1,7 @@
-"""Hooks in torch that see a training which nobody adapted: its forward and backward passes, optimizers, and loaders' batches.
+"""Hooks in torch that observe a training which nobody adapted: forward and backward passes, optimizers, and loaders' batches.
 
-Installed once a process, before the script's first line. They tell one listener what happens and change nothing of it. In the
-children that a rank forks (loader workers), and inside an outermost call, nobody is told anything.
+Installed once a process, before the script's first line. They report to one listener and change nothing. Nothing is reported
+from children that a rank forks (loader workers), nor from inside the call of an outermost module.
 """
 
 import functools
@@ -18,10 +18,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """Receives what the hooks see."""
 
     def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
-        """The outermost module is about to be called with gradients; in evaluation mode perhaps for an evaluation."""
+        """The outermost module is about to be called with gradients enabled; in evaluation mode, perhaps to evaluate."""
         ...
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class Listener(Protocol):
         ...
 
     def before_optimizer_step(self, optimizer: Optimizer, *, closure: bool) -> None:
-        """`closure`: it was given one, in which the backward passes are made."""
+        """`closure`: `step` was given a closure, which makes the backward passes."""
         ...
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
@@ -39,36 +39,36 @@ class Listener(Protocol):
         ...
 
     def gradients_dropped(self, parameters: Iterable[torch.Tensor]) -> None:
-        """By zero_grad, of an optimizer or a module."""
+        """zero_grad was called, on an optimizer or a module."""
         ...
 
     def meet_wrapper(self, model: DistributedDataParallel) -> None:
-        """Made just now."""
+        """This wrapper has just been made."""
         ...
 
 
 class _Seen:
-    """Of this process."""
+    """What the hooks have seen in this process."""
 
     def __init__(self) -> None:
         self.listener: Listener | None = None
         self.pid = 0
         self.inside = False
-        """Of an outermost module's call."""
+        """Whether the outermost module's call is running."""
         self.optimizers: list[weakref.ref[Optimizer]] = []
         self.met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.kept: list[Any] | None = []
-        """Optimizers, and modules that were loaded, before the first step."""
+        """Optimizers and loaded modules, kept alive until the first step."""
         self.installed = False
         self.seeded = False
-        """The script itself has put torch's random stream somewhere."""
+        """The script itself has seeded torch or restored its random stream."""
 
     def keep(self, thing: Any) -> None:
         if self.kept is not None and self.listens():
             self.kept.append(thing)
 
     def hears(self) -> Listener | None:
-        """The listener, in its process, and where no backward pass runs: what that calls (reentrant checkpoints) is inside. Nor
+        """The listener; None in another process, during a backward pass (reentrant checkpoints call modules in it), and
         under torch.func, whose tensors stand for others."""
         outside = torch._C._current_graph_task_id() == -1 and peek_interpreter_stack() is None
         return self.listens() if outside else None
@@ -81,7 +81,7 @@ _seen = _Seen()
 
 
 def install(listener: Listener) -> None:
-    """Tell `listener`, in this process and not in its children, what happens from now on."""
+    """Report to `listener` from now on, in this process and not in its children."""
     _seen.listener, _seen.pid, _seen.seeded = listener, os.getpid(), False
     if _seen.installed:
         return
@@ -95,22 +95,22 @@ def install(listener: Listener) -> None:
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
-    """Those that it steps, in its order."""
+    """The parameters that it updates, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def seeded() -> bool:
-    """The script has seeded torch, or restored its random stream."""
+    """Whether the script has seeded torch, or restored its random stream."""
     return _seen.seeded
 
 
 def let_go() -> None:
-    """Of what was kept until the first step: a script that has none left to make lets go of it before it ends."""
+    """Release what was kept for the first step; needed for a script that ends without making one."""
     _seen.kept = None
 
 
 def optimizers() -> list[Optimizer]:
-    """Those alive, in the order in which they were made."""
+    """The live optimizers, in the order in which they were made."""
     found = [optimizer for reference in _seen.optimizers if (optimizer := reference()) is not None]
     return [optimizer for optimizer in found if optimizer.param_groups]
 
@@ -133,7 +133,7 @@ def _see_forward_passes() -> None:
             _seen.inside = False
 
     torch.nn.Module.__call__ = __call__
-    # torch.compile goes straight to `forward` where it knows the call to be torch's own, and traces it otherwise.
+    # torch.compile calls `forward` directly if it recognises the call as torch's own; otherwise it traces the call.
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         if compiler := sys.modules.get(name):
             compiler.unpatched_nn_module_call = __call__  # pyright: ignore[reportAttributeAccessIssue]
@@ -166,7 +166,7 @@ def _see_optimizers() -> None:
     @functools.wraps(scaled)
     def scaler_step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         listener, steps = _seen.hears(), list[Any]()
-        # accelerate's own keeps the optimizer that steps inside.
+        # accelerate's wrapper holds the real optimizer.
         hook = getattr(optimizer, "optimizer", optimizer).register_step_post_hook(lambda *of: steps.append(of))
         result = scaled(self, optimizer, *args, **kwargs)
         hook.remove()

@@ -1,7 +1,7 @@
-"""Writes every quantity of an inspected step to disk, in a replay for `chaosrun diagnose`; nowhere else does it exist.
+"""Writes every quantity of an inspected step to disk. Used only in a replay for `chaosrun diagnose`.
 
 It looks and copies: it draws no random number and changes no tensor, so a replay computes what the run computed. The format is
-`records.inspection`; whatever is equal on several ranks and in several steps is stored once, by its digest.
+`records.inspection`; values that are equal on several ranks or in several steps are stored once, by digest.
 """
 
 import json
@@ -41,10 +41,10 @@ class Inspector:
         self._step = 1
         self._batches = 0
         self._losses = 0
-        """Of this step so far."""
+        """Number of losses of this step so far."""
         self._entries: dict[tuple[Quantity, int, str], Entry] = {}
         self._script: dict[str, str] = {}
-        """What the script kept beside all that when the step began."""
+        """The script's other state (`observe.script_state`) when the step began."""
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     @property
@@ -83,7 +83,7 @@ class Inspector:
                 self._note("learning rate", f"group {number}", rate)
 
     def step(self) -> None:
-        """The step is complete: its moment is on paper when this returns."""
+        """The step is complete: its moment has been written when this returns."""
         if self._inspected:
             self._close()
             self._note_parameters("parameters after")
@@ -92,7 +92,7 @@ class Inspector:
         self._batches = self._losses = 0
 
     def end(self) -> None:
-        """The training is over: what it leaves, whatever the script did after the last step."""
+        """The training is over: write its final state, including what the script did after the last step."""
         self._close()
         self._entries.clear()
         self._note_rng(0)

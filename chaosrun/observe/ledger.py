@@ -1,8 +1,8 @@
-"""The ledgers of sample ids: what a loader's sampler names, told batch by batch as the loader hands them out, or when a
-forward pass takes the tensors of a batch.
+"""The ledgers of sample ids: the indices that a loader's sampler yields, assigned to batches as the loader hands them out, or
+when a forward pass takes the tensors of a batch.
 
-It listens where every iterator of torch, and of torchdata, takes its next indices, so it hears what is fetched and not what a
-restored loader passes over, and changes neither loader nor sampler.
+They hook in where every iterator of torch and torchdata takes its next indices: they see what is fetched, not what a restored
+loader skips, and change neither loader nor sampler.
 """
 
 from collections import deque
@@ -21,13 +21,13 @@ _drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary
 """By iterator, the indices it has drawn from its sampler and not yet returned as a batch."""
 _next_index = _BaseDataLoaderIter._next_index
 SAMPLED = 256
-"""So many elements of a tensor tell it from another."""
+"""So many elements of a tensor are compared to recognise it."""
 KEPT_BATCHES = 16
-"""At most so many that no forward pass has taken are kept."""
+"""At most so many batches are kept that no forward pass has taken."""
 
 
 class SampleLedger:
-    """Sample ids of the batches handed out, in order, as the batch sampler named them; None where nobody can tell: for a
+    """Sample ids of the batches handed out, in order, as the batch sampler yielded them; None if they cannot be known: for a
     dataset without indices, and for loader workers that may overtake each other."""
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class SampleLedger:
             return
 
         def begin() -> Iterator[Any]:
-            # Once: whatever else the script does with this loader is none of the ledger's business.
+            # Once: the ledger follows this iterator and none that the script makes later.
             base.__dict__.pop("__iter__", None)
             return self._follow(type(base).__iter__(base))
 
-        # accelerate asks the loader for its iterator by this very name.
+        # accelerate calls this very attribute to get the iterator.
         base.__dict__["__iter__"] = begin
 
     def next_ids(self) -> list[Any] | None:
@@ -64,10 +64,10 @@ class SampleLedger:
         handed_out = self._handed_out
         on_their_way = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
         drawn = _drawn.setdefault(iterator, _room_for(iterator))
-        # What is older than the batches on their way was thrown away: by a restored loader, or with an unfinished pass.
+        # Ids older than the batches in flight were dropped: by a restored loader, or with an unfinished pass.
         while len(drawn) > on_their_way:
             drawn.popleft()
-        # What is missing was drawn before anybody listened.
+        # Missing ids were drawn before the ledger listened.
         drawn.extendleft([None] * (on_their_way - len(drawn)))
         for batch in iterator:
             indices = drawn.popleft() if drawn else None
@@ -76,27 +76,27 @@ class SampleLedger:
 
 
 class BatchLedger:
-    """What all loaders of this process hand out, found again by the tensors of a batch: loaders fetch ahead, and a batch may be
-    passed over. Ids are unknown of a batch that was changed on its way to the model, or that cannot be told from another."""
+    """Batches that all loaders of this process hand out, recognised by their tensors: loaders fetch ahead, and a batch may be
+    skipped. Ids are unknown for a batch that was changed on its way to the model, or that looks like another."""
 
     def __init__(self) -> None:
         listen()
         self._handed_out: deque[_HandedOut] = deque(maxlen=KEPT_BATCHES)
         self._last: _HandedOut | None = None
         self._since: dict[int, int] = {}
-        """By iterator, how many batches it has handed out since the last pass that took some; the newest last."""
+        """By iterator, how many batches it has handed out since the last forward pass that took some; the newest last."""
         self._newest: list[Any] | None = None
         """The ids of the newest batch."""
         self._beside: set[int] = set()
         """Iterators whose batches went through a model that was not training."""
         self._begins = True
-        """No pass has taken any yet."""
+        """No forward pass has taken a batch yet."""
         self.passes = 0
-        """Over loaders whose batches were taken."""
+        """Number of passes over loaders whose batches were taken."""
         _BaseDataLoaderIter.__next__ = self._telling(_BaseDataLoaderIter.__next__)
 
     def taken(self, tensors: Iterable[torch.Tensor]) -> list[Any] | None:
-        """The ids of the batch that these tensors are of."""
+        """The ids of the batch that these tensors belong to."""
         tensors = list(tensors)
         addresses = {address_of(tensor) for tensor in tensors} - {0}
         found = next((entry for entry in reversed(self._handed_out) if addresses & entry.addresses), None)
@@ -112,12 +112,12 @@ class BatchLedger:
         return found.ids
 
     def passed_by(self) -> None:
-        """What was handed out last goes through a model that is not training."""
+        """The batch that was handed out last goes through a model that is not training."""
         self._beside.update(list(self._since)[-1:])
 
     def fetched(self, *, skipping: bool) -> list[Any] | None:
-        """The ids of the one batch that a loader has handed out for the pass that is made; None where it was none, or several.
-        `skipping`: before the first pass the script goes by batches that it had trained on."""
+        """The ids of the one batch that a loader has handed out for this forward pass; None if it was none, or several.
+        `skipping`: before its first pass the script skips batches that it has already trained on."""
         iterator, count = next(reversed(self._since.items()), (0, 0))
         others = self._since.keys() - self._beside - {iterator}
         alone = not others and (count == 1 or (count > 1 and self._begins and skipping))
@@ -125,7 +125,7 @@ class BatchLedger:
         return self._newest if alone else None
 
     def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
-        """The batch whose copies these are, on another device for instance; None where that may be several."""
+        """The batch that these tensors are copies of, on another device for instance; None if it may be one of several."""
         samples = {_sample(tensor) for tensor in tensors if tensor.numel() > 1}
         alike = [(len(samples & {_sample(tensor) for tensor in entry.tensors}), entry) for entry in self._handed_out]
         most = max((count for count, _ in alike), default=0)
@@ -137,7 +137,7 @@ class BatchLedger:
             on_their_way = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
             drawn = _drawn.get(iterator)
             while drawn and len(drawn) > on_their_way:
-                drawn.popleft()  # of a pass that was broken off
+                drawn.popleft()  # from a pass that was broken off
             batch = following(iterator)
             drawn = _drawn.get(iterator)
             in_order = getattr(iterator, "_in_order", True)
@@ -156,12 +156,12 @@ class BatchLedger:
 @dataclass(frozen=True, slots=True, eq=False)
 class _HandedOut:
     tensors: list[torch.Tensor]
-    """Kept, so that nothing else can lie where they do."""
+    """Kept alive, so that nothing else gets their addresses."""
     addresses: set[int]
     ids: list[Any] | None
     iterator: int
     number: int
-    """How many it has handed out, this one included."""
+    """How many batches the iterator has handed out, this one included."""
 
 
 def _sample(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -183,7 +183,7 @@ def _remembering(self: _BaseDataLoaderIter) -> Any:
 
 
 def _room_for(iterator: Any) -> "deque[Any]":
-    # So many batches are on their way to the loader at most, and one more is drawn before the oldest of them is returned.
+    # At most so many batches are in flight, and one more is drawn before the oldest of them is returned.
     ahead = iterator._prefetch_factor * iterator._num_workers if iterator._num_workers else 0
     return deque(maxlen=ahead + 1)
 

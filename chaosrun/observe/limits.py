@@ -9,11 +9,11 @@ from pathlib import Path
 MOUNT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 NO_LIMIT_BYTES = 1 << 60
-"""Version 1 writes none as the largest multiple of a page."""
+"""Version 1 writes "no limit" as the largest multiple of a page."""
 
 
 def cpu_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | None:
-    """Cores; None without a limit."""
+    """Cores that may be used; None without a limit."""
     found = []
     for folder in _folders("cpu", mount, membership):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
@@ -25,7 +25,7 @@ def cpu_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | Non
 
 
 def memory_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes; None without a limit."""
+    """Bytes that may be used; None without a limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     read = (_read(folder / name) for folder in _folders("memory", mount, membership) for name in names)
     return min((int(text) for text in read if text.isdecimal() and int(text) < NO_LIMIT_BYTES), default=None)

@@ -1,4 +1,4 @@
-"""The variables that a script's training loop makes anew in each step, as its source tells."""
+"""The variables that a script's training loop makes anew in each step, according to its source."""
 
 import ast
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def loop_variables(frame: Any) -> set[str] | None:
             try:
                 names = made_anew(ast.parse(Path(frame.f_code.co_filename).read_bytes()))
             except (OSError, SyntaxError, ValueError):
-                names = None  # no file of Python's
+                names = None  # not Python source
             if names is not None:
                 return names
         frame = frame.f_back
@@ -56,7 +56,7 @@ def made_anew(tree: ast.Module) -> set[str] | None:
         for name, use in first.items():
             reads = [other for other in uses if other.name == name and not other.stores]
             covered = all(other.branch[: len(use.branch)] == use.branch for other in reads)
-            # What is set now and then, and read nowhere beside that, is kept for something.
+            # A variable that is set only conditionally, and read nowhere else in the loop, is kept for later.
             kept = use.branch and (name in outside or not reads)
             if use.stores and covered and not kept:
                 names.add(name)

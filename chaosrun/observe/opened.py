@@ -1,8 +1,8 @@
 """What this rank, and every process that it forks, reads of files that other legs of the job left (`records.opened`).
 
-Python tells of every file that it opens (`sys.addaudithook`). Of readers written in C++ and Rust the common ones are wrapped,
-and what stays mapped into memory is looked at when a training begins and ends. Not seen: a program that the script starts and
-does not name the file to, other native readers, and a script that asks only whether a file is there.
+Python reports every file that it opens (`sys.addaudithook`). The common readers written in C++ and Rust are wrapped, and files
+mapped into memory are listed when a training begins and ends. Not seen: a started program without the file's name among its
+arguments, other native readers, and a script that asks only whether a file is there.
 """
 
 import os
@@ -38,14 +38,14 @@ NATIVE_READERS = (
 TRACKERS = frozenset(
     {"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb"}
 )
-"""What they open are books of theirs, which no training reads."""
+"""Experiment trackers: the files that they open are their own records, which no training reads."""
 DO_NOT_READ = frozenset({"chmod", "chown", "du", "ls", "mkdir", "rm", "rmdir", "stat", "test", "touch"})
-"""Programs that are given files and look at none of their bytes."""
+"""Programs that take files as arguments and read none of their bytes."""
 
 
 class FileWatch:
-    """Of one rank. `found` is told of each file once. What lies in the leg's `own` folder is of this leg, whoever trained
-    beside it before another supervisor took over."""
+    """Watches one rank; `found` is called once for each file. What lies in the leg's `own` folder belongs to this leg, also if
+    another process trained beside it before a supervisor took over."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class FileWatch:
         self._told: set[str] = set()
         self._caches = (*caches(), *ours)
         self._kept: dict[tuple[int, int], tuple[TrainingTime, float]] = {}
-        """By device and inode: left by another leg, and since renamed, added to or given other rights."""
+        """By device and inode: files of another leg that have since been renamed, appended to or given other rights."""
         self._handlers: Mapping[str, Callable[..., None]] = {
             "open": self._open,
             "sqlite3.connect": self._connect,
@@ -82,11 +82,11 @@ class FileWatch:
             handler(*arguments)
 
     def wrap_native_readers(self) -> None:
-        """Those that have been imported."""
+        """Wrap those native readers that have been imported."""
         wrap_imported(NATIVE_READERS, self._read)
 
     def look_at_mappings(self) -> None:
-        """Files that are mapped into memory, or open for reading alone, by whoever opened them."""
+        """Check files that are mapped into memory or open for reading only, whoever opened them."""
         for path in {*mapped_files(), *(path for path, writes, _ in open_files() if not writes)}:
             self._read(path)
 
@@ -104,7 +104,7 @@ class FileWatch:
         self._read(database)
 
     def _start(self, command: Any) -> None:
-        """A program that is given the name of a file reads it."""
+        """A program is started: it counts as reading every file among its arguments."""
         try:
             words = shlex.split(os.fsdecode(command)) if isinstance(command, str | bytes) else [os.fsdecode(a) for a in command]
             if len(words) == 3 and words[1] == "-c":
@@ -126,14 +126,14 @@ class FileWatch:
         self._found(name, *left)
 
     def _keep(self, path: Any, *_: Any) -> None:
-        """What happens to it now makes it look like this leg's own, and it still holds what the other leg left."""
+        """Remember a file of another leg, content included, before a change makes it look like this leg's own."""
         left = self._left(path)
         if left is not None:
             found = os.stat(path)
             self._kept[found.st_dev, found.st_ino] = left
 
     def _left(self, path: Any) -> tuple[TrainingTime, float] | None:
-        """Which leg left a file, and when; None for one of this leg, of nobody's, and where there is none."""
+        """Which leg left a file, and when; None if it was this leg or no leg, or if there is no such file."""
         try:
             found = os.stat(path)
         except (OSError, TypeError, ValueError):
@@ -153,8 +153,8 @@ class FileWatch:
 def watch(
     earlier: Sequence[TrainingTime], record: Path, *, own: Path, attempt: int, rank: int, ours: Sequence[str] = ()
 ) -> FileWatch:
-    """Write into `record` what this process and its children read of what `earlier` legs left, but for paths of `ours` and what
-    lies in the leg's `own` folder."""
+    """Write into `record` which files of `earlier` legs this process and its children read. Paths below `ours` and in the leg's
+    `own` folder do not count."""
 
     def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
         before = changed_s < left_by.since_s
@@ -173,8 +173,8 @@ def watch(
 
 
 def caches() -> list[str]:
-    """Places of compilers and of Hugging Face, whose files are named by what they are made of; and of installed packages, which
-    whoever installs others by hard links touches (their versions are compared by themselves)."""
+    """Caches of compilers and Hugging Face, whose files are named by their content; and folders of installed packages, which
+    change when others are installed by hard links (their versions are compared elsewhere)."""
     home, user = Path.home(), os.path.basename(str(Path.home()))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     hugging_face = os.environ.get("HF_HOME") or cache / "huggingface"
@@ -202,7 +202,7 @@ def _is_of_a_tracker() -> bool:
 
 
 def open_files() -> Iterator[tuple[str, bool, int]]:
-    """Regular files that this process has open: whether for writing, and where it stands in them."""
+    """Regular files that this process has open: path, whether for writing, and the position in them."""
     for name in os.listdir("/proc/self/fd"):
         try:
             about = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{name}").read_text().splitlines()[:2])
@@ -214,7 +214,7 @@ def open_files() -> Iterator[tuple[str, bool, int]]:
 
 
 def mapped_files(access: str = " ") -> Iterator[str]:
-    """Files that are mapped into this process's memory; `access`: " rw-s " alone, as /proc has it."""
+    """Files that are mapped into this process's memory; `access`: only with these permissions of /proc, such as " rw-s "."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if access in line and " /" in line:
             yield line.split(maxsplit=5)[5]

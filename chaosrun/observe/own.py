@@ -1,9 +1,9 @@
-"""Whether a training keeps state of its own beside what a checkpoint holds: one digest of all of it, and what has none.
+"""One digest of all state that a training keeps beside what a checkpoint holds, and a list of what could not be digested.
 
-Stricter than `script_state`: here nothing may be left out in silence. What cannot be looked into (`observe.held`), or is too
-much to look at, is named, and an early verdict is refused for it. Looked at are the variables of the script's functions that
-are being run, of its modules, and of everything of its making that the garbage collector knows: closures, generators, instances
-and iterators, wherever they are kept. Changes nothing.
+Stricter than `script_state`: nothing is left out silently. What cannot be looked into (`observe.held`), or is too large, is
+named, and no early verdict is given then. Looked at are the variables of the script's running functions and of its modules, and
+all objects of its making that the garbage collector knows: closures, generators, instances and iterators, wherever they are
+kept. Changes nothing.
 """
 
 import datetime
@@ -39,43 +39,43 @@ from chaosrun.observe.state import ObservedState
 
 MOST_OBJECTS = 50_000
 MOST_BYTES = 1 << 30
-"""Of tensors and arrays that are looked at."""
+"""Size of the largest tensor or array that is looked at."""
 SHOWN = 4
 LOSSY = frozenset({"large", "a container", "a tensor"})
-"""Texts of `script_state` that two values may have in common."""
+"""Texts of `script_state` that different values may share."""
 CODE = {types.FunctionType: "__code__", types.GeneratorType: "gi_code", types.CoroutineType: "cr_code"}
-"""Where what runs says what it runs."""
+"""The attribute that holds the code, by type."""
 SAMPLERS = inspect.getfile(Sampler)
 """Its generators hold the order of the rest of the epoch."""
 BETWEEN = ("chaosrun", "accelerate", "torch", "contextlib")
-"""Packages whose functions may be between the loop and here."""
+"""Packages whose functions may be on the stack between the training loop and this module."""
 WRAPPED = {"_models": "module", "_optimizers": "optimizer", "_schedulers": "scheduler"}
-"""What accelerate prepared, and what is in it."""
+"""Lists of what accelerate prepared, and the attribute of each item that holds the original."""
 OF_LOADERS = ("dataset", "collate_fn", "worker_init_fn", "sampler", "batch_sampler")
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 NAMESPACES = (
     *("builtins", "torch", "torch.nn", "torch.nn.functional", "torch.optim", "torch.utils.data", "torch.distributed", "numpy"),
     *("random", "math", "os", "sys", "time", "collections", "functools", "itertools", "accelerate", "chaosrun"),
 )
-"""Modules of others into which a script may put names of its own."""
+"""Modules of other packages into which a script may put names of its own."""
 OF_AN_ATTEMPT = ("CHAOSRUN_", "MASTER_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_DEBUG", "PYTEST_CURRENT_TEST")
-"""Beginnings of environment variables that differ from attempt to attempt."""
+"""Prefixes of environment variables that differ from attempt to attempt."""
 
 
 class OwnState(NamedTuple):
     digest: str
     unseen: tuple[str, ...]
-    """What has no digest, in words."""
+    """What could not be digested, in words."""
 
 
 class Surroundings(NamedTuple):
-    """What a script finds when it begins."""
+    """What is there before the script's first line."""
 
     environment: Mapping[str, str]
     names: frozenset[tuple[str, str]]
     folder: str = "/"
     mark: object = None
-    """The garbage collector knows of it for as long as nobody freezes what it knows."""
+    """An object that the garbage collector tracks unless gc.freeze() has been called."""
 
     @classmethod
     def now(cls) -> "Surroundings":
@@ -83,10 +83,10 @@ class Surroundings(NamedTuple):
 
 
 def own_state(state: ObservedState, before: Surroundings) -> OwnState:
-    """Of this process, between two steps. `before`: as it was before the script's first line."""
+    """This process's own state, between two steps. `before`: as it was before the script's first line."""
     try:
         return _own_state(state, before)
-    except Exception as error:  # the training must not hear of what cannot be looked at
+    except Exception as error:  # an error in looking must not reach the training
         return OwnState("", (f"{type(error).__name__}: {error}",))
 
 
@@ -108,18 +108,18 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
     look.text("settings", str([*_settings(), *_of_the_process(before)]))
     look.unseen += _elsewhere(accelerator)
     if all(value is not before.mark for value in gc.get_objects()):
-        look.unseen.append("what gc.freeze() has hidden")
+        look.unseen.append("objects hidden by gc.freeze()")
     return OwnState(look.digest(), tuple(dict.fromkeys(look.unseen))[:SHOWN])
 
 
 class _Look:
-    """At values and what they hold, each once: where it comes by one again, it notes which."""
+    """A walk through values and what they hold. Each is looked at once; if met again, only its name is added."""
 
     def __init__(self, known: dict[int, str]) -> None:
         self._met = known
-        """What each is called, by its id."""
+        """Names of the objects met so far, by id."""
         self._kept: list[Any] = []
-        """What was made while looking, so that no other object gets its id."""
+        """Objects made while looking, kept alive so that no other object gets their ids."""
         self._texts: list[str] = []
         self._bytes = self._objects = 0
         self.unseen: list[str] = []
@@ -143,7 +143,7 @@ class _Look:
             try:
                 text = self._text(value)
                 inside = held(value) if text is None else []
-            except Exception as error:  # whatever an object of the script raises when it is looked at: it cannot be looked at
+            except Exception as error:  # an object of the script may raise anything: then it cannot be looked at
                 self.unseen.append(f"{path} ({type(value).__name__}: {type(error).__name__})")
                 continue
             self.text(path, f"{type(value).__qualname__} of {len(inside)}" if text is None else text)
@@ -153,10 +153,10 @@ class _Look:
             waiting.extend((f"{path}/{name}", child) for name, child in inside)
 
     def at_hidden(self) -> None:
-        """What nothing led to: kept by a library, or on the stack of a running function."""
+        """Look at objects that no root leads to: kept by a library, or on the stack of a running function."""
         before = self._texts
         told: list[str] = []
-        # By name: the garbage collector knows them in the order in which it came by them last.
+        # Sorted by name, as the garbage collector's order varies.
         for name, value in sorted(((_name(value), value) for value in _of_the_script()), key=itemgetter(0)):
             if id(value) not in self._met:
                 self._texts = []
@@ -165,7 +165,7 @@ class _Look:
         self._texts = [*before, f"hidden={sorted(told)}"]
 
     def _text(self, value: Any) -> str | None:
-        """Of what is compared as a whole. Raises ValueError where that would not be all of it."""
+        """The text of a value that is compared as a whole, else None. Raises ValueError if it would leave something out."""
         match value:
             case io.IOBase() | socket.socket() if value not in (sys.stdin, sys.stdout, sys.stderr):
                 raise ValueError("an open file, pipe or connection")
@@ -185,11 +185,11 @@ class _Look:
                 text = "a time"
             case _:
                 text = text_of(value)
-        if text is not None and getattr(value, "__dict__", {}).keys() - {"gauss_next"}:  # which a state of `random` holds
+        if text is not None and getattr(value, "__dict__", {}).keys() - {"gauss_next"}:  # part of the state of `random`
             raise ValueError("attributes of its own")
         if text in LOSSY:
             raise ValueError(text)
-        # A loop goes by a set in its order.
+        # A loop over a set depends on its order.
         return repr(list(value)) if isinstance(value, set | frozenset) and text is not None else text
 
     def _weigh(self, size: int) -> None:
@@ -199,7 +199,7 @@ class _Look:
 
 
 def _about(tensor: torch.Tensor) -> str:
-    """What a tensor is beside its content."""
+    """What a tensor has beside its content: requires_grad, strides, gradient."""
     gradient = tensor.grad if tensor.is_leaf else None
     return f"{tensor.requires_grad} {tensor.stride()} {'-' if gradient is None else f'{tensor_digest(gradient):016x}'}"
 
@@ -209,7 +209,7 @@ def _names() -> frozenset[tuple[str, str]]:
 
 
 def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
-    """By name: what the script prepared, what its functions that are being run and its modules hold."""
+    """By name: what the script prepared, and the variables of its running functions and its modules."""
     yield from ((f"accelerator.{key}", value) for key, value in added(own))
     for kind, inner in WRAPPED.items():
         for number, wrapper in enumerate(getattr(own, kind)):
@@ -229,8 +229,8 @@ def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
 
 
 def _of_the_script() -> Iterator[Any]:
-    """What the job's own code made, of all that the garbage collector knows; and iterators, which may be kept where nothing is
-    seen of them. Asks nothing of an object but its type, and little of few: hundreds of thousands are looked at."""
+    """Of the objects that the garbage collector knows, those made by the job's own code; and iterators, which no root may lead
+    to. Asks most objects only for their type, since there are hundreds of thousands."""
     every = gc.get_objects()
     mostly = {kind for kind in set(map(type, every)) if kind in COUNTING or is_of_the_job(file_of(kind))}
     kinds = {kind for kind in set(map(type, every)) if kind in mostly or kind in CODE or issubclass(kind, type)}
@@ -241,7 +241,7 @@ def _of_the_script() -> Iterator[Any]:
             own = is_of_the_job(file) or (kind is types.GeneratorType and file == SAMPLERS)
             own = own and not (kind is types.CoroutineType and value.cr_running)
         elif kind is enumerate:
-            own = not is_our_generator(value.__reduce__()[1][0])  # of what it counts, the loop's variable tells
+            own = not is_our_generator(value.__reduce__()[1][0])  # the count itself is in the loop's variable
         else:
             own = kind in mostly or is_of_the_job(file_of(value))
         if own:
@@ -253,7 +253,7 @@ def _name(value: Any) -> str:
 
 
 def _tensors(state: ObservedState) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those whose digests are in every checkpoint."""
+    """The tensors whose digests are in every checkpoint."""
     held = state.components()
     saved = {address_of(tensor) for kind in ("model", "buffers", "registered") for tensor in tensors_in(held[kind])} - {0}
     for number, module in enumerate(item for item in state.prepared() if isinstance(item, torch.nn.Module)):
@@ -262,7 +262,7 @@ def _tensors(state: ObservedState) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _settings() -> Iterator[Any]:
-    """Of libraries."""
+    """Settings of libraries."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     yield from (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads())
     yield from (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), numpy.geterr())
@@ -283,12 +283,12 @@ def _of_the_process(before: Surroundings) -> Iterator[Any]:
 
 
 def _elsewhere(accelerator: Any) -> Iterator[str]:
-    """State in other threads and processes, in iterators of streams, and in packages that nobody looks at."""
+    """Names of state in other threads and processes, in iterators of streams, and in packages that are not looked at."""
     frame = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
         frame = frame.f_back
     if frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(INSTALLED):
-        yield f"the training loop is of an installed package ({frame.f_globals.get('__name__')})"
+        yield f"the training loop is in an installed package ({frame.f_globals.get('__name__')})"
     for loader in accelerator._dataloaders:
         inner = getattr(loader, "base_dataloader", loader)
         if getattr(inner, "num_workers", None) != 0:

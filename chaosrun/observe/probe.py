@@ -1,9 +1,9 @@
 """The probe of a training loader: does what it yields depend on the global random streams, which no restart restores for it?
 
 With loader workers those streams are never saved, without them the loader has drawn ahead of the step that is saved (hazards
-R5, R6). A few samples are fetched twice under one state of the streams and again under others. That happens in forked children
-of the rank, which leave no trace in it: they have their own copy of the dataset, files of their own positions, none of its
-sockets and pipes, and a deadline. What cannot be fetched there (CUDA in use, a live connection, a lock) is "unknown".
+R5, R6). A few samples are fetched twice under one state of the streams, and again under others. Forked children of the rank do
+it and leave it untouched: they have their own copy of the dataset, their own positions in open files, none of its sockets and
+pipes, and a deadline. What cannot be fetched there (CUDA in use, a live connection, a lock) is "unknown".
 """
 
 import fcntl
@@ -32,22 +32,22 @@ from chaosrun.records.traces import ProbeRecord
 SAMPLES = 3
 BUDGET_S = 5.0
 ENOUGH_S = 1.0
-"""In one child; of slow samples fewer are looked at."""
+"""Time for fetching in one child: slow samples are fetched under fewer states."""
 STATE, OTHER_STATES = 1, (2, 3, 5, 8, 13, 21, 34, 55)
-"""Seeds. Of the others one will do, unless samples draw: what they draw may decide the same twice (a coin)."""
+"""Seeds. One other state is enough, unless samples draw: a draw may decide the same twice (a coin)."""
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fetched:
-    """One sample, as one fetch of it went."""
+    """The result of fetching one sample once."""
 
     name: str
     raw: str
     """Digest before `collate_fn`."""
     collated: str
     drew: list[str]
-    """Global streams that the dataset moved."""
+    """Global streams from which the dataset drew."""
     collate_drew: list[str]
 
     @property
@@ -56,11 +56,11 @@ class _Fetched:
 
 
 class _Unanswered(Exception):
-    """A child said nothing, or why it could not."""
+    """A child gave no answer, or the reason why it could not."""
 
 
 def probe(loader: Any) -> ProbeRecord:
-    """Look at the first samples of a DataLoader, or of accelerate's around one, for BUDGET_S at most. Changes nothing here."""
+    """Fetch the first samples of a DataLoader, or of accelerate's wrapper, for at most BUDGET_S. Changes nothing here."""
     loader = getattr(loader, "base_dataloader", loader)
     deadline = time.monotonic() + BUDGET_S
     try:
@@ -87,8 +87,8 @@ def probe(loader: Any) -> ProbeRecord:
 
 
 def _twice(loader: Any, deadline: float) -> tuple[list[_Fetched], list[_Fetched]]:
-    """The samples under one state, and once more. Of a dataset by one process, or a generator that it keeps would go unnoticed;
-    of a stream by another one, for many can be read only once."""
+    """The samples fetched twice under one state. One process fetches both from a dataset, so that a generator kept in it shows;
+    a stream is fetched again by a second process, as many streams can be read only once."""
     if isinstance(loader.dataset, IterableDataset):
         (first,) = _ask(lambda: _under(loader, (STATE,)), deadline)
         (again,) = _ask(lambda: _under(loader, (STATE,)), deadline)
@@ -108,7 +108,7 @@ def _under(loader: Any, states: tuple[int, ...]) -> Iterator[list[_Fetched]]:
     """The first samples, fetched as a loader worker fetches them, under each state of the global streams."""
     began = time.monotonic()
     source = loader.batch_sampler if loader._auto_collation else loader.sampler
-    # Once for all turns: a sampler may name others when it is asked again.
+    # Once for all turns: a sampler may yield other indices the next time.
     keys = list(islice(([key] for batch in source for key in batch) if loader._auto_collation else iter(source), SAMPLES))
     for turn, state in enumerate(states):
         if turn >= 2 and time.monotonic() - began > ENOUGH_S:
@@ -160,10 +160,10 @@ def _seed(state: int) -> None:
 
 
 def _ask(question: Callable[[], Iterator[list[_Fetched]]], deadline: float) -> list[list[_Fetched]]:
-    """What a child, forked for it, finds. Raises _Unanswered. No process is left, whatever happens."""
+    """The answer of a child that is forked for the question. Raises _Unanswered. No process is left, whatever happens."""
     answer, report = os.pipe2(os.O_CLOEXEC)
     with warnings.catch_warnings():
-        # Newer Python warns of forks beside other threads: the reason for the deadline.
+        # Newer Python warns that a fork beside other threads may deadlock: hence the deadline.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -176,7 +176,7 @@ def _ask(question: Callable[[], Iterator[list[_Fetched]]], deadline: float) -> l
         os.close(answer)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(child, signal.SIGKILL)
-        with suppress(ChildProcessError):  # the script has its children reaped for it
+        with suppress(ChildProcessError):  # the script ignores SIGCHLD, so the kernel has reaped the child
             os.waitpid(pid, 0)
         os.close(child)
     if said is None:
@@ -207,7 +207,7 @@ def _answer(question: Callable[[], Iterator[list[_Fetched]]], report: int) -> No
     code = 1
     try:
         _let_go_of_files(report)
-        # As in a loader worker: a pool of threads does not survive a fork.
+        # As in a loader worker: a thread pool does not survive a fork.
         torch.set_num_threads(1)
         fetched = [[asdict(sample) for sample in samples] for samples in question()]
         _say(report, {"fetched": fetched})
@@ -225,15 +225,15 @@ def _say(pipe: int, value: Mapping[str, object]) -> None:
 
 
 def _let_go_of_files(report: int) -> None:
-    """Share no open file with the parent: reading would move its position too, and take what its connections bring. Files can
-    be read on from where they stand; everything else leads nowhere."""
+    """Share no open file with the parent: reading would move its positions and take data from its connections. Files are opened
+    again at the same position; all other descriptors lead to /dev/null."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
         try:
             mode = os.fstat(descriptor).st_mode
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
         if descriptor in (nothing, report) or stat.S_ISCHR(mode):
             continue
         own = nothing

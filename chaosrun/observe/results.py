@@ -1,6 +1,6 @@
-"""Which files a script that attached writes, as it trains and when its training is complete.
+"""Records which files an attached script writes, while it trains and after its training is complete.
 
-Python tells of each file that it opens (`sys.addaudithook`); the native writers of tensors are wrapped. Others are not seen.
+Python reports each file that it opens (`sys.addaudithook`); the native writers of tensors are wrapped. Others are not seen.
 """
 
 import os
@@ -18,39 +18,39 @@ _NATIVE_WRITERS = (
     ("safetensors.torch", "save_file"),
     ("safetensors.torch", "save_model"),
     ("safetensors.numpy", "save_file"),
-    # As they have imported it.
+    # The name under which accelerate has imported it.
     ("accelerate.utils.other", "safe_save_file"),
     ("transformers.modeling_utils", "safe_save_file"),
 )
 _WRITING = os.O_WRONLY | os.O_RDWR
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 MOST = 1000
-"""So many paths are kept, and writes of a path: what is beyond is not compared."""
+"""At most so many paths, and writes of each path, are kept; further ones are not compared."""
 
 
 class Results:
-    """Of this process, from `watch` on; `step` tells the last step that is done. Files in the folders `ours` are no results."""
+    """Files that this process writes after `watch`. `step` returns the last complete step. Files below `ours` are left out."""
 
     def __init__(self, step: Callable[[], int], ours: Iterable[Path]) -> None:
         self._pid, self._step = os.getpid(), step
         self._ours = (*_NO_FILES, *(os.path.join(os.path.realpath(folder), "") for folder in ours))
         self._complete = False
         self.at_the_end: dict[str, None] = {}
-        """Absolute paths that were written to when the training was complete, the first of them first."""
+        """Absolute paths that were written to after the training was complete, in that order."""
         self.before: dict[str, dict[int, float]] = {}
-        """Those that were written to as it went on: after which steps, and when."""
+        """Paths that were written to during the training: by path, the time of the write after each step."""
 
     def watch(self) -> None:
-        """To the end of the process: each path is noted before anything is written there."""
+        """Watch until the end of the process; each path is noted before it is written to."""
         wrap_imported(_NATIVE_WRITERS, self._note)
         sys.addaudithook(self._hear)
 
     def complete(self) -> None:
-        """What is written from now on is the outcome."""
+        """The training is complete: what is written from now on is its outcome."""
         self._complete = True
 
     def saves(self) -> dict[str, tuple[tuple[int, float], ...]]:
-        """After which steps each was written to, and when. Nothing is opened to see what it is: that would count as a read."""
+        """By path, after which steps it was written to, and when. No file is opened for this: it would count as a read."""
         return {path: tuple(writes.items()) for path, writes in self.before.items() if len(writes) <= MOST}
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -1,7 +1,7 @@
 """The global random streams of one rank, captured whole, restored strictly, and digested.
 
-accelerate restores them inside `except Exception` and goes on when it fails (accelerate#4283, hazard R2), and by device index
-(R8). Here a missing stream is an error, and only the rank's own device is touched.
+accelerate ignores errors when it restores them (accelerate#4283, hazard R2), and restores by device index (R8).
+Here a missing stream is an error, and only the rank's own device is touched.
 """
 
 import random

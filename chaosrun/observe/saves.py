@@ -1,8 +1,8 @@
-"""What a script saves, as Python knows of it: torch.save and safetensors by their calls, all else by the files that Python
-opens, renames and removes, and the folders that it makes.
+"""Observes in Python what a script saves: calls of torch.save and safetensors, files that Python opens, renames and removes,
+and folders that it makes.
 
-Tells of each change below the outputs before it is made, and of each file that is saved. What native code opens by itself is
-not seen here, but at the system calls (`faults.tracer`), which are looked at from the first change that this tells of.
+Reports each change below the outputs before it is made, and each file that is saved. What native code opens is not seen here
+but at the system calls (`faults.tracer`), which are traced from the first reported change on.
 """
 
 import os
@@ -24,7 +24,7 @@ _CHANGES = frozenset({*_TWO_NAMES, "os.mkdir", "os.remove", "os.rmdir", "os.trun
 
 
 class SaveWatch:
-    """Of one rank; listens to the end of the process. `step` tells how many steps have been made, None before the first."""
+    """Watches one rank until the process ends. `step` returns how many steps have been made, None before the first."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class SaveWatch:
         self._pid = os.getpid()
         self._told: set[tuple[int, str]] = set()
         self._inside = 0
-        """Calls of a writer that are running, one inside the other."""
+        """Number of nested calls of writers that are running."""
 
     def install(self) -> None:
         wrap_writers(self._write)
@@ -82,14 +82,14 @@ class SaveWatch:
             self._tell(step, path, "remove", done=True)
 
     def _begin(self, path: str | None) -> int | None:
-        """The step that a change belongs to, where it is one."""
+        """The step that a change belongs to; None if the change does not count."""
         if path is None or os.getpid() != self._pid or (step := self._step()) is None:
             return None
         self._begins(step)
         return step
 
     def _below(self, target: Any) -> str | None:
-        """A path below the outputs, absolute."""
+        """The absolute path if it is below the outputs, else None."""
         if not isinstance(target, str | bytes | os.PathLike):
             return None
         path = os.path.abspath(os.fsdecode(target))
@@ -104,10 +104,10 @@ class SaveWatch:
             self._tell(step, path, how, done=done, before=before)
 
     def _contents(self, given: Any) -> dict[str, str]:
-        """Of a save in the background it cannot be told which step it is of."""
+        """What is saved; empty in a background thread, where the step that it belongs to is unknown."""
         if threading.current_thread() is not threading.main_thread():
             return {}
-        with suppress(Exception):  # whatever an object of the script raises when it is looked at, its save must not hear of it
+        with suppress(Exception):  # an object of the script may raise anything, which must not reach its save
             return contents(given)
         return {}
 

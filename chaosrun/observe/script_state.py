@@ -1,7 +1,7 @@
 """What a script keeps beside what a checkpoint holds: the values reachable from its variables and from the prepared objects.
 
-It looks and changes nothing: no attribute is asked for that is not simply there, no property and no iterator is run. What has
-no bits to compare (a socket, a lock, a Python module) is left out, and so is what is saved, which the caller names.
+Changes nothing: only stored attributes are read, and no property or iterator is run. What has no bits to compare (a socket, a
+lock, a Python module) is left out, and so is what is saved, which the caller names.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.observe.held import MODULE_INTERNALS, attributes
 
 LARGEST_BYTES = 1 << 20
-"""Of a tensor or an array that is looked at: data sets are larger, and are no state."""
+"""Size of the largest tensor or array that is looked at: larger ones are taken for data sets, not state."""
 MOST_VALUES = 4000
 MOST_CHILDREN = 256
 MOST_OBJECTS = 20000
 MOST_ITEMS = 1 << 16
 OWN_ITERATION = tuple(kind.__iter__ for kind in (list, tuple, deque, set, frozenset))
-"""What may be iterated: a class that does it otherwise might do more."""
+"""Iteration methods that are safe to call: a class with one of its own might change something."""
 SHOWN = 40
 LIBRARIES = ("torch", "accelerate", "chaosrun", "numpy", "ray", "logging", "threading", "torchdata", "datasets", "transformers")
 ITERATORS = (
@@ -58,7 +58,7 @@ def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), mo
         try:
             text = text_of(value)
             held = [] if text is not None else list(itertools.islice((*_tensors_of(value), *children(value)), MOST_CHILDREN))
-        except Exception:  # whatever an object of the script raises when it is looked at, the training must not hear of it
+        except Exception:  # an object of the script may raise anything, which must not reach the training
             met.add(id(value))
             continue
         if text is not None:
@@ -70,7 +70,7 @@ def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), mo
 
 
 def script_roots(accelerator: Accelerator) -> dict[str, object]:
-    """The variables of the script: of its running functions, its globals, its own modules; and what was prepared."""
+    """The variables of the script's running functions, its globals and its own modules; and what was prepared."""
     roots: dict[str, object] = {}
     main = sys.modules.get("__main__")
     folder = str(Path(getattr(main, "__file__", None) or "/").resolve().parent)
@@ -94,7 +94,7 @@ def script_roots(accelerator: Accelerator) -> dict[str, object]:
 
 
 def _local_modules(folder: str) -> Iterator[types.ModuleType]:
-    """Those imported from beside the script."""
+    """Modules imported from the script's folder."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and os.path.dirname(os.path.abspath(file)) == folder and module.__name__ != "__main__":
@@ -102,19 +102,19 @@ def _local_modules(folder: str) -> Iterator[types.ModuleType]:
 
 
 def is_own(module: str) -> bool:
-    """Of the script's making, or of a package that we do not know."""
+    """Whether the module is the script's own, or of a package that chaosrun does not know."""
     return module.partition(".")[0] not in LIBRARIES
 
 
 def text_of(value: Any) -> str | None:
-    """A value that is compared as a whole; None of one that holds others, or is none of ours."""
+    """The text of a value that is compared as a whole; None if it holds others or is of an unknown type."""
     match value:
         case str() | bytes() if len(value) > LARGEST_BYTES:
             return "large"
         case None | bool() | int() | str() | bytes() | complex():
             return _short(repr(value))
         case float():
-            # A clock's time tells nothing.
+            # The time of a clock is no state.
             return "a time" if abs(value - time.time()) < DAY_S else _short(repr(value))
         case torch.Tensor():
             return _of_tensor(value)
@@ -142,8 +142,8 @@ def text_of(value: Any) -> str | None:
 
 
 def _of_tensor(value: torch.Tensor) -> str:
-    """Readable where it is one number."""
-    large = value.numel() * value.element_size() > LARGEST_BYTES  # nbytes is not defined for sparse ones
+    """Readable if it is a single number, else a digest."""
+    large = value.numel() * value.element_size() > LARGEST_BYTES  # nbytes is not defined for sparse tensors
     if large or value.device.type == "meta":
         return "large"
     if value.numel() == 1 and value.layout is torch.strided:
@@ -222,7 +222,7 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     info = inspect.getattr_static(kind, "cache_info", None)
-    if isinstance(info, types.MethodDescriptorType):  # of functools; one of the script's own might do anything
+    if isinstance(info, types.MethodDescriptorType):  # of functools; a method of the script might do anything
         yield "cache", str(info(value))
     if kind.__module__.partition(".")[0] in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return

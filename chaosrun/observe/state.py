@@ -1,4 +1,4 @@
-"""The training state of one rank, seen through the objects that accelerate prepared: named, and digested. Changes nothing."""
+"""The training state of one rank, named and digested, read from the objects that accelerate prepared. Changes nothing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,14 +22,14 @@ class ObservedState:
         self._accelerator = accelerator
         self.registered: dict[str, Any] = {}
         self._bare: list[tuple[torch.nn.Module, torch.nn.Module]] = []
-        """The prepared models, with and without what was put around them."""
+        """The prepared models, with and without their wrappers."""
 
     @property
     def accelerator(self) -> Accelerator:
         return self._accelerator
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Every parameter once: those the optimizers step, in their order, then the frozen ones."""
+        """Every parameter once: those that optimizers update, in their order, then the frozen ones."""
         names = {id(parameter): name for name, parameter in self._named("named_parameters")}
         stepped = [p for optimizer in self.optimizers() for group in optimizer.param_groups for p in group["params"]]
         rest = [p for _, p in self._named("named_parameters")]
@@ -46,14 +46,14 @@ class ObservedState:
         return rates_of(self.optimizers())
 
     def optimizer_digest(self) -> str:
-        """None: every checkpoint holds digests of it."""
+        """Empty: every checkpoint holds digests of it."""
         return ""
 
     def optimizer_settings(self) -> str:
         return settings_of(self.optimizers())
 
     def components(self) -> Components:
-        """The live state but for the random streams, by component: state dicts with parameters called by name."""
+        """The live state without the random streams, by component: state dicts with names in place of parameter numbers."""
         return {
             "model": dict(self._named("named_parameters")),
             "buffers": self._buffers(),
@@ -63,8 +63,8 @@ class ObservedState:
         }
 
     def digests(self, *, whole: bool = True, of: Components | None = None) -> dict[str, dict[str, str]]:
-        """Digests of everything, by component and by name inside it; see `records.traces.EndRecord`. Not `whole`: of large
-        tensors only of `spots`, to be compared with their like. `of`: the components, where the caller has them already.
+        """Digests of everything, by component and by name inside it; see `records.traces.EndRecord`. Not `whole`: large
+        tensors count by their `spots` only, for comparison with other such digests. `of`: the components, if at hand.
 
         Raises MisuseError when a state dict holds something that has no bits to compare.
         """
@@ -86,12 +86,12 @@ class ObservedState:
         return {name: "training" if module.training else "evaluation" for name, module in modules}
 
     def hooks(self) -> list[str]:
-        """Names of what the script has accelerate call when it saves or loads."""
+        """Names of the hooks that accelerate calls when it saves or loads."""
         hooks = [*self._accelerator._save_model_state_pre_hook.values(), *self._accelerator._load_model_state_pre_hook.values()]
         return list(dict.fromkeys(getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks))
 
     def of_script(self) -> dict[str, str]:
-        """What the script keeps beside all this, by path: see `observe.script_state`."""
+        """What the script keeps beside the components, by path: see `observe.script_state`."""
         saved = [item for item in self.prepared() if isinstance(item, torch.nn.Module)]
         tensors = (tensor for model in saved for tensor in (*model.parameters(), *model.buffers()))
         return script_state(script_roots(self._accelerator), known=[id(item) for item in (self, self._accelerator, *tensors)])
@@ -101,25 +101,25 @@ class ObservedState:
         return digest_rng(self._accelerator.device)
 
     def variables(self) -> dict[str, object]:
-        """The script's, and the prepared objects, by name."""
+        """The script's variables and the prepared objects, by name."""
         return script_roots(self._accelerator)
 
     def bare_models(self) -> list[torch.nn.Module]:
-        """As the script made them."""
+        """The models as the script made them, without wrappers."""
         own = self._accelerator
         if [id(model) for model, _ in self._bare] != [id(model) for model in own._models]:
-            # Not several times a step: accelerate looks for packages on the disk each time.
+            # Cached: accelerate looks for packages on the disk each time, and this is called several times a step.
             self._bare = [(model, own.unwrap_model(model)) for model in own._models]
         return [bare for _, bare in self._bare]
 
     def prepared(self) -> list[Any]:
-        """Whatever is saved as a whole, and what accelerate made of it."""
+        """Objects that are saved as a whole, and accelerate's wrappers of them."""
         own = self._accelerator
         registered = self.all_registered().values()
         return [own, *own._models, *self.bare_models(), *own._optimizers, *own._schedulers, *own._dataloaders, *registered]
 
     def all_registered(self) -> dict[str, Any]:
-        """What the script registered here, and with accelerate, which saves it for rank 0 alone."""
+        """What the script registered with chaosrun, and with accelerate, which saves it for rank 0 alone."""
         others = {f"accelerate/{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
         return {**self.registered, **others}
 
@@ -134,7 +134,7 @@ class ObservedState:
         return dict(self._named("named_buffers"))
 
     def _optimizer_states(self) -> dict[str, object]:
-        """State dicts with parameters called by name instead of by number."""
+        """The optimizers' state dicts, with parameters by name instead of by number."""
         names = {id(parameter): name for name, parameter in self.parameters()}
         states: dict[str, object] = {}
         for number, optimizer in enumerate(self.optimizers()):
@@ -150,8 +150,8 @@ class ObservedState:
 
 
 def _by_name(state: Any, order: Sequence[str]) -> Any:
-    """An optimizer's state dict with its parameters called by name. Entries of no parameter stay as they are, and so does a
-    state dict of the optimizer's own form."""
+    """An optimizer's state dict with its parameters by name. Entries that belong to no parameter, and a state dict of another
+    form than torch's, stay as they are."""
     if not (isinstance(state, Mapping) and isinstance(state.get("state"), Mapping) and "param_groups" in state):
         return state
     numbered = dict(enumerate(order))

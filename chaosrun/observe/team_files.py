@@ -1,11 +1,11 @@
-"""What was there before the drill stays as it is: a script is stopped before it changes a file that another run left.
+"""Protects what was there before the drill: a script is stopped before it changes a file that another run left.
 
 Each leg of a script that saves by itself runs in a working folder of its own, whose entries lead to those of the job's folder
 (`supervise.working_folder`). A name that the script makes anew below a linked folder is made in the leg: the links on the way
-become folders of the leg. What would be changed elsewhere, in the job's folder or below a path among the script's arguments, is
-refused. So is a save to where the script has read a file of the job's, or to the next of its series (step-10.pt, step-15.pt):
-the leg began where another run had ended. Python tells of it (`sys.addaudithook`), and torch and safetensors, which open files
-in native code, are wrapped. Not seen: programs that the script starts.
+become folders of the leg. A change elsewhere, in the job's folder or below a path among the script's arguments, is refused. So
+is a save over a file of the job that the script has read, or to the next of its series (step-10.pt, step-15.pt): the leg began
+where another run had ended. Python reports changes (`sys.addaudithook`); torch and safetensors, which open files in native
+code, are wrapped. Not seen: programs that the script starts.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ _LOCK = ".chaosrun-links"
 
 
 class TeamFiles:
-    """Of one rank. Listens to the end of the process."""
+    """Guards the files against one rank, until the process ends."""
 
     def __init__(self, order: WorkerOrder) -> None:
         leg = LegLayout(Path(order.leg_path))
@@ -50,7 +50,7 @@ class TeamFiles:
         self._directory = os.path.realpath(order.directory)
         self._script = os.path.realpath(order.script)
         self._began_s = order.drill_began_s
-        # What is named in the arguments, and is not there or empty, is there to be written.
+        # A path among the arguments that does not exist or is empty is an output.
         self._named = [path for word in (*order.args, *order.command) if (path := _absolute(word))]
         self._to_be_written = tuple(os.path.join(path, "") for path in self._named if _is_empty(path))
         free = [tempfile.gettempdir(), *map(os.path.expanduser, CACHES)]
@@ -62,13 +62,13 @@ class TeamFiles:
         self._caches = tuple(os.path.join(os.path.realpath(os.path.expanduser(place)), "") for place in CACHES)
         self._passing = tuple(os.path.join(os.path.realpath(place), "") for place in (tempfile.gettempdir(), "/dev/shm"))
         self.refused: MisuseError | None = None
-        """The first refusal: whatever the script made of it, the leg is over."""
+        """The first refusal: the leg is over even if the script catches the error."""
         self._has_begun = False
-        """It has trained: files that were made before are caches and downloads."""
+        """Whether training has begun: files that were made before it are caches and downloads."""
         self._read: dict[str, None] = {}
-        """Files that were there before the drill, relative to the working folder."""
+        """Files of the job that the script has read, relative to the working folder."""
         self._made: list[str] = []
-        """Folders outside of the leg, outermost first."""
+        """Folders outside of the leg that the script has made, outermost first."""
         self._busy = False
 
     def install(self) -> None:
@@ -78,7 +78,7 @@ class TeamFiles:
 
     @property
     def began_with(self) -> str | None:
-        """A checkpoint of the job's that the script has read."""
+        """A checkpoint of the job that the script has read, if any."""
         return next((name for name in self._read if name.endswith(CHECKPOINTS)), None)
 
     def _begin(self, *_: Any) -> None:
@@ -105,7 +105,7 @@ class TeamFiles:
             self._change(arguments[1])
 
     def _change(self, target: Any, *, follows: bool = False, makes_folder: bool = False, is_save: bool = False) -> None:
-        """`follows`: a link is followed to what it names. Raises MisuseError."""
+        """Check a change before it is made. `follows`: a link is followed to what it names. Raises MisuseError."""
         if self._busy or not isinstance(target, str | bytes | os.PathLike):
             return
         self._busy = True
@@ -115,7 +115,7 @@ class TeamFiles:
             self._busy = False
 
     def _note_read(self, target: Any) -> None:
-        """Of what is the job's, and may be a checkpoint of another run."""
+        """Note a file of the job that is read: it may be a checkpoint of another run."""
         if not isinstance(target, str | bytes | os.PathLike):
             return
         path = os.path.abspath(os.fsdecode(target))
@@ -131,13 +131,13 @@ class TeamFiles:
             self._read[path.removeprefix(top)] = None
 
     def _expect_own_beginning(self, name: str, *, is_save: bool) -> None:
-        """Raises MisuseError where the script saves, under this `name` in its working folder, what it has read of the job's."""
+        """Raises MisuseError if the script saves, as `name` in its working folder, a file of the job that it has read."""
         read = name if name in self._read else None
         if read is None and (is_save or name.endswith(CHECKPOINTS) or not os.path.splitext(name)[1]):
             parts = name.count(os.sep) + 1
             alike = {os.sep.join(each.split(os.sep)[:parts]): each for each in self._read}
             found = [each for top, each in alike.items() if _series(top) == _series(name)]
-            # Several of one series are its inputs: items of a data set.
+            # Several files of one series are inputs: items of a data set.
             read = found[0] if len(found) == 1 else None
         if read is not None:
             what = "it anew" if read == name else name
@@ -176,7 +176,7 @@ class TeamFiles:
             self._refuse_changing(real, f"the script would change {real}, {SHARED}")
 
     def _make_own(self, folder: str) -> None:
-        """Have every folder on the way to this one be the leg's, with links to what is in it now."""
+        """Make every folder on the way to this one a folder of the leg, with links to its present entries."""
         with self._alone():
             here = self._work.rstrip("/")
             for part in os.path.relpath(folder, here).split(os.sep):
@@ -186,7 +186,7 @@ class TeamFiles:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Before the other ranks of this node do the same."""
+        """Hold a lock, so that no other rank of this node does the same at the same time."""
         descriptor = os.open(os.path.join(self._leg, _LOCK), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -195,7 +195,7 @@ class TeamFiles:
             os.close(descriptor)
 
     def _outputs(self, *names: str) -> str:
-        """What to hide from each leg, so that it begins without these files of the job's."""
+        """The value of `outputs` that hides these files of the job from each leg."""
         folder = os.path.commonpath([os.path.dirname(name) for name in names])
         whole = os.path.join(self._directory, folder, "") if folder else self._directory
         if folder and not self._script.startswith(whole):
@@ -223,12 +223,12 @@ class TeamFiles:
 
 
 def _series(name: str) -> str:
-    """The same for all checkpoints that differ by a number."""
+    """A name without its numbers: the same for all checkpoints of a series."""
     return re.sub(r"[0-9]+", "0", name)
 
 
 def _unlinked(link: str) -> None:
-    """A folder in the place of a link to one, which another process sees whole at any time but for an instant."""
+    """Replace a link to a folder by a folder of links; other processes find it missing for an instant only."""
     source = os.readlink(link)
     made = tempfile.mkdtemp(prefix=".chaosrun-", dir=os.path.dirname(link))
     for entry in os.scandir(source):
@@ -239,7 +239,7 @@ def _unlinked(link: str) -> None:
 
 
 def _absolute(word: str) -> str | None:
-    """A path among arguments that names a place of the job's, with links followed; not one of the system's own."""
+    """The real path of an argument that names a place of the job; None for other words and for the system's folders."""
     path = word.rpartition("=")[2]
     if not path.startswith("/") or "{" in path or "\0" in path:
         return None
@@ -248,7 +248,7 @@ def _absolute(word: str) -> str | None:
 
 
 def _is_common(path: str) -> bool:
-    """A folder that belongs to no job, or holds such a one."""
+    """Whether it is a folder that belongs to no job, or one that holds such a folder."""
     common = (tempfile.gettempdir(), os.path.expanduser("~"), "/dev", "/proc", "/sys")
     return any(f"{place}/".startswith(os.path.join(path, "")) for place in common)
 
@@ -270,7 +270,7 @@ def _seen(path: str) -> os.stat_result | None:
 
 
 def _holds_nothing(path: str, seen: os.stat_result) -> bool:
-    """An empty file or folder, or none at all: a lock, a pipe, a device."""
+    """Whether it is an empty file or folder, or neither of the two: a pipe or a device."""
     if stat.S_ISDIR(seen.st_mode):
         return _is_empty(path)
     return seen.st_size == 0 or not stat.S_ISREG(seen.st_mode)

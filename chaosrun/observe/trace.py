@@ -1,6 +1,6 @@
-"""What one rank of one attempt does, on paper: a record of its trace for every step. Sees, and changes nothing.
+"""Writes the trace of one rank of one attempt, a record for every step. Changes nothing.
 
-The protocol calls it at the points that the script comes by; the form of the records is `records.traces`'s.
+The protocol calls it as the script passes certain points; `records.traces` defines the records.
 """
 
 import os
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from chaosrun.observe.unsaved import Outside
 
 FEW_TENSORS = 8
-"""Their words are no longer than what else a step's record holds."""
+"""For so few tensors, a digest of each takes no more room than the rest of a step's record."""
 NO_INPUTS = "none"
-"""The digest of a step that no module's inputs were seen of."""
+"""The digest of a step for which no module's inputs were seen."""
 Digests = dict[str, dict[str, str]]
-"""Of a whole state, by component and by name inside it."""
+"""Digests of a whole state, by component and by name inside it."""
 
 
 class State(Protocol):
@@ -59,25 +59,25 @@ class State(Protocol):
     def learning_rates(self) -> list[float]: ...
 
     def optimizer_digest(self) -> str:
-        """Of the optimizers' state; "" where checkpoints of ours vouch for it."""
+        """A digest of the optimizers' state; "" if chaosrun's own checkpoints hold it."""
         ...
 
     def optimizer_settings(self) -> str:
-        """A digest of what they are told beside learning rates."""
+        """A digest of the optimizers' settings without learning rates."""
         ...
 
     def digests(self, *, of: Components | None = None) -> Digests:
-        """`of`: the components, where the caller has them already."""
+        """Digests of the whole state. `of`: the components, if the caller has them already."""
         ...
 
     def hooks(self) -> list[str]: ...
 
     def components(self) -> Components:
-        """Live, by component: model, buffers, optimizer, scheduler, registered."""
+        """The live state, by component: model, buffers, optimizer, scheduler, registered."""
         ...
 
     def of_script(self) -> dict[str, str]:
-        """What the script keeps beside all this."""
+        """What the script keeps beside the components."""
         ...
 
 
@@ -93,31 +93,31 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """How it came there."""
+    """How an attempt came to its first step."""
 
     entered_s: float
     """When the rank had built its training and turned to its checkpoint."""
     digests: Digests | None = None
-    """Of the state after a restore."""
+    """Digests of the state after a restore."""
     source: Source = "storage"
     found: Found | None = None
-    """Where a script went on by itself."""
+    """The step from which a script resumed by itself."""
     buffers: Mapping[str, str] = field(default_factory=dict)
-    """Digests of its model's then, by name."""
+    """Digests of the model's buffers at that time, by name."""
     optimizers: Mapping[str, str] = field(default_factory=dict)
-    """Of its optimizers' state then, if it has several."""
+    """Digests of the optimizers' state at that time, if there are several."""
     scheduled: bool = True
-    """A scheduler sets its learning rates."""
+    """Whether a scheduler sets the learning rates."""
     in_part: bool = False
-    """Its optimizers step but some of its parameters yet."""
+    """Whether the optimizers so far update only some of the parameters."""
     seeded: bool = True
-    """The script seeds its random streams by itself."""
+    """Whether the script seeds its random streams by itself."""
     again: bool = False
-    """It was seen to arrive before, too early: what was written of that is no more."""
+    """Whether an arrival was recorded before, too early; that record is void."""
 
 
 class Observer:
-    """Of any training that goes by steps."""
+    """Observes any training that goes by steps."""
 
     def __init__(self, state: State, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
         self._state = state
@@ -127,7 +127,7 @@ class Observer:
         self._trace = TraceWriter(leg.attempt(order.attempt).trace(order.rank))
         self._inspector = None
         if order.inspect:
-            # For a replay, and loaded for nothing else.
+            # Loaded for a replay only.
             from chaosrun.observe.inspection import Inspector
 
             self._inspector = Inspector(state, order, leg, device)
@@ -137,14 +137,14 @@ class Observer:
         self._weights = ""
         """Digest of the parameters after the last step, or at the start."""
         self._restarts_here = True
-        """An attempt goes on with the step that comes, or a later one might: there a difference begins, so that its record
-        says the words of all tensors. Elsewhere the digests show that something differs, and `chaosrun diagnose` what."""
+        """Whether an attempt goes on, or a later one might, with the next step. A difference would begin there, so its record
+        holds a digest of each tensor. Other records only show that something differs, and `chaosrun diagnose` shows what."""
         self._saved_here = False
         """A checkpoint was taken after the last step, which itself changed nothing."""
         self._clear_window()
 
     def beginning(self) -> Beginning:
-        """Before the first step."""
+        """What the attempt begins with, before its first step."""
         self._named = self._state.parameters()
         self.parameters = [parameter for _, parameter in self._named]
         return Beginning(
@@ -163,7 +163,7 @@ class Observer:
             record_environment(self._leg.environment)
         undisturbed = self._order.leg != "chaos" and self._order.attempt == 1
         if undisturbed and self._order.rank == 0 and self._order.by == "chaosrun":
-            # What is seen of an undisturbed leg, a restart need not wait for.
+            # Seen in an undisturbed leg, so that no restart waits for it.
             from chaosrun.observe.unsaved import Outside
 
             self._outside = Outside(cast("ObservedState", self._state))
@@ -201,23 +201,23 @@ class Observer:
             self._inspector.begin(position, self._named)
 
     def probe(self, loader: Any) -> None:
-        """See whether the loader's samples can be had again after a restart. Once a leg: no recovery waits for it."""
+        """Test whether the loader yields the same samples again after a restart. Once a leg: no recovery waits for it."""
         if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
             self._trace.write(probe(loader))
 
     def write(self, record: BucketsRecord | CommittedRecord | LoaderWorkersRecord | SaveRecord | SourceRecord) -> None:
-        """What somebody else has seen."""
+        """Write a record that another module has made."""
         self._trace.write(record)
         self._restarts_here |= isinstance(record, SaveRecord)
 
     @property
     def is_between_steps(self) -> bool:
-        """No batch of the step that comes has been seen."""
+        """Whether no batch of the next step has been seen yet."""
         return not self._rng_before
 
     @property
     def has_batch(self) -> bool:
-        """Of the step that comes."""
+        """Whether a batch of the next step has been seen."""
         return bool(self._digests)
 
     def open_window(self) -> None:
@@ -236,7 +236,7 @@ class Observer:
             self._inspector.batch(batch, ids)
 
     def drop_window(self) -> None:
-        """What went backward since the last step leads to none; but it is where that began."""
+        """Discard the backward passes since the last step, as no step follows from them; the next step still begins there."""
         kept = self._rng_before, self._began
         done = self._went_back
         forward = self._ids[done:], self._fetched[done:], self._digests[done:]
@@ -245,7 +245,7 @@ class Observer:
         self._ids, self._fetched, self._digests = forward
 
     def losses(self, losses: Sequence[torch.Tensor]) -> None:
-        """Of the micro-batches that are done since the last call, one scalar each."""
+        """Losses of the micro-batches that are done since the last call, one scalar each."""
         self._losses.extend(loss.detach() for loss in losses)
         self._went_back = len(self._digests)
         if self._inspector:
@@ -253,11 +253,11 @@ class Observer:
 
     @property
     def has_met_an_optimizer(self) -> bool:
-        """In this step."""
+        """Whether an optimizer was called in this step."""
         return bool(self._rates)
 
     def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
-        """The optimizer is about to apply these gradients: to all, or to `stepped` alone, whoever else holds some."""
+        """The optimizer is about to apply gradients: of all parameters, or only of `stepped`, even if others have any."""
         own = None if stepped is None else set(map(id, stepped))
         applied = tensor_digests([p.grad if own is None or id(p) in own else None for p in self.parameters])
         others = self._gradients or applied
@@ -281,7 +281,7 @@ class Observer:
                 ids=None if None in self._ids or not self._ids else tuple(tuple(ids or ()) for ids in self._ids),
                 batch=tuple(self._digests) or (NO_INPUTS,),
                 rng=self._rng_before,
-                # By one transfer from the device.
+                # One transfer from the device for all of them.
                 loss=_hex_of(
                     torch.stack([loss.double().reshape(()) for loss in self._losses]).tolist() if self._losses else ()
                 ),
@@ -314,7 +314,7 @@ class Observer:
         pending: bool,
         because: str,
     ) -> CheckpointRecord:
-        """`changed`: what the save itself changed of the live state. Returns the line that it writes."""
+        """A checkpoint was saved. `changed`: the live state that the save itself changed. Returns the record that it writes."""
         hooks = tuple(self._state.hooks()) if changed else ()
         took_s = round(duration_s, 6)
         record = CheckpointRecord(
@@ -327,7 +327,7 @@ class Observer:
         return record
 
     def state(self, step: int, own: OwnState) -> StateRecord:
-        """What is complete at a step without a checkpoint. Returns the record that it writes."""
+        """Write digests of the complete state at a step without a checkpoint. Returns the record."""
         about = {"digests": self._state.digests(), "own": own.digest, "unseen": own.unseen}
         record = StateRecord(step=step, time_s=time.time(), **about)
         self._trace.write(record)
@@ -339,10 +339,10 @@ class Observer:
             self._outside.left()
 
     def end(self, position: Position, *, checkpoint: str | None) -> None:
-        """The training is complete: digests of everything."""
+        """The training is complete: write digests of everything."""
         if self._inspector:
             self._inspector.end()
-        # Asked for once, as on every other rank.
+        # Asked for exactly once, as on every other rank.
         components = self._state.components()
         self._trace.write(
             EndRecord(
@@ -360,10 +360,10 @@ class Observer:
         self._fetched: list[list[Any] | None] = []
         self._digests: list[str] = []
         self._went_back = 0
-        """How many of them a backward pass has come of."""
+        """How many of the batches have had their backward pass."""
         self._losses: list[torch.Tensor] = []
         self._rng_before = self._began = self._settings = ""
-        # Of a step that a gradient scaler skipped there is neither.
+        # Both stay empty for a step that a gradient scaler skipped.
         self._gradients: list[int] = []
         self._rates: list[float] = []
 

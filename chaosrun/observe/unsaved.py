@@ -1,10 +1,9 @@
-"""State that no checkpoint holds: optimizers that step without being prepared, and modules, tensors and numpy arrays of the
-script's own that a training changes, that live when its loop is left, and that nobody saves.
+"""Finds state that no checkpoint holds: optimizers that step without being prepared; and modules, tensors and numpy arrays of
+the script that a training changes, that live when its loop is left, and that nobody saves.
 
-Rank 0 alone looks, before the first batch and at the end, and changes nothing. It asks neither other ranks nor the script's
-code, and passes over what cannot be read without them. What each step makes anew is no state: of the script's variables, those
-that its loop sets before it reads them; of what modules and saved objects keep, what was not there, in this shape, before the
-first batch.
+Rank 0 alone looks, before the first batch and at the end, and changes nothing. It calls neither other ranks nor the script's
+code, and skips what cannot be read without them. What each step makes anew is no state: variables that the script's loop sets
+before it reads them, and parts of modules and saved objects that did not exist, in this shape, before the first batch.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, chi
 from chaosrun.observe.state import ObservedState
 
 SAMPLED = 1 << 16
-"""So many elements of a tensor tell whether it has changed."""
+"""So many elements of a tensor are compared to see whether it has changed."""
 NOT_REGISTERED = ""
 DISPATCH = "__torch_dispatch__"
 Memory = torch.Tensor | numpy.ndarray
@@ -46,13 +45,13 @@ class _Group:
     path: str
     kind: type
     memory: dict[str, Memory]
-    """What of it is here and can be read, by name."""
-    keeper: str | None
-    """The registered object that keeps it, or NOT_REGISTERED of a module or an optimizer; None: the script's variables do."""
+    """Its tensors and arrays that are on this rank and can be read, by name."""
+    owner: str | None
+    """Name of the registered object that holds it; NOT_REGISTERED: another module or optimizer; None: a script's variable."""
 
 
 class Outside:
-    """Of one training."""
+    """The unsaved state of one training."""
 
     def __init__(self, state: ObservedState) -> None:
         self._state = state
@@ -64,14 +63,14 @@ class Outside:
         self._before = {group.path: _digests(group.memory.items()) for group in self._reachable()}
 
     def left(self) -> None:
-        """The script leaves its loop, and the variables of a function go when it returns: hold on to them. No more than that:
-        an error may be the reason, and a device may then wait for other ranks for ever."""
+        """The script leaves its loop: keep its variables, which go when the function returns. Nothing is read from a device:
+        if an error is the reason, that might wait for other ranks for ever."""
         with contextlib.suppress(Exception):
             self._left = self._reachable()
 
     def found(self, components: Components) -> list[str]:
-        """What was changed and is saved by nobody, in words. `components`: what is saved, which all ranks have to be asked for
-        together: a state_dict of the script's may gather from them."""
+        """What was changed and is not saved, in words. `components`: what is saved; all ranks have to ask for it together, as a
+        state_dict of the script may gather from them."""
         self._hook.remove()
         groups = self._left or self._reachable()
         registered = components["registered"]
@@ -83,28 +82,28 @@ class Outside:
             own = {name: each for name, each in group.memory.items() if _address(each) not in saved}
             saved |= {_address(each) for each in own.values()}
             now, before = _digests(own.items()), self._before.get(group.path, {})
-            state = registered.get(group.keeper or NOT_REGISTERED)
-            # A state_dict may hand out copies, or the same in another form.
+            state = registered.get(group.owner or NOT_REGISTERED)
+            # A state_dict may return copies, or the same values in another form.
             handed_out = all(digest in copies for digest in now.values()) or (
                 bool(state) and sum(map(_size_of, own.values())) <= _size_of(state, live)
             )
             was_there = all(name in before and before[name][0] == shape for name, (shape, _) in now.items())
-            # An object that is registered and hands out nothing is as good as none.
-            counts = was_there or group.keeper is None or state == {}
+            # A registered object with an empty state_dict saves nothing.
+            counts = was_there or group.owner is None or state == {}
             if counts and not handed_out and any(before.get(name) != digest for name, digest in now.items()):
                 changed.append(f"{group.path} ({_told(group.kind, len(own))})")
         return [*self._loose_optimizers(), *changed]
 
     def _reachable(self) -> list[_Group]:
-        """What may be state."""
+        """Groups that may be state."""
         variables = self._state.variables()
         self._names = {id(value): name for name, value in variables.items()}
-        keepers = {id(item): NOT_REGISTERED for item in [*self._state.prepared(), *self._state.optimizers()]}
-        keepers |= {id(item): name for name, item in self._state.all_registered().items()}
-        return [group for group in _groups(variables, keepers) if self._is_state(group)]
+        owners = {id(item): NOT_REGISTERED for item in [*self._state.prepared(), *self._state.optimizers()]}
+        owners |= {id(item): name for name, item in self._state.all_registered().items()}
+        return [group for group in _groups(variables, owners) if self._is_state(group)]
 
     def _is_state(self, group: _Group) -> bool:
-        """Where the loop was not found, only what is a module is known to be none of a step's own."""
+        """Whether it outlives a step. If the loop was not found in the source, that is known for modules only."""
         if self._loop is None:
             return issubclass(group.kind, torch.nn.Module)
         return group.path.partition("/")[0] not in self._loop
@@ -112,7 +111,7 @@ class Outside:
     def _loose_optimizers(self) -> Iterator[str]:
         prepared = self._state.optimizers()
         saved = {id(item) for item in [*prepared, *self._state.prepared()]}
-        # One optimizer that is made of another, such as a lookahead, steps and saves it.
+        # An optimizer that wraps another, such as a lookahead, steps and saves it.
         saved |= {id(value) for optimizer in prepared for value in vars(optimizer).values()}
         for key, optimizer in self._stepped.items():
             if key not in saved:
@@ -127,39 +126,39 @@ def _told(kind: type, number: int) -> str:
     return f"{kind.__name__}, {number} tensor{'s' if number > 1 else ''}"
 
 
-def _groups(roots: Mapping[str, object], keepers: Mapping[int, str]) -> Iterator[_Group]:
-    """Of all that can be reached, nearest first, and each tensor once. Of optimizers, the prepared. `keepers`: by id."""
+def _groups(roots: Mapping[str, object], owners: Mapping[int, str]) -> Iterator[_Group]:
+    """Groups of all that can be reached, nearest first; each tensor once, and only prepared optimizers. `owners`: by id."""
     met: set[int] = set()
     waiting: deque[tuple[str, Any, str | None]] = deque((path, value, None) for path, value in roots.items())
     looked_at = 0
     while waiting and looked_at < MOST_VALUES:
-        path, value, keeper = waiting.popleft()
+        path, value, owner = waiting.popleft()
         kind = type(value)
-        if id(value) in met or (issubclass(kind, Optimizer) and id(value) not in keepers):
+        if id(value) in met or (issubclass(kind, Optimizer) and id(value) not in owners):
             continue
-        keeper = keepers.get(id(value), keeper)
+        owner = owners.get(id(value), owner)
         try:
             memory, held = ({}, []) if _is_passed_over(kind) else _parts(value)
-        except Exception:  # whatever an object of the script raises when it is looked at, the training must not hear of it
+        except Exception:  # an object of the script may raise anything, which must not reach the training
             memory, held = {}, []
         readable = {
             name: here for name, each in memory.items() if id(each) not in met and (here := _readable(each)) is not None
         }
         if readable:
-            yield _Group(path, kind, readable, keeper)
+            yield _Group(path, kind, readable, owner)
         looked_at += 1
         met |= {id(value), *map(id, memory.values())}
-        below = NOT_REGISTERED if keeper is None and issubclass(kind, torch.nn.Module) else keeper
+        below = NOT_REGISTERED if owner is None and issubclass(kind, torch.nn.Module) else owner
         waiting.extend((f"{path}/{name}", child, below) for name, child in held)
 
 
 def _parts(value: Any) -> tuple[dict[str, Memory], list[tuple[str, Any]]]:
-    """The tensors of a value that are told together, and all that it holds."""
+    """The tensors of a value that form one group, and all that it holds."""
     if isinstance(value, Memory):
         return {"": value}, []
     held = [(name, child) for name, child in islice(children(value), MOST_CHILDREN) if type(child) not in PLAIN]
     if isinstance(value, Dataset | Sampler):
-        # An order, or what was read.
+        # Arrays here are an order of samples, or data that were read.
         held = [(name, child) for name, child in held if not issubclass(type(child), numpy.ndarray)]
     if isinstance(value, torch.nn.Module):
         return {**dict(value.named_parameters()), **dict(value.named_buffers())}, held
@@ -169,8 +168,8 @@ def _parts(value: Any) -> tuple[dict[str, Memory], list[tuple[str, Any]]]:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _is_passed_over(kind: type) -> bool:
-    """Classes; loaders; what torch.distributed keeps for itself, such as FSDP2's memory for whole parameters; and what runs
-    code when it is asked for its class or an attribute, such as a proxy of something that is loaded when it is needed."""
+    """Whether it is a class; a loader; internal to torch.distributed, such as FSDP2's memory for whole parameters; or an object
+    that runs code when asked for its class or an attribute, such as a proxy of something that is loaded lazily."""
     runs_code = any(
         "__class__" in vars(base) or isinstance(vars(base).get("__getattribute__"), types.FunctionType)
         for base in kind.__mro__[:-1]
@@ -180,8 +179,8 @@ def _is_passed_over(kind: type) -> bool:
 
 
 def _readable(value: Memory) -> Memory | None:
-    """What is here of a tensor: of a DTensor its local part. None of what hangs in a graph, as a loss does, lies in a file, has
-    no bytes (FSDP2 frees memory and keeps the tensor), or is of a class that has its own idea of what a tensor does."""
+    """The part of a tensor on this rank: of a DTensor its local part. None if it is in an autograd graph, like a loss, mapped
+    from a file, has no memory (FSDP2 frees it and keeps the tensor), or is of a class with its own tensor operations."""
     if isinstance(value, numpy.ndarray):
         lies_in_file = isinstance(value, numpy.memmap) or isinstance(value.base, numpy.memmap)
         return value if value.dtype.kind in "biufc" and value.size and not lies_in_file else None
@@ -207,7 +206,7 @@ def _memory_in(value: Any) -> Iterator[Memory]:
 
 
 def _size_of(value: Any, left_out: Collection[int] = ()) -> int:
-    """Numbers in a state, and letters; without the memory at these addresses."""
+    """How many numbers and letters a state holds, without the memory at the addresses `left_out`."""
     match value:
         case torch.Tensor() | numpy.ndarray():
             here = _readable(value)
@@ -229,11 +228,11 @@ def _address(value: Memory) -> int:
 def _digests(memory: Iterable[tuple[Any, Memory]]) -> Digests:
     found: Digests = {}
     for name, value in memory:
-        with contextlib.suppress(Exception):  # a quantised tensor, for instance
+        with contextlib.suppress(Exception):  # raised by a quantised tensor, for instance
             flat = value.reshape(-1)
             sample = flat[:: max(1, len(flat) // SAMPLED)]
             if isinstance(sample, torch.Tensor):
-                # A copy: a tensor of which numpy knows cannot free its memory any more.
+                # A copy: a tensor that shares memory with numpy cannot free it any more.
                 sample = sample.to("cpu", copy=True).contiguous().view(torch.uint8).numpy()
             found[name] = tuple(value.shape), xxhash.xxh3_64_hexdigest(sample.tobytes())
     return found

@@ -1,4 +1,4 @@
-"""Functions that open files in native code, past Python's audit hooks: wrapped, so that who watches hears of each call."""
+"""Functions that open files in native code, past Python's audit hooks: wrapped, so that an observer is called for each."""
 
 import functools
 import importlib
@@ -15,14 +15,14 @@ WRITERS = (
     ("safetensors.torch", "save_model", 1, "safetensors"),
     ("safetensors.numpy", "save_file", 1, "safetensors"),
 )
-"""Module, function, place of the path among its arguments, and what it is called in a record."""
+"""Module, function, position of the path among its arguments, and the writer's name in a record."""
 
 Around = Callable[[Any, str, Any, Callable[[], Any]], Any]
-"""Makes a call: (path or file, what the writer is called, what it is given to write, the call) → what it returned."""
+"""Makes a call: (path or file, the writer's name, what is to be written, the call) → what the call returned."""
 
 
 def wrap_writers(around: Around) -> None:
-    """Those that are installed."""
+    """Wrap those writers that are installed."""
     for module, name, place, how in WRITERS:
         with suppress(ImportError):
             _wrap(importlib.import_module(module), name, place, how, around)
@@ -41,7 +41,7 @@ def _wrap(module: Any, name: str, place: int, how: str, around: Around) -> None:
 
 
 def wrap_imported(functions: Iterable[tuple[str, str]], tell: Callable[[Any], None]) -> None:
-    """Those, by module and name, whose modules have been imported: `tell` hears of each path among their arguments."""
+    """Wrap those functions, by module and name, whose modules are imported: `tell` is called with their path arguments."""
     for module, name in functions:
         function = getattr(sys.modules.get(module), name, None)
         if function is not None and not hasattr(function, "chaosrun_watches"):

@@ -204,7 +204,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "of a thread": threading.local,
     "a pointer": lambda: ctypes.pointer(ctypes.c_int(1)),
     "attributes beside what is compared as a whole": lambda: with_attribute(Drawing(1)),
-    "tells of itself what it likes": lambda: Telling(b"ab"),
+    "a __reduce__ of its own": lambda: Telling(b"ab"),
     "a view of memory": lambda: memoryview(b"ab"),
     "a list that is too long": lambda: [0] * 70_000,
 }
@@ -287,4 +287,4 @@ def test_a_loop_of_an_installed_package_is_refused(folder: str, refused: bool) -
     names: dict[str, Any] = {"__name__": "trainers.loop"}
     exec(compile(text, f"{folder}/trainers/loop.py", "exec"), names)
     said = names["loop"](own._elsewhere, types.SimpleNamespace(_dataloaders=[]))
-    assert said == (["the training loop is of an installed package (trainers.loop)"] if refused else [])
+    assert said == (["the training loop is in an installed package (trainers.loop)"] if refused else [])

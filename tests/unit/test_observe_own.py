@@ -22,7 +22,7 @@ for name, change in changes.items():
     told[name] = states[-2:]
 print("TOLD", json.dumps(told))
 """
-REFUSED = {"suspended coroutine": "coroutine", "frozen garbage": "what gc.freeze() has hidden"}
+REFUSED = {"suspended coroutine": "coroutine", "frozen garbage": "objects hidden by gc.freeze()"}
 
 
 @pytest.fixture(scope="module")
