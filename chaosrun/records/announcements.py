@@ -1,7 +1,7 @@
-"""What a process below a launcher says when it begins to train, and what it is told: one JSON line each way, on a socket.
+"""The message of a process below a launcher when it begins to train, and the reply: one JSON line each way, on a socket.
 
-All below a launcher have `Startup` in the environment, as VARIABLE: so the start-up hook of an interpreter knows that it is in
-a drill. The socket is in the abstract namespace: it leaves no file behind.
+All processes below a launcher have `Startup` in the environment variable VARIABLE, by which the start-up hook of an interpreter
+knows that it is in a drill. The socket is in the abstract namespace: it leaves no file behind.
 """
 
 from typing import Literal
@@ -18,7 +18,7 @@ LauncherCode = Literal["launcher_ended", "launcher_restarts", "other_world_size"
 
 
 class Startup(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """For every process below a launcher."""
+    """What every process below a launcher finds in its environment."""
 
     socket: str
     """Name in the abstract namespace, without its leading zero."""
@@ -29,11 +29,11 @@ class Startup(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Announcement(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """ "I begin to train." Which process says so, the kernel tells."""
+    """Says that a process begins to train; the kernel tells which process (SO_PEERCRED)."""
 
     rank: int
     world_size: int
-    """As the process sees it."""
+    """The world size as the process sees it."""
     restarts: int = 0
     """How often its launcher has restarted its ranks."""
     ignores_sigterm: bool = False

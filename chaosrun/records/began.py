@@ -1,4 +1,4 @@
-"""began.json of a chaos leg: the reference's checkpoints that it was given to begin with, or why it was given none."""
+"""began.json of a chaos leg: which checkpoints of the reference it was given to begin with, or why none."""
 
 import hashlib
 import json
@@ -17,21 +17,21 @@ from chaosrun.records.traces import Digests, RankTrace
 class Began(Record, frozen=True, kw_only=True, omit_defaults=False):
     v: Literal[1] = 1
     step: Count = 0
-    """Of the newest of them, which its first attempt is to restore."""
+    """Step of the newest given checkpoint, which the first attempt is to restore."""
     states: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """By checkpoint, `digest_of` what its manifest says; empty: the leg begins at the beginning."""
+    """By name of checkpoint, `digest_of` the digests in its manifest; empty: the leg begins at step 0."""
     why: str = ""
-    """It was to begin at a checkpoint, and does not."""
+    """Why the leg does not begin at a checkpoint although it was to."""
 
 
 def digest_of(ranks: Sequence[Digests]) -> str:
-    """Of the complete state that a checkpoint holds, as digests of each rank's."""
+    """One digest of the complete state that a checkpoint holds; `ranks`: the digests of each rank's state."""
     plain = [{name: dict(values) for name, values in rank.items()} for rank in ranks]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def saved_in(traces: Sequence[RankTrace], name: str) -> list[Digests]:
-    """What each rank recorded of this checkpoint's state. Raises LookupError where one did not, or its save changed it."""
+    """What each rank recorded of this checkpoint's state. Raises LookupError if one did not, or the save changed it."""
     saved = [each for trace in traces for each in trace.checkpoints if each.name == name and not each.changed]
     states = [each.digests for each in saved if each.digests]
     if len(states) != len(traces):
@@ -40,7 +40,7 @@ def saved_in(traces: Sequence[RankTrace], name: str) -> list[Digests]:
 
 
 def read_began(leg: LegLayout, problems: list[str]) -> Began | None:
-    """None of a leg that was given nothing; what is no such file becomes a problem."""
+    """None for a leg without the file; a damaged file becomes a problem."""
     if not leg.began.exists():
         return None
     try:

@@ -1,7 +1,7 @@
-"""How a trace's records become bytes: the form of `rank-R.trace`, which docs/traces.md tells readers in other languages.
+"""How a trace's records become bytes: the format of `rank-R.trace`, documented for other languages in docs/traces.md.
 
-A sequence of frames: a size with a check of its own, a MessagePack value, its CRC-16. The value is an array for a step, a map
-for any other record, and behind each block an array that begins with "block" and sums it up. Knows no files.
+A sequence of frames: a size with its own checksum, a MessagePack value, and the value's CRC-16. The value is an array for a
+step and a map for any other record. Behind each block comes its footer: an array that begins with "block". Knows no files.
 """
 
 import math
@@ -30,20 +30,20 @@ from chaosrun.records.traces import (
 )
 
 MARK = b"\x92\xa5block"
-"""With what the array behind a block begins."""
+"""First bytes of a block's footer."""
 HEAD_BYTES = 3
-"""Of a frame: before its content."""
+"""Bytes of a frame before its content."""
 TICKS = 10_000
-"""A second's, in which the times of steps are counted; never later than they were."""
+"""Ticks a second: times of steps are rounded down to ticks."""
 _MOST = 0xFFFF
-"""Bytes of a frame's content. One that is so long is gone on with in the next frame."""
+"""Most bytes of a frame's content. If it is exactly that long, the next frame continues it."""
 _DIGITS = 16
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.decode
 Texts = bytes | list[str]
-"""8 bytes for each, or texts where one is not 16 digits."""
+"""8 bytes for each digest, or a list of texts if one of them is not 16 hex digits."""
 Ids = bytes | list[Any] | None
-"""Of one micro-batch. Bytes: how many an integer has, and such integers, little-endian."""
+"""Sample ids of one micro-batch. As bytes: the size of an integer, then the integers, little-endian."""
 
 
 def framed(content: bytes) -> bytes:
@@ -60,7 +60,7 @@ def _crc(part: bytes) -> bytes:
 
 
 def frames(data: bytes | memoryview, at: int = 0) -> Iterator[tuple[int, bytes]]:
-    """What was framed, from a place on: the place behind each, and the content. Raises DamagedRecordError."""
+    """The frames from offset `at` on: the offset behind each, and its content. Raises DamagedRecordError."""
     parts: list[bytes] = []
     while at + HEAD_BYTES <= len(data):
         size, check = struct.unpack_from(">HB", data, at)
@@ -83,7 +83,7 @@ def is_footer(content: bytes) -> bool:
 
 
 def is_step(content: bytes) -> bool:
-    # An array of up to 15 entries, or of more.
+    # MessagePack: 9x begins an array of up to 15 entries, dc a longer one.
     return content[:1].hex().startswith(("9", "dc")) and not is_footer(content)
 
 
@@ -91,7 +91,7 @@ _FOOTERS = msgspec.msgpack.Decoder(tuple[str, Block])
 
 
 def summed(block: Block, before: bytes, region: bytes | bytearray | memoryview) -> Block:
-    """A block of these bytes with its running digest. `before`: that of the block before."""
+    """The block with the running digest over its bytes. `before`: the running digest of the block before."""
     hasher = xxhash.xxh3_64(before)
     hasher.update(_pack(changed(block, running=b"")))
     hasher.update(region)
@@ -99,28 +99,28 @@ def summed(block: Block, before: bytes, region: bytes | bytearray | memoryview) 
 
 
 def packed_footer(block: Block) -> bytes:
-    """What follows a block."""
+    """The footer that follows a block."""
     return _pack(("block", block))
 
 
 def unpacked_footer(content: bytes) -> Block:
-    """Raises ValueError."""
+    """The block that a footer describes. Raises ValueError."""
     return _FOOTERS.decode(content)[1]
 
 
 class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A step. What may be nil is then as `_expected` of the step before it in its block."""
+    """A step. A field that is nil has the value that `_expected` derives from the step before it in the block."""
 
     step: AtLeastOne
-    """Of a block's first one; else how many steps after that."""
+    """The step's number for the first of a block; for others, how many steps after the first."""
     ticks: int
-    """Since the step before; of a block's first one, since 1970."""
+    """Time since the step before; for the first of a block, since 1970."""
     digests: Texts
-    """rng, gradients, parameters, each micro-batch."""
+    """Digests of the random streams, gradients, parameters and each micro-batch."""
     loss: bytes | list[float]
-    """float32, little-endian, where that says all of them."""
+    """Little-endian float32 if that represents all losses exactly."""
     ids: Ids
-    """A list with those of each micro-batch, or of a single one its own bytes."""
+    """A list of the ids of each micro-batch; if there is only one, its bytes."""
     lr: list[float] | None = None
     state: Texts | None = None
     settings: Texts | None = None
@@ -128,7 +128,7 @@ class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     epoch: Count | None = None
     batches: Count | None = None
     items: Count | None = None
-    """0: none."""
+    """0: not counted."""
     grads: bytes | None = None
     params: bytes | None = None
     fetched: list[Any] | None = None
@@ -158,7 +158,7 @@ _REST: dict[str, tuple[_Change, _Change]] = {
     "fetched": (lambda batches: list(map(_packed_ids, batches)), lambda packed: tuple(map(_unpacked_ids, packed))),
     "stepped": (list, tuple),
 }
-"""Fields that may be expected, in the order of `_Row`: how they are packed and unpacked."""
+"""Fields that may be nil, in the order of `_Row`: how they are packed and unpacked."""
 _FIRST: dict[str, Any] = {
     **{"lr": (), "stepped": (), "items": None},
     **{"state": "", "settings": "", "began": "", "epoch": 0, "batches": 0},
@@ -166,7 +166,7 @@ _FIRST: dict[str, Any] = {
 
 
 def _expected(before: StepRecord | None) -> dict[str, Any]:
-    """What a step holds if it is like the one before it."""
+    """Fields of a step that is like the one before it."""
     held = {name: getattr(before, name) for name in _FIRST} if before else dict(_FIRST)
     return held | {
         "batches": held["batches"] + (len(before.batch) if before else 1),
@@ -177,7 +177,7 @@ def _expected(before: StepRecord | None) -> dict[str, Any]:
 
 
 class Scribe:
-    """Packs the steps of one block, and sums them up."""
+    """Packs the steps of one block, and computes the block's digests."""
 
     def __init__(self) -> None:
         self.first = self.last = 0
@@ -203,7 +203,7 @@ class Scribe:
         return _pack(row)
 
     def take(self, record: StepRecord) -> None:
-        """Sum it up."""
+        """Add a step to the block's digests."""
         self.first, self.last = self.first or record.step, record.step
         self._knows_ids = self._knows_ids and record.knows_ids
         self._param.update(f"{record.param} ".encode())
@@ -214,13 +214,13 @@ class Scribe:
         self._before = record
 
     def block(self, at: int, size: int, others: Sequence[int] = ()) -> Block:
-        """Of so many bytes, which lie at this place."""
+        """The block of the steps taken so far, `size` bytes at offset `at`."""
         about = (tuple(others), self._knows_ids, self._param.digest(), self._digest.digest())
         return Block(self.first, self.last - self.first + 1, at, size, *about)
 
 
 class Reading:
-    """Unpacks what a trace holds, in its order, from the beginning of a block on."""
+    """Unpacks the records of a trace in order, from the beginning of a block on."""
 
     def __init__(self, attempt: int, rank: int, tensors: Sequence[str] = (), names: "Names | None" = None) -> None:
         self._attempt, self._rank, self._tensors, self._names = attempt, rank, tensors, names
@@ -228,7 +228,7 @@ class Reading:
         self._first = 0
 
     def record(self, content: bytes) -> Line | None:
-        """None for what ends a block. Raises ValueError."""
+        """The record in a frame; None for a footer. Raises ValueError."""
         if is_step(content):
             return self.step(content)
         if is_footer(content):
@@ -240,7 +240,7 @@ class Reading:
         return found
 
     def step(self, content: bytes) -> StepRecord:
-        """Raises ValueError."""
+        """The step in a frame. Raises ValueError."""
         row, before = _ROWS.decode(content), self._before
         fields = _expected(before)
         for name, (_, unpack) in _REST.items():
@@ -275,7 +275,7 @@ def _expect_sound(step: StepRecord, tensors: Sequence[str]) -> None:
         if stepped:
             expect_words(step.grads, tensors, where, "gradients")
     if not all((step.rng, step.param, step.batch, *step.batch)):
-        raise ValueError(f"{where}not all of it is there")
+        raise ValueError(f"{where}digests are missing")
     # A script that resumes by itself, with its optimizers' state on record, may make no backward pass, where losses are seen.
     expected = ("grad", "lr") if step.state else ("grad", "lr", "loss")
     if stepped and (missing := [name for name in expected if not getattr(step, name)]):
@@ -283,11 +283,11 @@ def _expect_sound(step: StepRecord, tensors: Sequence[str]) -> None:
 
 
 Names = dict[str, tuple[list[str], Texts]]
-"""What names a state's values have, and which they are, by component, as they were written last: a file says them once."""
+"""By component, the names and values of a state as they were last written: unchanged ones are not written again."""
 
 
 def packed_record(record: Record, names: Names) -> bytes:
-    """Any but a step."""
+    """The bytes of any record but a step."""
     plain: dict[str, Any] = msgspec.to_builtins(record, builtin_types=(bytes,), str_keys=True)
     digests: dict[str, Any] = plain.get("digests") or {}
     for component, held in digests.items():
@@ -299,7 +299,7 @@ def packed_record(record: Record, names: Names) -> bytes:
 
 
 def unpacked_record(content: bytes, names: Names | None) -> Line:
-    """Any but a step; without digests where `names` is None, as what was written before is not known. Raises ValueError."""
+    """Any record but a step; without digests if `names` is None (what was written before is unknown). Raises ValueError."""
     plain = _unpack(content)
     if isinstance(plain, bytes):
         try:
@@ -333,12 +333,12 @@ def _component(names: Names, component: str, own: list[str] | None, values: Text
 
 @lru_cache(maxsize=4096)
 def _by_name(names: tuple[str, ...], values: bytes | tuple[str, ...]) -> Mapping[str, str]:
-    """Replicas hold the same at the same step, and so do legs: one of them is kept."""
+    """Digests by name; cached, as replicas and legs hold the same ones at the same step."""
     return dict(zip(names, _long(values), strict=True))
 
 
 def earlier_version(path: object) -> str:
-    """What is said of a trace of lines."""
+    """The message for a trace of version 2, which was lines of JSON."""
     told = f"{path}: written by an earlier chaosrun (a trace of version 2, this one reads version {TRACE_VERSION})"
     return EarlierVersionError(told).message
 

@@ -1,7 +1,7 @@
 """How typed records become bytes and come back, checked. Knows no particular record.
 
-A file holds one JSON object, or one a line. A last line without a newline was cut off, and is left out; anything else that is
-not what its type says is damage, and is told with its file, line and field. Records of version 1 are not read.
+A file holds one JSON object, or one a line. A last line without a newline was cut off, and is left out. Any other record that
+does not match its type is damaged, and reported with file, line and field. Records of version 1 are not read.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from chaosrun.errors import RecoveryError
 
 RECORDS_VERSION = 2
-"""Of the journal, the traces and the other files of a leg."""
+"""Version of the journal and the other JSON files of a leg."""
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, Meta(min_length=1)]
@@ -27,7 +27,7 @@ class DamagedRecordError(RecoveryError, ValueError):
     """A record that is not what its file should hold: it was damaged, not cut off. The message names file, line and field."""
 
     ends_the_file = True
-    """Nothing is known of what follows: it is no record at all, or of another version."""
+    """Whether nothing after it can be read: it is no record at all, or of another version."""
 
 
 class EarlierVersionError(DamagedRecordError):
@@ -35,7 +35,7 @@ class EarlierVersionError(DamagedRecordError):
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What is written down: a value that is not changed. Fields that hold their default are not written."""
+    """An immutable value that is written to a file. Fields that hold their default are not written."""
 
 
 class _Versioned(Struct):
@@ -61,7 +61,7 @@ def convert(value: object, type_: Any) -> Any:
 
 
 def decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """One record. Raises DamagedRecordError, saying what is wrong and where in it, EarlierVersionError for one of version 1."""
+    """One record. Raises DamagedRecordError with what is wrong and where, EarlierVersionError for a record of version 1."""
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:
@@ -87,8 +87,8 @@ def read_records(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T]:
 
 
 def sound_records(path: Path, decoder: msgspec.json.Decoder[_T], problems: list[str]) -> list[tuple[int, _T]]:
-    """The sound records of a file, with the numbers of their lines. What is damaged becomes a problem, as does a missing file;
-    nothing is read behind a line of another version, or that is no record. Raises OSError."""
+    """The sound records of a file, with their line numbers. A damaged record becomes a problem, as does a missing file. Nothing
+    is read after a line of another version, or one that is no record. Raises OSError."""
     sound: list[tuple[int, _T]] = []
     try:
         for number, found in _numbered(path, decoder):

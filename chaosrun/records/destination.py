@@ -1,4 +1,4 @@
-"""Files that the user names: written where they are and whatever they are, and no directory is made for one."""
+"""Writing files that the user names: links are followed, devices and pipes are written to, and no directory is made."""
 
 import errno
 import os
@@ -9,19 +9,19 @@ from chaosrun.records.filesystem import Filesystem
 
 
 def is_stream(path: Path) -> bool:
-    """A device, a pipe or a socket, by whatever links: it is written into, never put something in the place of."""
+    """Whether it is, or links to, a device, pipe or socket: such a file is written into and never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def expect_folder(path: Path) -> None:
-    """Raises OSError where the directory that `path` would be in is not there: a slip in it would else be found far away."""
+    """Raises OSError if the parent directory of `path` is missing, so that a typing error in it shows at once."""
     if not path.parent.is_dir():
         code = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
         raise OSError(code, "there is no such directory", str(path.parent))
 
 
 def expect_writable(option: str, path: Path) -> None:
-    """Raises UsageError, naming the option, when nothing could be written there. Leaves nothing."""
+    """Raises UsageError, naming the option, if nothing could be written there. Leaves no file behind."""
     if not path.parent.is_dir():
         raise UsageError(f"{option} {path}: there is no directory {path.parent}", hint="make it, or name another file")
     if is_stream(path):
@@ -36,7 +36,7 @@ def expect_writable(option: str, path: Path) -> None:
 
 
 def write_to(path: Path, data: bytes) -> None:
-    """Whole, in the place of an older file; where `path` is a link, in the place of what it leads to. Raises OSError."""
+    """Write the whole file, replacing an older one; if `path` is a link, its target is replaced. Raises OSError."""
     if is_stream(path):
         with open(os.open(path, os.O_WRONLY), "wb") as file:
             file.write(data)

@@ -1,4 +1,4 @@
-"""When the rest of a leg follows: its complete state is the reference's at the same step, bit for bit. Pure."""
+"""Whether a leg may end early: its complete state equals the reference's at the same step bit for bit. Pure."""
 
 from typing import Literal
 
@@ -6,14 +6,14 @@ from chaosrun.records.traces import CheckpointRecord, StateRecord
 from chaosrun.wording import listed
 
 SETTLED, DIFFERED = "settled", "differed"
-"""How such a leg, and each of its ranks, ends: all of its state is the reference's; it is not, for good."""
+"""How a leg that ends early, and each of its ranks, ends: its state equals the reference's, or differs for good."""
 
 State = Literal["equal", "differs", "unknown"]
 
 
 def state_of(expected: StateRecord | None, seen: StateRecord | None) -> tuple[State, str]:
-    """Of one rank at one step, as two legs recorded it, and why it is not equal. What a save itself changes is never equal, nor
-    is other state of the script's own, which may be a clock and is no difference yet."""
+    """Compares the state of one rank at one step in two legs, and says why it is not equal. State that a save itself changes is
+    never equal. Other state of the script that differs is "unknown": it may be a clock."""
     if expected is None or seen is None or expected.digests is None or seen.digests is None:
         return "unknown", "no digests of its state"
     if expected.digests != seen.digests:

@@ -1,6 +1,6 @@
-"""The events of a leg's journal: what its supervisor decided and saw, one typed value each. `event` in the file says which.
+"""The events of a leg's journal: what its supervisor decided and saw, one typed value each; the key `event` names the type.
 
-The journal gives each its seq (1, 2, …) and time_s (wall clock).
+The journal gives each event its seq (1, 2, …) and time_s (wall clock).
 """
 
 from typing import Annotated, Any, Literal, get_args
@@ -24,7 +24,7 @@ Outcome = Literal[
     "timeout",
     "interrupted",
 ]
-"""settled, differed: ended early (`records.early_end`). diverged: stopped in production, as it had not come back right."""
+"""settled, differed: ended early (`records.early_end`). diverged: stopped in production, as its recovery was not exact."""
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 EndCode = Literal[
     "failed_inside_chaosrun",
@@ -45,11 +45,11 @@ EndCode = Literal[
     "launcher_ended",
     "launcher_misused",
 ]
-"""What is known of an end beside its outcome; what each means and whose fault it is says `verify.code_ends`."""
+"""Codes for how a leg ended, beside its outcome; `verify.code_ends` says what each means and whose fault it is."""
 CONCLUSIVE: tuple[Outcome, ...] = ("completed", "settled", "differed", "inexact_restore", "diverged")
-"""How a leg ended that says whether the job came back; with any other outcome its drill is INCONCLUSIVE."""
+"""Outcomes that show whether the job recovered; with any other outcome the drill is INCONCLUSIVE."""
 TRAINED: tuple[Outcome, ...] = ("completed", "settled", "differed")
-"""How a leg ended that trained as far as it was asked to."""
+"""Outcomes of a leg that trained as far as it was asked to."""
 
 AttemptNumber = Annotated[int, Meta(gt=0, lt=10**9)]
 
@@ -73,7 +73,7 @@ class LegStarted(Event, frozen=True, kw_only=True, tag="leg.started"):
     workers: int
     supervisor_pid: int
     plan: str | None = None
-    """Digest of the plan, its injected faults left out."""
+    """Digest of the plan without injected faults."""
 
 
 class SupervisorResumed(Event, frozen=True, kw_only=True, tag="supervisor.resumed"):
@@ -89,7 +89,7 @@ class NodePlace(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class NotPreloaded(Record, frozen=True, kw_only=True):
-    """A module that each rank imports for itself: a fork would lose what it starts."""
+    """A module that each rank imports for itself: a fork would lose what the import starts, such as threads."""
 
     module: str
     threads: tuple[str, ...] = ()
@@ -103,12 +103,12 @@ class PlacementAcquired(Event, frozen=True, kw_only=True, tag="placement.acquire
     ray: str = ""
     oversubscribed: bool = False
     stood_by: tuple[str, ...] = ()
-    """Nodes on which everything had been imported ahead."""
+    """Nodes on which everything had been imported before they were needed."""
     not_preloaded: tuple[NotPreloaded, ...] = ()
 
 
 class StagingCleared(Event, frozen=True, kw_only=True, tag="staging.cleared"):
-    """What killed attempts left half-written, or half-deleted, has been removed."""
+    """Half-written and half-deleted files of killed attempts have been removed."""
 
     names: tuple[str, ...]
 
@@ -122,20 +122,20 @@ class CheckpointQuarantined(Event, frozen=True, kw_only=True, tag="checkpoint.qu
 
 class AttemptStarting(OfAttempt, frozen=True, kw_only=True, tag="attempt.starting"):
     by: Literal["chaosrun", "script"] = "chaosrun"
-    """Who saves and resumes. Where a script goes on from its traces say, and nothing here."""
+    """Who saves and resumes. If it is the script, only its traces say where it resumed."""
     resume: str | None
     """Name of the checkpoint."""
     resume_step: Count
-    """0 without one."""
+    """0 without a checkpoint."""
     armed: tuple[str, ...]
-    """Ids of the faults that may strike in it."""
+    """Ids of the faults that may strike in this attempt."""
     distributed_debug: bool = False
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, after an error of DDP's reducer."""
+    """Whether it runs with TORCH_DISTRIBUTED_DEBUG=DETAIL, after an error of DDP's reducer."""
 
 
 class AttemptStarted(OfAttempt, frozen=True, kw_only=True, tag="attempt.started"):
     pids: dict[Count, int]
-    """By rank; empty where a command starts them."""
+    """By rank; empty if a command starts the ranks."""
     address: str = ""
 
 
@@ -152,13 +152,13 @@ class WorkerExited(OfAttempt, frozen=True, kw_only=True, tag="worker.exited"):
     exit_code: int | None
     signal: int | None
     died_s: float
-    """Of the death, as its agent saw it."""
+    """When the process died, as its agent saw it."""
     stopped: bool = False
-    """Its agent ended it, with its attempt."""
+    """Whether its agent stopped it together with the attempt."""
 
 
 class FaultInjected(Event, frozen=True, kw_only=True, tag="fault.injected"):
-    """`chaosrun inject` has put it into plan.json; it is to strike now."""
+    """`chaosrun inject` has put a fault into plan.json; it is to strike now."""
 
     fault: str
     kind: str = ""
@@ -169,7 +169,7 @@ class FaultInjected(Event, frozen=True, kw_only=True, tag="fault.injected"):
 
 
 class FaultRequested(OfAttempt, frozen=True, kw_only=True, tag="fault.requested"):
-    """Copied from the durable marker that was written before it struck."""
+    """A fault is about to strike: copied from the durable marker that is written before."""
 
     fault: str
     rank: int
@@ -179,7 +179,7 @@ class FaultRequested(OfAttempt, frozen=True, kw_only=True, tag="fault.requested"
 
 
 class FaultWithdrawn(Event, frozen=True, kw_only=True, tag="fault.withdrawn"):
-    """The request before it came to nothing; the fault may strike again."""
+    """The preceding request had no effect; the fault may strike again."""
 
     fault: str
     reason: str
@@ -190,17 +190,17 @@ class FaultObserved(OfAttempt, frozen=True, kw_only=True, tag="fault.observed"):
     rank: int
     pid: int
     how: str
-    """Its evidence, see `faults.kind.Evidence`."""
+    """The kind of evidence, see `faults.kind.Evidence`."""
     exit_code: int | None = None
     signal: int | None = None
     died_s: float | None = None
-    """Of a death."""
+    """When the process died, if it did."""
     found: dict[str, Any] | None = None
-    """What was seen of it: see `faults.observed`."""
+    """What was seen of the fault: see `faults.observed`."""
 
 
 class SilentRank(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """A rank of an attempt that hangs, as it was found."""
+    """The state of a rank of a hanging attempt."""
 
     rank: int
     pid: int
@@ -209,13 +209,13 @@ class SilentRank(Record, frozen=True, kw_only=True, omit_defaults=False):
     """See `records.heartbeat`."""
     silent_s: float | None = None
     state: str | None = None
-    """Letter in /proc; None when it is gone."""
+    """State letter in /proc; None if the process is gone."""
     stack: tuple[str, ...] = ()
-    """Of its main thread, innermost first."""
+    """Stack of its main thread, innermost frame first."""
 
 
 class HangDeclared(OfAttempt, frozen=True, kw_only=True, tag="hang.declared"):
-    """Before anything is killed."""
+    """The attempt hangs. Written before anything is killed."""
 
     first: int
     """The rank that stopped first."""
@@ -226,7 +226,7 @@ class HangDeclared(OfAttempt, frozen=True, kw_only=True, tag="hang.declared"):
 
 
 class RaisedError(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """What a rank raised, as its end record has it."""
+    """What a rank raised, from its end record."""
 
     type: str
     message: str
@@ -234,7 +234,7 @@ class RaisedError(Record, frozen=True, kw_only=True, omit_defaults=False):
     exit_code: int | None = None
     traceback: str | None = None
     ours: bool = False
-    """Raised inside chaosrun."""
+    """Whether it was raised inside chaosrun."""
     errno: int | None = None
     fault: str | None = None
     """Id of the fault that raised it on purpose."""
@@ -256,34 +256,34 @@ class AttemptStopped(OfAttempt, frozen=True, kw_only=True, tag="attempt.stopped"
 
 
 class RecoveryAgreed(OfAttempt, frozen=True, kw_only=True, tag="recovery.agreed"):
-    """A run in production was held against itself: what this attempt restored and did again is as it was before."""
+    """A recovery in production was checked: the restored state and the steps that this attempt repeated are as before."""
 
     steps: Count
-    """Done again and compared, on any rank."""
+    """How many steps were repeated and compared, on any rank."""
     last: Count = 0
-    """The last of them; 0 without one."""
+    """The last repeated step; 0 without one."""
     states: Count
-    """Ranks whose restored state was held against the saved one."""
+    """How many ranks had their restored state compared with the saved one."""
     source: Source | None = None
-    """Of what was restored: the storage, or copies in the memory of the nodes."""
+    """Where the state was restored from: storage, or copies in the memory of the nodes."""
 
 
 class RecoveryDiverged(OfAttempt, frozen=True, kw_only=True, tag="recovery.diverged"):
-    """Likewise, and it is not."""
+    """A recovery in production was checked, and something differs."""
 
     step: Count
     rank: Count
     quantity: str
-    """The first that differs: a kind of `verify.compare`."""
+    """The first quantity that differs: a kind of `verify.compare`."""
     tensor: str | None = None
     code: str
-    """Of the cause, see `verify.codes`."""
+    """Code of the cause, see `verify.codes`."""
     what: str
     source: Source | None = None
 
 
 class RecoveryUnjudged(OfAttempt, frozen=True, kw_only=True, tag="recovery.unjudged"):
-    """Likewise, and nothing can be said."""
+    """A recovery in production could not be checked."""
 
     why: str
 
@@ -312,12 +312,12 @@ class LegFinished(Event, frozen=True, kw_only=True, tag="leg.finished"):
     message: str | None
     hint: str | None = None
     final_step: Count = 0
-    """Where it trained to its end, its last; else that of the newest checkpoint or, `by` a script, the last one done."""
+    """The last step if the training is complete; else the newest checkpoint's or, `by` a script, the last that was done."""
     by: Literal["chaosrun", "script"] = "chaosrun"
 
 
 EventRecord = dict[str, Any]
-"""An event as a listener is told of it: JSON values, with the key `leg`; or what is told beside the journals."""
+"""An event as listeners receive it: JSON values, with the key `leg`; also for events that no journal holds."""
 JournalEvent = (
     LegStarted
     | SupervisorResumed

@@ -1,6 +1,6 @@
-"""Changes to the disk that have to survive a crash, one operation at a time, told to listeners before and after it.
+"""Changes to the disk that have to survive a crash, one operation at a time, with listeners called before and after each.
 
-A listener that raises before an operation keeps it from being done. The checkpoint store and the journal use this alone.
+If a listener raises before an operation, it is not done. The checkpoint store and the journal write only through this module.
 """
 
 import os
@@ -22,7 +22,7 @@ class Operation:
     kind: Literal["mkdir", "open", "write", "truncate", "fsync", "rename", "unlink", "rmdir"]
     path: Path
     target: Path | None = None
-    """Of a rename: the new name."""
+    """The new name in a rename."""
     data: bytes = b""
 
 
@@ -34,11 +34,11 @@ class Filesystem:
         self.listeners: list[Listener] = []
 
     def mkdir(self, path: Path) -> None:
-        """Make a directory, unless it is there. It survives a power cut once its parent has been synced."""
+        """Make a directory unless it exists. It survives a power cut once its parent has been synced."""
         self._do(Operation(kind="mkdir", path=path), lambda: path.mkdir(exist_ok=True))
 
     def open(self, path: Path) -> int:
-        """Descriptor of a file to be written at its end; the file is made if there is none."""
+        """Open a file for appending, and make it if there is none; returns the descriptor."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         return self._do(Operation(kind="open", path=path), lambda: os.open(path, flags, 0o644))
 
@@ -50,7 +50,7 @@ class Filesystem:
         self._do(Operation(kind="truncate", path=path), lambda: os.truncate(path, size))
 
     def sync(self, path: Path, descriptor: int) -> None:
-        """Bring an open file, or directory, to the disk."""
+        """fsync an open file or directory."""
         self._do(Operation(kind="fsync", path=path), lambda: os.fsync(descriptor))
 
     def rename(self, path: Path, target: Path) -> None:
@@ -62,17 +62,17 @@ class Filesystem:
     def rmdir(self, path: Path) -> None:
         self._do(Operation(kind="rmdir", path=path), lambda: os.rmdir(path))
 
-    # Made of the operations above
+    # Composed of the operations above
 
     def make_directories(self, path: Path) -> int:
-        """`mkdir -p`; returns how many there were to make."""
+        """`mkdir -p`; returns how many directories it made."""
         missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
         for folder in reversed(missing or [path]):
             self.mkdir(folder)
         return len(missing)
 
     def make_directories_durably(self, path: Path, *, above: int = 0) -> None:
-        """`mkdir -p` whose entries survive a power cut: of new directories, of `path`, and of as many more `above` it."""
+        """`mkdir -p` that survives a power cut: syncs the parents of new directories, of `path`, and of `above` more."""
         made = self.make_directories(path)
         for folder in (path, *path.parents)[: max(made, 1 + above)]:
             self.sync_directory(folder.parent)
@@ -87,7 +87,7 @@ class Filesystem:
     def write_durably(self, path: Path, data: bytes) -> None:
         """Write a whole file so that a reader, or a power cut, sees all of it or none."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        # Left by a process that had our number and was killed here.
+        # Left by a killed process that had the same pid.
         self._drop(temporary)
         descriptor = self.open(temporary)
         try:
@@ -125,7 +125,7 @@ class Filesystem:
 
 
 def written_for(path: Path) -> Path:
-    """The file that a temporary one of `write_durably` is to become; any other path is its own."""
+    """The final path of a temporary file of `write_durably`; any other path is returned as it is."""
     match = _TEMPORARY.fullmatch(path.name)
     return path.with_name(match[1]) if match else path
 

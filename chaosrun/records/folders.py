@@ -1,4 +1,4 @@
-"""Folders named by a name and the time, one for each run, sweep or suite: a new one, and the one that a person means."""
+"""Folders of runs, sweeps and suites, named by name and time: makes a new one, and finds the one that a user means."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,11 +8,11 @@ from chaosrun.errors import UsageError
 from chaosrun.wording import listed
 
 MOST_AT_ONCE = 100
-"""Folders of one name in one second."""
+"""At most so many folders of one name in one second."""
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """A folder of its own in `parent`, whose name is the plural of what lies there. Raises UsageError when none can be made."""
+    """Make a new folder in `parent`, whose name is the plural of its content. Raises UsageError if that fails."""
     for number in range(1, MOST_AT_ONCE + 1):
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime())
         path = parent / (f"{name}-{stamp}" + (f"-{number}" if number > 1 else ""))
@@ -29,9 +29,8 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def find_folder(parent: Path, ref: str, began: Callable[[Path], tuple[str, float]], *, of: Path, otherwise: str) -> Path:
-    """The folder in `parent` called `ref` (see `called`) that is of the file `of`. `began`: of which file a folder is, and when
-    it was made. Raises UsageError, with the hint `otherwise` where there is none, and what `began` raises for the folder
-    `ref`."""
+    """The folder in `parent` called `ref` (see `called`) that was made from the file `of`. `began` returns a folder's file and
+    when it was made. Raises UsageError, with the hint `otherwise` if there are none, and what `began` raises for `ref`."""
     created_s: dict[Path, float] = {}
     for path in parent.glob("*"):
         try:
@@ -39,7 +38,7 @@ def find_folder(parent: Path, ref: str, began: Callable[[Path], tuple[str, float
         except UsageError:
             if path.name == ref:
                 raise
-            continue  # of another version, or damaged: no reason why another one could not be gone on with
+            continue  # damaged or of another version: the others can still be used
         if file == str(of.resolve()):
             created_s[path] = made_s
     found = called(ref, created_s)

@@ -1,12 +1,12 @@
 """The heartbeat of a rank: a small file, mapped into its memory, that says how far it has come and since when.
 
-A beat is a few stores into memory, no system call, and is there to be read when the rank is stopped or dead. 8-byte words,
+A beat is a few stores into memory without a system call, and can still be read when the rank is stopped or dead. 8-byte words,
 little-endian:
 
     magic, version, then two slots {count, step, stage, beat_s, count again} that take turns, then per stage two durations
     {first, longest}: of the first time that this rank was at the stage, and the longest of the later ones; negative: not yet
 
-A slot whose two counts differ is being written; the other one is whole then. `beat_s` is CLOCK_MONOTONIC.
+A slot whose two counts differ is being written; then the other one is whole. `beat_s` is CLOCK_MONOTONIC.
 """
 
 import mmap
@@ -24,11 +24,11 @@ class Stage:
     """What a rank does between two beats."""
 
     words: str
-    """Of a rank that stopped here; {step} stands for the step."""
+    """Where a rank is that stopped at this stage; {step} stands for the step."""
     waits: bool = False
-    """Waits for the other ranks: silence says nothing about this one."""
+    """Whether it waits for other ranks: then its silence says nothing about the rank itself."""
     own: bool = False
-    """As long as the script pleases, and different every time: a validation pass, what follows the training."""
+    """Whether the script's own code runs, for any time: a validation pass, what follows the training."""
 
 
 STAGES: Mapping[str, Stage] = {
@@ -59,7 +59,7 @@ STAGES: Mapping[str, Stage] = {
     "ended": Stage(words="in the script, after the training", own=True),
     "leaving": Stage(words="as it left the process group", waits=True),
 }
-"""In the order in which a rank comes by them: of ranks at the same step, the others wait for the one at the earliest stage."""
+"""In the order in which a rank passes them: of ranks at the same step, the others wait for the one at the earliest stage."""
 _NAMES = tuple(STAGES)
 _NUMBERS = {name: number for number, name in enumerate(_NAMES)}
 
@@ -83,20 +83,20 @@ class Heartbeat:
     """The step that the stage belongs to."""
     stage: str
     silent_s: float
-    """Since the beat, when it was read."""
+    """Seconds from the beat to its reading."""
     first: Mapping[str, float]
-    """Seconds that the rank was at a stage the first time in this attempt; stages that it has not left yet are missing."""
+    """By stage, seconds that the first visit in this attempt took; stages that the rank has not left yet are missing."""
     longest: Mapping[str, float]
-    """The longest of the later times."""
+    """By stage, seconds of the longest later visit."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """The smaller, the further behind."""
+        """Step and stage; the smaller, the further behind the rank is."""
         return self.step, _NUMBERS[self.stage]
 
     @property
     def recorded(self) -> int:
-        """The last step that the rank had recorded; 0 where that cannot be told."""
+        """The last step that the rank had recorded; 0 if unknown."""
         number = _NUMBERS[self.stage]
         return 0 if number < _NUMBERS["fetch"] else self.step - (number < _NUMBERS["own"])
 
@@ -114,15 +114,15 @@ class Activity:
     """What can be seen of a rank from outside at one moment."""
 
     beat: Heartbeat | None
-    """None before its first one."""
+    """None before the first beat."""
     cpu_s: float
     """Processor time used so far; 0 when its process is gone."""
     is_stopped: bool = False
-    """By a signal (state T)."""
+    """Whether a signal has stopped it (state T)."""
 
 
 class Heart:
-    """The writing side, one a rank. Until it is opened it beats for nobody."""
+    """The writing side, one for each rank. Beats before `open` are not kept in any file."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -131,12 +131,12 @@ class Heart:
         self._use(memoryview(bytearray(_WORDS * 8)))
 
     def open(self, path: Path) -> None:
-        """Beat into this new file from now on. Raises OSError when it cannot be had."""
+        """Write beats into this new file from now on. Raises OSError if it cannot be made."""
         assert sys.byteorder == "little"
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            # Written, not only made that long: a store into a page that then finds no space on the disk is a SIGBUS.
+            # Written, not only extended: a store into a page for which the disk then has no space is a SIGBUS.
             os.write(descriptor, self._integers.tobytes())
             self._use(memoryview(mmap.mmap(descriptor, _WORDS * 8)))
         finally:
@@ -169,7 +169,7 @@ class Heart:
 
 
 def read_heartbeat(path: Path, clock: Callable[[], float] = time.monotonic) -> Heartbeat | None:
-    """The newest whole beat, on the rank's own machine; None where the file shows none."""
+    """The newest whole beat; None if the file has none. Only on the rank's own machine, whose clock the beat has."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def read_heartbeat(path: Path, clock: Callable[[], float] = time.monotonic) -> H
             earlier, integers, later = (memoryview(copy).cast("q") for copy in copies)
             if (integers[0], integers[1]) != (_MAGIC, _VERSION):
                 return None
-            # Its last count before the copy is its first count after it: nobody wrote into it meanwhile.
+            # A slot whose last count before the copy equals its first count after it was not written meanwhile.
             whole = [slot for slot in _SLOTS if earlier[slot + _COUNT_AGAIN] == integers[slot] == later[slot]]
             newest = max(whole, key=lambda slot: integers[slot], default=None)
             # If the other slot is more than one beat ahead, this one was overtaken while it was read.

@@ -1,6 +1,6 @@
-"""What a leg wrote down, read back as typed values: its journal, its attempts with their traces, its environment.
+"""The records of a leg, read back as typed values: its journal, its attempts with their traces, its environment.
 
-What is damaged, missing or contradictory becomes one of `LegHistory.problems`: such a leg is never judged to be exact.
+Anything damaged, missing or contradictory becomes one of `LegHistory.problems`; a leg with problems is never judged exact.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,18 +23,18 @@ from chaosrun.records.traces import EndRecord, RankTrace, Source, StartRecord, S
 
 _Event = TypeVar("_Event", bound=recorded.JournalEvent)
 TraceReader = Callable[[Path, int, int, list[str]], RankTrace]
-"""As `records.trace_reader.read_trace`."""
+"""A function such as `records.trace_reader.read_trace`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One incarnation: what the journal says of it, and the traces its ranks left."""
+    """One attempt: what the journal says about it, and the traces that its ranks left."""
 
     number: int
     resume: str | None
     """Name of the checkpoint that the journal ordered."""
     resume_step: int
-    """Its step; of a script that resumes by itself the one that its ranks say they went on from."""
+    """The checkpoint's step; for a script that resumes by itself, the step that its ranks recorded as their start."""
     pids: Mapping[int, int]
     exits: tuple[recorded.WorkerExited, ...]
     unplanned: tuple[recorded.DeathUnplanned, ...]
@@ -46,32 +46,32 @@ class Attempt:
 
     @cached_property
     def starts(self) -> Mapping[int, StartRecord]:
-        """Of the ranks that began to train, in their order."""
+        """Start records of the ranks that began to train, in the order of ranks."""
         return {rank: trace.start for rank, trace in sorted(self.traces.items()) if trace.start}
 
     @cached_property
     def steps(self) -> Mapping[int, Mapping[int, StepRecord]]:
-        """What ranks recorded of each step, in the order of time."""
+        """By step, in the order of time, the record of each rank."""
         return _ByStep(self.traces)
 
     @property
     def went_on(self) -> bool:
-        """From a checkpoint, and not from the beginning."""
+        """Whether it resumed from a checkpoint."""
         return self.resume is not None if self.by == "chaosrun" else self.resume_step > 0
 
     @property
     def source(self) -> Source | None:
-        """Of what its ranks restored: all restore from the same. None where none did."""
+        """Where its ranks restored from: the same for all. None if no rank restored."""
         return next((start.source for start in self.starts.values() if start.restored), None)
 
     def start_of(self, rank: int) -> int:
-        """Step this rank went on from: what it says itself, else what the journal ordered."""
+        """The step that this rank went on from: as it recorded, else as the journal ordered."""
         trace = self.traces.get(rank)
         return trace.start.position.step if trace and trace.start else self.resume_step
 
 
 class _ByStep(Mapping[int, Mapping[int, StepRecord]]):
-    """What ranks recorded, by step; read when somebody looks at it."""
+    """By step, the record of each rank; read from the files on access."""
 
     def __init__(self, traces: Mapping[int, RankTrace]) -> None:
         self._traces = sorted(traces.items())
@@ -99,11 +99,11 @@ class LegHistory:
     attempts: tuple[Attempt, ...] = ()
     environment: Mapping[str, object] | None = None
     opened: tuple[OpenedFile, ...] = ()
-    """Files of other legs that it read."""
+    """Files of other legs that this leg read."""
     began: Began | None = None
-    """What it was given to begin with, where that is not the beginning."""
+    """The checkpoints that it was given to begin with; None if it begins at step 0."""
     left: Left = NOTHING_LEFT
-    """What its files held at its end."""
+    """What the script's files held at the end."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -126,11 +126,11 @@ class LegHistory:
 
     @property
     def traces(self) -> Iterator[RankTrace]:
-        """Of all attempts and ranks, in their order."""
+        """The traces of all attempts and ranks, in order."""
         return (trace for attempt in self.attempts for _, trace in sorted(attempt.traces.items()))
 
     def attempt(self, number: int) -> Attempt:
-        """One that this leg is known to have made."""
+        """The attempt of this number, which must exist."""
         return next(each for each in self.attempts if each.number == number)
 
     def trace(self, attempt: int, rank: int) -> RankTrace | None:
@@ -141,7 +141,7 @@ class LegHistory:
 
 
 def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegHistory:
-    """Everything a leg left; `traces`: how they are read, None: not. Raises OSError for a file that cannot be read."""
+    """Everything that a leg left. `traces` reads a trace; None: none is read. Raises OSError for an unreadable file."""
     problems: list[str] = []
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
     environment, opened = _read_environment(layout.environment, problems), opened_files(layout, problems)
@@ -152,13 +152,13 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
 def history_of(
     layout: LegLayout, journal: Sequence[recorded.JournalEvent], traces: TraceReader | None, problems: list[str]
 ) -> LegHistory:
-    """What these events come to: the one fold of a journal."""
+    """The history that these events describe: the only place that folds a journal."""
     attempts = _attempts(layout, journal, traces, problems)
     return LegHistory(name=layout.path.name, layout=layout, journal=tuple(journal), attempts=attempts, problems=tuple(problems))
 
 
 def journal_events(path: Path) -> list[recorded.JournalEvent]:
-    """The events of a journal that is to be gone on with. Raises RecoveryError when it is damaged."""
+    """The events of a journal that a resumed run appends to. Raises RecoveryError if it is damaged."""
     problems: list[str] = []
     events = _read_journal(path, problems)
     if problems:
@@ -236,7 +236,7 @@ def _strange_processes(attempt: Attempt) -> Iterator[str]:
 
 
 def _lost_steps(layout: LegLayout, attempt: Attempt) -> Iterator[str]:
-    """A step is recorded before its rank goes on: of an attempt that is over, the trace holds what the heartbeat has passed."""
+    """Problems of a finished attempt whose trace lacks steps that the heartbeat has passed: records come before beats."""
     for rank in sorted(attempt.pids) if attempt.stopped is not None else ():
         beat, trace = read_heartbeat(layout.attempt(attempt.number).heartbeat(rank)), attempt.traces.get(rank)
         last = max(trace.start.position.step, trace.steps.last) if trace and trace.start else 0
@@ -247,7 +247,7 @@ def _lost_steps(layout: LegLayout, attempt: Attempt) -> Iterator[str]:
 
 def _read_traces(layout: LegLayout, attempt: int, read: TraceReader, problems: list[str]) -> Mapping[int, RankTrace]:
     traces: dict[int, RankTrace] = {}
-    # Traces of lines, too, which an earlier chaosrun wrote.
+    # Also traces of JSON lines, which an earlier chaosrun wrote.
     for path in sorted(
         {path.with_suffix("").with_suffix(".trace") for path in layout.attempt(attempt).path.glob("rank-*.trace*")}
     ):

@@ -1,6 +1,6 @@
-"""What an inspected step leaves behind: its quantities, in the order of diagnosis, with their bytes; for `diagnose` alone.
+"""The files of an inspected step: its quantities, in the order of diagnosis, with their bytes. Used by `diagnose` only.
 
-A moment is one JSON file of a rank and an attempt, `rank-R.inspection/step-NNNNNNNN.json`, or `end.json`.
+A moment is one JSON file for each rank and attempt, `rank-R.inspection/step-NNNNNNNN.json`, or `end.json`.
 """
 
 from typing import Literal, get_args
@@ -29,7 +29,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
 class Entry(Record, frozen=True, kw_only=True):
-    """One value of a quantity: its raw bytes, or a text where it has no bits of its own (sample ids, names, None)."""
+    """One value of a quantity: its raw bytes, or a text for a value without bits (sample ids, names, None)."""
 
     quantity: Quantity
     micro_batch: Count
@@ -37,7 +37,7 @@ class Entry(Record, frozen=True, kw_only=True):
     name: str
     text: str | None = None
     bytes: str | None = None
-    """Their digest: they lie in the leg's `tensors/<digest>`, little-endian and contiguous."""
+    """Digest of the bytes, which are in the leg's `tensors/<digest>`, little-endian and contiguous."""
     dtype: str | None = None
     shape: list[int] | None = None
 
@@ -47,4 +47,4 @@ class Moment(Record, frozen=True, kw_only=True, omit_defaults=False):
     step: Count
     entries: list[Entry]
     script: dict[str, str] = field(default_factory=dict)
-    """What the script kept beside all that when the step began: path to value, readable or a digest."""
+    """The script's other state when the step began, by path: a readable value or a digest."""

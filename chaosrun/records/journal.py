@@ -1,4 +1,4 @@
-"""The journal of a leg or a suite, by one writer: one durable line an event, intent before the act, the outcome after it."""
+"""The journal of a leg or a suite, with a single writer: one durable line an event, intent before the act, outcome after."""
 
 import os
 import time
@@ -26,7 +26,7 @@ class Journal:
     """Append-only and fsynced: what a durable `append` returned survives a power cut. Opening cuts a torn tail off."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, disk: Filesystem | None = None) -> None:
-        """`disk`: the layer that all changes go through, for those who listen to it."""
+        """`disk`: the layer that all changes go through; it may have listeners."""
         self._clock = clock
         self._disk = disk or Filesystem()
         self._path = path
@@ -50,7 +50,7 @@ class Journal:
         try:
             self._disk.write(self._path, self._file, line)
         except BaseException:
-            # A disk that fills up takes the beginning of a line, and the next record would go on in the middle of it.
+            # A full disk may take only the beginning of the line, and the next record would be appended to it.
             os.ftruncate(self._file, self._size)
             raise
         self._seq, self._size = self._seq + 1, self._size + len(line)
@@ -63,7 +63,7 @@ class Journal:
 
 
 def _sound_bytes(whole: bytes) -> int:
-    """Bytes of whole lines before any hole: a power cut may leave zeros for a page that was never synced, and a later page."""
+    """Bytes of whole lines before any hole: a power cut may leave zeros for a page that was not synced, before a later page."""
     return whole.partition(b"\0")[0].rfind(b"\n") + 1
 
 

@@ -20,7 +20,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_step(name: str) -> int | None:
-    """The step of a checkpoint directory's name, None when the name is not one of ours."""
+    """The step in the name of a checkpoint directory; None if chaosrun gives no such name."""
     match = CHECKPOINT_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -28,7 +28,7 @@ def checkpoint_step(name: str) -> int | None:
 RUN = "run"
 """The only leg of a run in production."""
 LEGS = ("reference", "chaos", "confirm", RUN)
-"""In the order in which a run has them."""
+"""In the order in which a run makes them."""
 
 
 @lru_cache(maxsize=4096)
@@ -37,7 +37,7 @@ def _joined(folder: Path, name: str) -> Path:
 
 
 class Below:
-    """A file or directory of a layout, by its path below that one's `path`, or its `storage` where it has one."""
+    """A file or directory of a layout, at this path below the layout's `path`, or below its `storage` if it has one."""
 
     def __init__(self, name: str, *, stored: bool = False) -> None:
         self._name, self._stored = name, stored
@@ -47,7 +47,7 @@ class Below:
 
 
 class OfRank:
-    """Likewise a file that each rank, or node, has of its own; called with its number."""
+    """A file of a layout that each rank, or node, has of its own; called with its number."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -58,32 +58,32 @@ class OfRank:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLayout:
-    """One incarnation of all workers: `attempts/NNN/`."""
+    """The directory of one attempt: `attempts/NNN/`."""
 
     path: Path
 
     trace = OfRank("rank-{}.trace")
     effects = OfRank("rank-{}.effects")
-    """The first thing that the script did to the world outside; none where nothing was seen."""
+    """The first effect of the script outside its process; no file if none was seen."""
     log = OfRank("rank-{}.log")
     launcher_log = OfRank("launcher-{}.log")
-    """What the command of a node printed, and its ranks until they began to train."""
+    """Output of a node's command, and of its ranks until they began to train."""
     heartbeat = OfRank("rank-{}.heartbeat")
     end = OfRank("rank-{}.end.json")
     opened = OfRank("rank-{}.opened.jsonl")
-    """Files that the rank read although another leg had left them, where it did; see `records.opened`."""
+    """Files of other legs that the rank read, if any; see `records.opened`."""
     points = OfRank("rank-{}.points.jsonl")
-    """What a surveyed rank came by, one JSON line {phase, step, target} each; see `faults.points`."""
+    """Points that a surveyed rank reached, one JSON line {phase, step, target} each; see `faults.points`."""
     operations = OfRank("rank-{}.operations.jsonl")
-    """What a rank's script did to files in saves that were traced; see `records.operations`."""
+    """File operations of a rank's script in traced saves; see `records.operations`."""
     inspection = OfRank("rank-{}.inspection")
-    """Directory of the moments that a replay wrote down; see `records.inspection`."""
+    """Directory of the moments that a replay wrote; see `records.inspection`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LegLayout:
-    """One supervised execution of the job. `storage`: where checkpoints, staging and quarantine lie if elsewhere, on one file
-    system; `objects`: where checkpoints are in an object store, of which the leg's directory then holds copies."""
+    """One supervised execution of the job. `storage`: where checkpoints, staging and quarantine are if elsewhere, on one file
+    system; `objects`: the place of checkpoints in an object store; the leg's directory then holds copies."""
 
     path: Path
     storage: Path | None = None
@@ -91,7 +91,7 @@ class LegLayout:
 
     @classmethod
     def at(cls, path: Path, place: str | None, env: Mapping[str, str] | None = None) -> Self:
-        """`place`: as `place` of another one says, which may have crossed to another process."""
+        """`place`: the `place` of another layout, perhaps sent from another process."""
         if place is not None and is_url(place):
             return cls(path, objects=ObjectPlace(place, tuple((env or {}).items())))
         return cls(path, Path(place) if place else None)
@@ -104,33 +104,33 @@ class LegLayout:
     journal = Below("journal.jsonl")
     faults = Below("faults")
     notes = Below("faults/notes")
-    """Directory of what faults that leave their rank alive were seen to do; see `records.markers`."""
+    """Directory of notes: what faults did that leave their rank alive; see `records.markers`."""
 
     def outputs_before(self, fault: str) -> Path:
-        """Copy of the script's outputs, from before the save in which this fault cut the power."""
+        """A copy of the script's outputs from before the save in which this fault cut the power."""
         return self.faults / f"{fault}.outputs"
 
     def complete(self, group: str | None, attempt: int) -> Path:
-        """Is there when all faults of this group have come to their points in this attempt."""
+        """A file that exists once all faults of this group have reached their points in this attempt."""
         return self.faults / f"{(group or '').replace('/', '-')}.attempt-{attempt}.complete"
 
     environment = Below("environment.json")
     repeats = Below("repeats.json")
-    """Of a reference that another whole leg was equal to: which run showed it."""
+    """Which run repeated this reference with an equal leg; only then does the file exist."""
     left = Below("left.json")
-    """Of a script that saves by itself: what its files of tensors held at the end."""
+    """What files of tensors held at the end, if the script saves by itself; see `records.left`."""
     began = Below("began.json")
-    """Of a leg that does not begin at the beginning; see `records.began`."""
+    """Checkpoints that a leg was given to begin with; see `records.began`."""
     checkpoints = Below("checkpoints", stored=True)
     staging = Below("staging", stored=True)
     quarantine = Below("quarantine", stored=True)
     output = Below("output")
-    """The script's own, `CHAOSRUN_OUTPUT`: no other leg looks into it."""
+    """The script's own output folder, `CHAOSRUN_OUTPUT`: no other leg reads it."""
     work = Below("folders/above/work")
-    """The working folder of a script that saves by itself: links to the job's, two folders above (`..`), and what it writes."""
+    """Working folder of a script that saves by itself: links to the job's, also in two folders above (`..`), and its files."""
 
     def filled_in(self, text: str) -> str:
-        """With `{output}` replaced."""
+        """The text with `{output}` replaced."""
         return text.replace("{output}", str(self.output.absolute()))
 
     tensors = Below("tensors")
@@ -159,7 +159,7 @@ class RunLayout:
 
     job_yaml = Below("job.yaml")
     run_json = Below("run.json")
-    """Resolved spec, where it came from, the command, versions: what `resume` and `verify` need."""
+    """Resolved spec, its source, the command, versions: all that `resume` and `verify` need."""
     plan_json = Below("plan.json")
     verdict_json = Below("verdict.json")
     report_html = Below("report.html")
@@ -169,7 +169,7 @@ class RunLayout:
     tensorboard = Below("tensorboard")
     """Directory of event files; see `report.tensorboard`."""
     diagnosis = Below(DIAGNOSIS)
-    """Directory of the replays of the latest `chaosrun diagnose`; they are legs like the run's own."""
+    """Directory of the replays of the latest `chaosrun diagnose`, which are legs, too."""
     diagnosis_json = Below("diagnosis.json")
 
     def replay(self, name: str, storage: Path | None = None) -> LegLayout:
@@ -178,7 +178,7 @@ class RunLayout:
     supervisor_json = Below("supervisor.json")
     """Who last supervised the run and how that ended; see `records.supervision`."""
     supervisor_log = Below("supervisor.log")
-    """What a supervisor of its own process said on stdout and stderr; see `chaosrun.supervise.process`."""
+    """stdout and stderr of a supervisor that is a process of its own; see `chaosrun.supervise.process`."""
     lock = Below("lock")
 
     def leg(self, name: str, storage: Path | None = None) -> LegLayout:
@@ -186,7 +186,7 @@ class RunLayout:
 
     @property
     def main(self) -> str:
-        """The leg that is asked about: under faults, or in production."""
+        """The main leg: the one under faults, or in production."""
         return RUN if (self.path / RUN).is_dir() else "chaos"
 
     @property

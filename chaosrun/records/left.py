@@ -1,5 +1,5 @@
-"""left.json: what files held when a leg had come to its end, of those that hold tensors or arrays: those below the outputs of a
-script that resumes by itself, those that one which attached wrote."""
+"""left.json: content of the files of tensors or arrays at the end of a leg. For a script that resumes by itself, those below
+its outputs; for one that attached, those that it wrote."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,31 +17,31 @@ from chaosrun.records.run_file import read_record
 from chaosrun.records.tensor_files import Entry, entries, is_one
 
 MOST_BYTES = 1 << 29
-"""Of all files that are read, the newest first; others are left out."""
+"""Total size of the files that are read, newest first; others are left out."""
 _CLOCK_S = 0.1
-"""By which clocks of ranks and file systems may differ."""
+"""How far the clocks of ranks and file systems may differ."""
 
 
 class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
     v: Literal[1] = 1
     files: Mapping[str, Mapping[str, Entry]] = msgspec.field(default_factory=dict)
-    """By path, relative below the outputs, and entry, its bytes, how many and their digest; see `tensor_files.entries`."""
+    """By path (relative if below the outputs) and entry, size and digest of its bytes; see `tensor_files.entries`."""
     left_out: tuple[str, ...] = ()
-    """Files that were not read, as there were too many bytes."""
+    """Files that were not read, since their total size is over MOST_BYTES."""
     ranks: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Of a script that attached: which rank wrote each file."""
+    """For a script that attached: which rank wrote each file."""
     saves: Mapping[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
-    """Of a script that attached, of files that it did not write when its training was complete: after which steps, and when."""
+    """For a script that attached, files that it wrote only during the training: after which steps, and when."""
     changed: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """When each file was written, or its link was made, last."""
+    """When each file was last written, or its link was made."""
 
 
 NOTHING_LEFT = Left()
 
 
 def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> None:
-    """Nothing where there are no such files. `attached`: how many ranks attached, of which each has said what it wrote, and
-    `known` what another leg left; 0: of all files below the outputs. Raises OSError where it cannot be written."""
+    """Write left.json, if there are such files. `attached`: how many ranks attached and recorded what they wrote; 0: none, so
+    all files below the outputs count. `known`: files that another leg left. Raises OSError if it cannot be written."""
     found: dict[str, Mapping[str, Entry]] = {}
     written: dict[str, _File] = {}
     left_out: list[str] = []
@@ -53,7 +53,7 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
         room -= file.size
         try:
             held = entries(file.path)
-        except OSError:  # gone, or not to be read: nothing is told of it
+        except OSError:  # gone or unreadable: it is left out
             continue
         if held:
             found[file.name], written[file.name] = held, file
@@ -75,7 +75,7 @@ class _File(NamedTuple):
 
 
 def _files(leg: LegLayout) -> Iterator[_File]:
-    """Those below the outputs."""
+    """Files below the outputs."""
     for output in (leg.output, leg.work):
         for folder, _, names in os.walk(output):
             for path in (Path(folder, name) for name in names):
@@ -83,8 +83,8 @@ def _files(leg: LegLayout) -> Iterator[_File]:
 
 
 def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_File]:
-    """Those that the ranks of the last attempt wrote, of one that several wrote the first of them; those that are `known`,
-    which ranks that were killed have written, if any; and what else lies below the outputs: links, files of other processes."""
+    """Files that ranks of the last attempt wrote, each under the first rank that did; `known` files, which killed ranks may
+    have written; and whatever else is below the outputs: links, files of other processes."""
     attempt, seen, ended_s = leg.attempt(leg.attempts()[-1]), set[str](), 0.0
     for rank in range(workers):
         if (end := read_end(attempt, rank)) is None:
@@ -94,7 +94,7 @@ def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_Fi
             name = str(path.relative_to(leg.output) if own else path)
             if name not in seen:
                 seen.add(name)
-                # What lies elsewhere another drill may have written since.
+                # A file outside of the outputs may have been written by another drill since.
                 files = (file for file in _file(path, name) if own or file.changed_s <= end.time_s + _CLOCK_S)
                 saves = () if str(path) in end.results else end.saves[str(path)]
                 yield from (file._replace(rank=rank, saves=saves) for file in files)
@@ -102,13 +102,13 @@ def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_Fi
     for name in known:
         if name not in seen:
             seen.add(name)
-            path = leg.output / name  # which of an absolute path is that path
+            path = leg.output / name  # an absolute name stays as it is
             yield from (file for file in _file(path, name) if file.changed_s <= ended_s + _CLOCK_S)
     yield from (file for file in _files(leg) if file.name not in seen)
 
 
 def _file(path: Path, name: str) -> Iterator[_File]:
-    """Where it may hold tensors. Of a link it counts when that was made, if it was later."""
+    """The file if it may hold tensors. Its time is the later of its own and that of the link to it."""
     try:
         if not path.is_file():
             return
@@ -122,7 +122,7 @@ def _file(path: Path, name: str) -> Iterator[_File]:
 
 
 def read_left(leg: LegLayout, problems: list[str]) -> Left:
-    """Empty of a leg that has none; what is no such file becomes a problem."""
+    """The content of left.json; empty if there is none. A damaged file becomes a problem."""
     try:
         return read_record(leg.left, Left) if leg.left.exists() else NOTHING_LEFT
     except UsageError as error:

@@ -1,6 +1,6 @@
-"""Lock files: one process holds a run, sweep, suite, cache or root, by flock(2); the kernel frees them with their holder.
+"""Lock files: one process holds a run, sweep, suite, cache or root, by flock(2); the kernel frees it when the holder ends.
 
-They, and logs, are opened as regular files in their own directory: what was copied from elsewhere may hold links or pipes.
+Lock files and logs are opened only as regular files: a directory that was copied from elsewhere may hold links or pipes.
 """
 
 import errno
@@ -15,14 +15,14 @@ from pathlib import Path
 from chaosrun.errors import ResourcesError, UsageError
 
 TRIES = 5
-"""Who looks whether it is held, holds it for a moment."""
+"""Attempts to take a lock: a process that only checks it holds it for a moment."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 @contextmanager
 def locked(path: Path, taken: str, *, hint: str | None = None) -> Iterator[int]:
-    """Hold it for this process, and all that inherit the descriptor. Raises UsageError, "`taken` by process N", while another
-    one does, and when what it is for was removed meanwhile."""
+    """Hold the lock for this process and all that inherit the descriptor. Raises UsageError, "`taken` by process N", while
+    another process holds it, and if its directory was removed meanwhile."""
     descriptor = open_own_file(path, os.O_RDWR)
     try:
         for attempt in range(TRIES):
@@ -46,7 +46,7 @@ def locked(path: Path, taken: str, *, hint: str | None = None) -> Iterator[int]:
 
 @contextmanager
 def awaited(path: Path) -> Iterator[None]:
-    """Hold it, however long that takes."""
+    """Hold the lock; waits for it without a limit."""
     descriptor = open_own_file(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -56,7 +56,7 @@ def awaited(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Some process holds it. False where that cannot be known: no file, or none that this user may read."""
+    """Whether some process holds the lock. False if that is unknown: no file, or one that this user may not read."""
     descriptor = _opened_to_look(path)
     if descriptor is None:
         return False
@@ -70,7 +70,7 @@ def is_locked(path: Path) -> bool:
 
 
 def wait_until_free(path: Path) -> None:
-    """Stand in line until nobody holds it; at once where that cannot be known."""
+    """Wait until no process holds the lock; returns at once if that is unknown."""
     descriptor = _opened_to_look(path)
     if descriptor is None:
         return
@@ -92,7 +92,7 @@ def _opened_to_look(path: Path) -> int | None:
 
 
 def _leads_to(path: Path, descriptor: int) -> bool:
-    """The file has not been renamed or removed since it was opened."""
+    """Whether the file has been neither renamed nor removed since it was opened."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -100,10 +100,10 @@ def _leads_to(path: Path, descriptor: int) -> bool:
 
 
 def open_own_file(path: Path, flags: int) -> int:
-    """A descriptor of `path`, made if it is not there; `flags` such as os.O_RDWR. Raises UsageError for what is no file or may
-    not be written, ResourcesError when the disk is full."""
+    """A descriptor of the file `path`, which is made if missing; `flags` such as os.O_RDWR. Raises UsageError if it is no
+    regular file or may not be written, ResourcesError if the disk is full."""
     try:
-        # O_NONBLOCK: a pipe must not keep anybody waiting before it can be seen to be one.
+        # O_NONBLOCK: opening a pipe must not block before it is recognised.
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in _FULL:
@@ -122,4 +122,4 @@ def open_own_file(path: Path, flags: int) -> int:
 
 
 def _no_file(path: Path) -> UsageError:
-    return UsageError(f"{path} is a link, or no file at all, and is not written to", hint="remove it, if you trust the rest")
+    return UsageError(f"{path} is a link or no regular file, and is not written to", hint="remove it, if you trust the rest")

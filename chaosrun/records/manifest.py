@@ -1,6 +1,6 @@
-"""The manifest: what a checkpoint directory promises to hold, written last. Owns its schema and bytes, touches no files.
+"""The manifest: the list of what a checkpoint directory holds, written last. Owns its schema and bytes, touches no files.
 
-`to_bytes` is canonical and carries a sha256 of itself, and `from_bytes` takes nothing else: one flipped bit is found.
+`to_bytes` is canonical and contains its own sha256, and `from_bytes` accepts nothing else: one flipped bit is found.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ class FileEntry(_Frozen):
     size: int = Field(ge=0)
     """Bytes."""
     xxh3: str = Field(pattern=r"^[0-9a-f]{32}$")
-    """128 bits: against what storage does, as good as sha256 and twelve times as fast."""
+    """128 bits: detects damage by storage as well as sha256 does, twelve times as fast."""
 
 
 class Position(_Frozen):
-    """Epoch (from 0), batches done in it, optimizer steps completed."""
+    """Epoch (from 0), completed batches in it, completed optimizer steps."""
 
     epoch: int = Field(ge=0)
     batches: int = Field(ge=0)
@@ -71,7 +71,7 @@ class Manifest(_Frozen):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Raises ValueError, saying why, for what `to_bytes` did not write; UsageError for what an earlier chaosrun wrote."""
+        """Raises ValueError, saying why, for bytes that `to_bytes` did not write, UsageError for an earlier chaosrun's."""
         try:
             fields = json.loads(data)
         except ValueError as error:
@@ -96,5 +96,5 @@ class Manifest(_Frozen):
 
 
 def _canonical(fields: dict[str, object]) -> bytes:
-    # As json.dumps with indent=1 has it, which would not write it in C: a manifest of a thousand ranks is long.
+    # The same bytes as json.dumps(indent=1), which is slow pure Python: a manifest of a thousand ranks is long.
     return msgspec.json.format(json.dumps(fields, sort_keys=True, allow_nan=False).encode(), indent=1)

@@ -1,4 +1,4 @@
-"""How a rank ended, and two durable files of each fault: the marker, before it strikes, and the note of whoever saw it.
+"""End records of ranks, and two durable files of each fault: the marker, before it strikes, and the note of what was seen.
 
 Exclusive creation of the marker is the lock: no fault id strikes twice (hazard P10). The supervisor copies both into the
 journal, as `fault.requested` and `fault.observed`.
@@ -27,26 +27,26 @@ class Marker(Record, frozen=True, kw_only=True):
     attempt: int
     pid: int
     start_ticks: int | None = None
-    """With its pid it names the process for good; None when it was gone."""
+    """With the pid, it identifies the process uniquely; None if the process was gone."""
     phase: str | None = None
     step: int | None = None
     time_s: float
     group: str | None = None
     notice: bool = False
-    """It only tells the rank to leave."""
+    """Whether the fault only tells the rank to leave."""
 
 
 class Note(Record, frozen=True, kw_only=True, omit_defaults=False):
     """What a fault did; each kind has fields of its own."""
 
     final: bool = True
-    """False: more is to come. It is left where it is until it is final, or until the leg ends."""
+    """False: a later note will replace it. It is not copied to the journal until it is final, or the leg ends."""
     problem: str | None = None
-    """Why whoever was to strike did not, or saw that it came to nothing."""
+    """Why the fault did not strike, or had no effect."""
 
 
 class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """How a rank ended, as it says itself: an exit code alone proves nothing (hazard P8)."""
+    """How a rank ended, recorded by itself: an exit code alone proves nothing (hazard P8)."""
 
     status: str
     """returned, raised, exited, preempted; settled, differed."""
@@ -57,15 +57,15 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     time_s: float = 0.0
     error: RaisedError | None = None
     told: int | None = None
-    """Of status preempted: the rank itself where it was told to leave, else the first that was, which it left with."""
+    """For status preempted: the rank that was told to leave. The rank itself if it was told, else the first that was."""
     began_with: str | None = None
-    """A checkpoint in the job's directory that the script read, of an earlier run perhaps."""
+    """A checkpoint in the job's directory that the script read, perhaps of an earlier run."""
     results: tuple[str, ...] = ()
-    """Files that it wrote when its training was complete, absolute."""
+    """Absolute paths of files that it wrote when its training was complete."""
     saves: Mapping[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
-    """By absolute path, files that a script which attached wrote as it trained: after which steps, and when."""
+    """By absolute path, files that an attached script wrote during the training: after which steps, and when."""
     own_sigterm: bool = False
-    """A handler of the script's own had taken the place of chaosrun's, by which a rank leaves on notice."""
+    """Whether a SIGTERM handler of the script had replaced chaosrun's, by which a rank leaves on notice."""
 
 
 _MARKER = msgspec.json.Decoder(Marker)
@@ -73,7 +73,7 @@ _END = msgspec.json.Decoder(WorkerEnd)
 
 
 def write_marker(leg: LegLayout, fault: str, *, pid: int, ticks: int | None = None, **claim: object) -> Marker | None:
-    """Claim a fault, durably; None: it was claimed before. `ticks`: start time of a process, needed of another machine's."""
+    """Claim a fault, durably; None: it was claimed before. `ticks`: start time of the process, needed if on another machine."""
     marker = Marker(pid=pid, start_ticks=ticks or start_ticks(pid), time_s=time.time(), **claim)  # type: ignore[arg-type]
     leg.faults.mkdir(parents=True, exist_ok=True)
     try:
@@ -90,17 +90,17 @@ def write_marker(leg: LegLayout, fault: str, *, pid: int, ticks: int | None = No
 
 
 def write_note(leg: LegLayout, fault: str, note: Note) -> None:
-    """Durably; a later note of the same fault replaces it."""
+    """Write a note, durably; a later note of the same fault replaces it."""
     write_durably(leg.notes / f"{fault}.json", encode(note))
 
 
 def read_marker(leg: LegLayout, fault: str) -> Marker | None:
-    """None when there is none, or not all of it yet, or what lies there is none."""
+    """The marker of a fault; None if there is none, it is incomplete, or the file is no marker."""
     return _read(leg.faults / f"{fault}.json", _MARKER)
 
 
 def read_markers(leg: LegLayout) -> dict[str, Marker | None]:
-    """The faults that have fired, by id. None for a marker that a crash cut off: the id is spent, what it did is not known."""
+    """Markers of the faults that have fired, by id. None for one that a crash cut off: the id is spent, the effect unknown."""
     try:
         names = os.listdir(leg.faults)
     except (FileNotFoundError, NotADirectoryError):
@@ -118,12 +118,12 @@ def withdraw_marker(leg: LegLayout, fault: str) -> None:
 
 
 def read_note(leg: LegLayout, fault: str, of: type[_Note]) -> _Note | None:
-    """None when there is none, or what lies there is not one `of` the fault's kind."""
+    """The note of a fault; None if there is none, or the file is no note `of` the fault's kind."""
     return _read(leg.notes / f"{fault}.json", msgspec.json.Decoder(of))
 
 
 def read_end(attempt: AttemptLayout, rank: int) -> WorkerEnd | None:
-    """A rank's end record, None when it left none (killed, os._exit), or none that can be read."""
+    """A rank's end record; None if it left none (killed, os._exit) or it cannot be read."""
     return _read(attempt.end(rank), _END)
 
 

@@ -1,4 +1,4 @@
-"""Where runs are kept, and how a command names one, or its root, so that it finds it from here."""
+"""Where runs are kept, and the arguments by which a command finds a run, or its root, from the working directory."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ def default_root() -> Path:
 
 
 def run_arguments(run: RunLayout) -> tuple[str, ...]:
-    """The run's id, then the --root that is needed, if any; the path alone of a run that lies under none."""
+    """The run's id, followed by --root if needed; only the path if the run is under no root."""
     if run.path.parent.name != "runs":
         return (str(run.path),)
     return run.run_id, *root_arguments(run.path.parent.parent)
@@ -25,11 +25,11 @@ def run_argument(run: RunLayout) -> str:
 
 
 def root_arguments(root: Path) -> tuple[str, ...]:
-    """`--root ROOT`; nothing for the root that every command looks under."""
+    """`--root ROOT`; nothing for the default root."""
     return () if root.absolute() == default_root().absolute() else ("--root", shortest(root.absolute()))
 
 
 def shortest(path: Path) -> str:
-    """As seen from the working directory, where the path lies below it."""
+    """The path relative to the working directory if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

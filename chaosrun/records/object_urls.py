@@ -1,11 +1,11 @@
-"""Where checkpoints are that lie in no directory: URLs of object stores, and which of them can be committed to."""
+"""URLs of object stores that hold checkpoints, and which of them checkpoints can be committed to."""
 
 import importlib.util
 import re
 from dataclasses import dataclass
 
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "file": "fsspec"}
-"""Of each scheme that has a conditional put: what fsspec needs for it."""
+"""By scheme with a conditional put, the library that fsspec needs for it."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -16,7 +16,7 @@ class ObjectPlace:
     url: str
     """Without a slash at its end."""
     env: tuple[tuple[str, str], ...] = ()
-    """What the job says of the environment, for a process that is none of its ranks."""
+    """The job's environment variables, for a process that is not one of its ranks."""
 
 
 def is_url(place: str) -> bool:
@@ -24,7 +24,7 @@ def is_url(place: str) -> bool:
 
 
 def why_no_store(url: str) -> tuple[str, str] | None:
-    """Why checkpoints cannot be committed to such a URL, and what to do, as far as this machine tells without asking there."""
+    """Why checkpoints cannot be committed to this URL, and what to do, as far as is known without contacting the store."""
     scheme, _, place = url.partition("://")
     if scheme not in LIBRARIES:
         known = ", ".join(f"{each}://" for each in LIBRARIES)

@@ -1,7 +1,7 @@
-"""Files that one leg left and another read: when each leg trained, and what the ranks of a leg saw themselves open.
+"""Files that one leg left and another read: when each leg trained, and which files its ranks recorded opening.
 
-A file belongs to the leg in whose time its `st_ctime` lies. What is written before the first batch of the first attempt (a
-download, a cache of the data) holds nothing of a training: to read it is no fault.
+A file belongs to the leg that ran at its `st_ctime`. A file written before the first batch of the first attempt (a download, a
+cache of the data) holds nothing of a training, so another leg may read it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,11 +16,11 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_reader import read_start
 
 RUNS_LOOKED_AT = 50
-"""Of one root, the newest: older files of older runs are taken for part of the job's surroundings."""
+"""The newest runs of a root that are looked at; files of older runs count as part of the job's environment."""
 
 
 class TrainingTime(Record, frozen=True, kw_only=True):
-    """When a leg trained, and what it is called in a sentence of another leg."""
+    """When a leg trained, and how messages of another leg name it."""
 
     leg: str
     begun_s: float
@@ -38,7 +38,7 @@ class OpenedFile(Record, frozen=True, kw_only=True):
     attempt: int
     rank: int
     before_training: bool = False
-    """It was written before the other leg's first batch."""
+    """Whether it was written before the other leg's first batch."""
 
 
 _OPENED = msgspec.json.Decoder(OpenedFile)
@@ -49,7 +49,7 @@ class _Script(msgspec.Struct):
 
 
 def training_time(leg: LegLayout, name: str) -> TrainingTime | None:
-    """None for a leg that never came to its first batch."""
+    """When a leg trained; None if it never came to its first batch."""
     for attempt in leg.attempts():
         begun = [start.time_s for path in leg.attempt(attempt).path.glob("rank-*.trace") if (start := read_start(path))]
         if begun:
@@ -74,14 +74,14 @@ def earlier_legs(root: Path, run: Path, script: str, own: Path) -> list[Training
 
 
 def opened_files(leg: LegLayout, problems: list[str]) -> tuple[OpenedFile, ...]:
-    """What the ranks of a leg read of other legs, each file once. Raises OSError."""
+    """Files of other legs that the ranks of a leg read, each once. Raises OSError."""
     paths = sorted((leg.path / "attempts").glob("*/rank-*.opened.jsonl"))
     found = [record for path in paths for _, record in sound_records(path, _OPENED, problems)]
     return tuple({record.path: record for record in reversed(found)}.values())[::-1]
 
 
 def of_a_training(opened: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
-    """Those that may hold something of another leg's training."""
+    """Those files that may hold something of another leg's training."""
     return tuple(record for record in opened if not record.before_training)
 
 
@@ -104,6 +104,6 @@ def _script_of(run_json: Path) -> str | None:
 
 
 def _event_times(leg: LegLayout) -> Iterator[float]:
-    """As far as they are known."""
+    """Times of the leg's events, as far as they are known."""
     with suppress(OSError, DamagedRecordError):
         yield from (event.time_s for event in read_records(leg.journal, EVENTS))

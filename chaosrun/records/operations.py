@@ -1,5 +1,5 @@
-"""What a rank was seen to do to files while its script saved: a line for each operation that changed something below the
-outputs, in the kernel's order, whoever asked for it (a thread, a child process)."""
+"""File operations of a rank while its script saved: a line for each operation that changed something below the outputs, in the
+kernel's order, including those of threads and child processes."""
 
 from pathlib import Path
 from typing import Literal
@@ -13,31 +13,31 @@ OperationKind = Literal["create", "write", "truncate", "sync", "rename", "link",
 
 class FileOperation(Record, frozen=True, kw_only=True):
     number: Count
-    """Of this save on this rank, counted from 1; 0 of one that was made to fail."""
+    """Number of the operation in this save on this rank, from 1; 0 if a fault made it fail."""
     save: Count
     """The step after which the script began to save."""
     kind: OperationKind
     path: str
-    """Absolute; of a sync of everything "/"."""
+    """Absolute path; "/" for a sync of everything."""
     target: str | None = None
-    """Of a rename or a link: the new name."""
+    """The new name in a rename or link."""
     size: Count = 0
-    """Bytes written; of a truncate the new size."""
+    """Bytes written; for a truncate, the new size."""
     time_s: float
     process: int
-    """The thread that asked for it."""
+    """Id of the thread that made it."""
     failed: str | None = None
-    """The error that a fault gave it in the place of doing it, such as ENOSPC."""
+    """The error that a fault returned in place of the operation, such as ENOSPC."""
 
 
 OPERATIONS = msgspec.json.Decoder(FileOperation)
 
 
 def read_operations(path: Path) -> tuple[FileOperation, ...]:
-    """Of one rank of one attempt; none where none was traced. Raises DamagedRecordError."""
+    """The operations of one rank of one attempt; empty if none was traced. Raises DamagedRecordError."""
     return tuple(read_records(path, OPERATIONS)) if path.exists() else ()
 
 
 def operations_of_save(path: Path, save: int) -> tuple[FileOperation, ...]:
-    """Of the save after this step."""
+    """The operations of the save after this step."""
     return tuple(each for each in read_operations(path) if each.save == save)

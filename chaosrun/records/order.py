@@ -1,4 +1,4 @@
-"""The worker order: everything one rank of one attempt is told, as one JSON value, from the supervisor to the worker."""
+"""The worker order: all instructions for one rank of one attempt, sent from the supervisor to the worker as one JSON value."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any, Literal
 from chaosrun.records.opened import TrainingTime
 
 DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
-"""How a restarted attempt finds its place in the data; see `protocol.strategies`."""
+"""How a restarted attempt finds its position in the data; see `protocol.strategies`."""
 
 COPIES = 2
-"""Of its state that a rank may keep in memory, in turns: the newest checkpoint's, and that of the save under way."""
+"""Copies of its state that a rank keeps in memory in turns: the newest checkpoint's, and that of the save in progress."""
 ASYNC_FROM_BYTES = 32 << 20
-"""Of state. Below it a save takes milliseconds, and a restart point that does not depend on timing is worth more."""
+"""Size of the state. A smaller one is saved within milliseconds, and a restart point independent of timing is worth more."""
 Settle = Literal["", "watch", "stop", "go_on"]
-"""Nothing; writes down how it stands; ends where all is equal, and where it is not (stop) or only where it is (go_on)."""
+""""": no comparison; watch: only record it; go_on: end if the state is equal; stop: end also if it differs for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class WorkerOrder:
     local_world_size: int
     node_rank: int
     nodes: int = 1
-    """Of the placement."""
+    """Number of nodes in the placement."""
     master_addr: str
     master_port: int
     script: str
@@ -38,24 +38,24 @@ class WorkerOrder:
     args: tuple[str, ...] = ()
     cwd: str
     directory: str = ""
-    """The job's own, absolute: what lies there is not this leg's to change."""
+    """The job's own directory, absolute path: this leg must not change files in it."""
     drill_began_s: float = 0.0
-    """Files that were last changed before are of other runs."""
+    """Files that were last changed before this time belong to other runs."""
     by: Literal["chaosrun", "script"] = "chaosrun"
     """Who saves and resumes: chaosrun.attach, or the script with checkpoints of its own."""
     module: str | None = None
-    """Run in the place of the script, as `python -m` would."""
+    """A module that is run in place of the script, as by `python -m`."""
     command: tuple[str, ...] = ()
-    """The launcher that starts all ranks of a node, in the place of the script."""
+    """The launcher that starts all ranks of a node, run in place of the script."""
     resume_args: tuple[str, ...] = ()
-    """Added to args from the second attempt on."""
+    """Arguments that are added from the second attempt on."""
     resume_env: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Set from the second attempt on."""
+    """Environment variables that are set from the second attempt on."""
     outputs: tuple[str, ...] = ()
-    """Absolute paths: what the script writes in this leg."""
+    """Absolute paths of what the script writes in this leg."""
     prime_buckets: bool = True
     reference_path: str | None = None
-    """The reference's leg folder, whose traces tell where an attempt stands that resumed by itself; None in the reference."""
+    """The reference's leg folder, whose traces show at which step a script resumed by itself; None in the reference."""
     seed: int
     deterministic: Literal["strict", "warn", "off"]
     threads: int
@@ -65,39 +65,39 @@ class WorkerOrder:
     every_steps: int
     keep: int
     mode: Literal["auto", "sync", "async"] = "sync"
-    """Whether the training waits for a checkpoint, or only for a copy of its state; auto: from ASYNC_FROM_BYTES on a copy."""
+    """The training waits for a save (sync) or only for a copy of its state (async); auto: async from ASYNC_FROM_BYTES on."""
     memory_limit: int | None = None
-    """Bytes that such a copy may take; None: as many as are free."""
+    """Bytes that the copy of an async save may take; None: as many as are free."""
     from_memory: bool = False
     """Whether a restore may come from the copies that nodes keep: see `protocol.memory`."""
     memory: tuple[int, ...] = ()
-    """File descriptors, in this process, of the node's memory for copies: two of this rank's; two with what ranks share."""
+    """File descriptors, in this process, of the node's memory for copies: two for this rank, two for what ranks share."""
     classes: tuple[str, ...] = ()
     """Classes of the user's own that checkpoints may hold; see `protocol.plain_values`."""
     data_resume: DataResume = "seedable"
     probe: bool = True
-    """Whether samples are fetched to see what they depend on (observe.probe)."""
+    """Whether samples are fetched to test what they depend on (observe.probe)."""
     resume: str | None = None
     """Checkpoint name to restore, None to start from the beginning."""
     audited: str = ""
-    """Its signature (`checkpoint.audit.signature_of`) from before the supervisor hashed its files for this attempt."""
+    """That checkpoint's signature (`checkpoint.audit.signature_of`) from before the supervisor hashed its files."""
     faults: tuple[dict[str, Any], ...] = ()
     """Faults armed for this rank in this attempt (plan.faults.Fault as JSON)."""
     passed: dict[str, int] = dataclasses.field(default_factory=dict)
-    """How often attempts before this one came by a phase that an attempt comes by once (rendezvous, restore.*)."""
+    """For phases that an attempt passes once (rendezvous, restore.*), how often earlier attempts passed them."""
     distributed_debug: bool = False
     """Run with TORCH_DISTRIBUTED_DEBUG=DETAIL, so that DDP's errors name parameters."""
     announcements: str = ""
-    """Of a command: the socket on which its ranks announce themselves; see `records.announcements`."""
+    """The socket on which the ranks of a command announce themselves; see `records.announcements`."""
     survey: bool = False
-    """Write down every point that is reached (`rank-R.points.jsonl`): only to find out what a sweep has to try."""
+    """Record every point that is reached (`rank-R.points.jsonl`), to find out what a sweep has to try."""
     settle: Settle = ""
-    """What is done where its complete state is, or is not, the reference's, after the last fault: see `protocol.early_end`."""
+    """What to do when, after the last fault, the complete state equals the reference's or not; see `protocol.early_end`."""
     looks_after: int | None = None
-    """The step from which on checkpoints say what an early end rests on, which takes time; None: never."""
+    """From this step on, checkpoints record what an early end is decided by, which takes time; None: never."""
     inspect: tuple[int, ...] = ()
-    """Steps whose every quantity is written down (`records.inspection`): only in a replay for `chaosrun diagnose`."""
+    """Steps of which every quantity is recorded (`records.inspection`); only in a replay for `chaosrun diagnose`."""
     earlier: tuple[TrainingTime, ...] = ()
-    """Legs whose files are none of this one's."""
+    """Other legs, whose files this leg should not read."""
     job_fingerprint: str = ""
-    """What a checkpoint must agree on to be restored, as far as the spec says it: script, args, world size, seed."""
+    """Digest of what a restored checkpoint must agree on in the spec: script, args, world size, seed."""

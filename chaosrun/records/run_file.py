@@ -1,5 +1,5 @@
-"""run.json, typed, and the other files of a run that hold one JSON object. They may have been changed, cut off or copied: what
-is not as its type says is a UsageError that names the file."""
+"""run.json, typed, and the other files of a run that hold one JSON object. They may have been changed, cut off or copied:
+content that does not match its type is a UsageError that names the file."""
 
 import json
 import secrets
@@ -22,28 +22,28 @@ Place = Annotated[str, Meta(min_length=1, pattern="^[^\\x00]*$")]
 
 
 Early = Literal["never", "long", "always", "watch"]
-"""When a chaos leg may end before its training: of a job with many steps (long), of any; watch: never, but note where."""
+"""When a chaos leg may end before its training does. long: in a job with many steps; watch: never, but note where it could."""
 
 
 Kind = Literal["drill", "run"]
-"""run: in production, one leg without a reference."""
+"""run: a run in production, one leg without a reference."""
 
 
 class Reference(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Where a run has its undisturbed leg from."""
+    """Where a run's undisturbed leg comes from."""
 
     mode: str
     """auto, fresh, or the path of the run whose reference is taken."""
     source: str | None = None
     """The leg that it was copied from; None when it was run for this drill."""
     key: str | None = None
-    """Of what it depends on: see `supervise.reference`."""
+    """Digest of all that the reference depends on: see `supervise.reference`."""
     replaced: str | None = None
-    """How the one from the cache differed from one that was then made, and stands in its place."""
+    """How the cached reference differed from a new one, which then replaced it."""
 
     @property
     def run(self) -> str | None:
-        """The run whose reference is taken, where one was named."""
+        """The run whose reference is taken, if one was named."""
         return None if self.mode in ("auto", "fresh") else Path(self.mode).name
 
 
@@ -54,34 +54,34 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     run_id: str
     created_s: float
     chaosrun: str = ""
-    """The version that made it."""
+    """The version of chaosrun that made the run."""
     job: str
     """Absolute path of the job file, as are the next two."""
     directory: str
     script: str
     overrides: tuple[str, ...]
     typed: tuple[str, ...] | None = None
-    """The words of a job that was given without a job file."""
+    """The command-line words of a job that was given without a job file."""
     spec: dict[str, Any]
     """The `JobSpec` as JSON values."""
     reference: Reference
     storage: dict[str, Place | None]
-    """By leg, where its checkpoints are; None: in its own directory."""
+    """By leg, where its checkpoints are; None: in the leg's own directory."""
     storage_nonce: str | None = None
-    """See `Owner`."""
+    """The nonce in owner.json, see `Owner`."""
     irreproducible: str | None
-    """How two undisturbed runs differed."""
+    """How two undisturbed runs differed, if they did."""
     wanders: str | None = None
-    """The quantity in which they did first."""
+    """The first quantity in which they differed."""
     kind: Kind = "drill"
     metrics: str | None = None
-    """[HOST:]PORT where whoever supervises it serves /metrics."""
+    """[HOST:]PORT at which the supervisor serves /metrics."""
     masked: tuple[str, ...] = ()
-    """Loads in the script that do not count, as chaosrun restores: "torch.load, line 12"."""
+    """The script's own loads, which have no effect because chaosrun restores: "torch.load, line 12"."""
     early: Early = "never"
     """Whether its chaos leg ends when all of its state is the reference's again."""
     confirmed: Count = 0
-    """Undisturbed runs that were made again, and were equal."""
+    """How many repeated undisturbed runs were equal."""
 
     @property
     def name(self) -> str:
@@ -97,13 +97,13 @@ class RunSummary:
     created_s: float
     path: Path
     outcome: str | None = None
-    """How the leg that says it ended: what tells one INCONCLUSIVE from another; None without a verdict."""
+    """How the leg behind the verdict ended, which distinguishes kinds of INCONCLUSIVE; None without a verdict."""
     exit_code: int | None = None
-    """That of the verdict, or of what ended its last supervisor without one."""
+    """Exit code of the verdict, or of the error that ended the last supervisor."""
 
 
 def read_json(data: bytes) -> Any:
-    """A JSON value. Raises ValueError for bytes that are none, those nested beyond reason included."""
+    """A JSON value. Raises ValueError for bytes that are not JSON, or are nested too deep."""
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -128,7 +128,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_record(path: Path, kind: type[_R]) -> _R:
-    """The record in one of a run's files. Raises UsageError as `read_object`, and for what is another's."""
+    """The record in one of a run's files. Raises UsageError as `read_object`, and for a record of another kind."""
     try:
         return convert(read_object(path), kind)
     except ValueError as error:
@@ -136,13 +136,13 @@ def read_record(path: Path, kind: type[_R]) -> _R:
 
 
 def _way_on(path: Path) -> str:
-    """With a run of which one file is damaged."""
+    """A hint for a run of which one file is damaged."""
     run = run_argument(RunLayout(path.parent))
     match path.name:
         case "verdict.json":
             return f"its records are what counts: `chaosrun verify {run}` judges them again"
         case "supervisor.json":
-            return f"it says no more than how the last supervisor ended: `chaosrun resume {run}` goes on with the run"
+            return f"it only says how the last supervisor ended: `chaosrun resume {run}` goes on with the run"
         case _:
             return DAMAGED
 
@@ -160,19 +160,19 @@ def write_run(run: RunLayout, info: RunInfo) -> None:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """As the whole of a file, durably, to be read by people too."""
+    """Write a record as a whole file, durably and indented for human readers."""
     write_durably(path, msgspec.json.format(encode(record), indent=1))
 
 
 def recorded_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
-    """One of the run's own legs, to be read, with its checkpoints where run.json says they are."""
+    """A leg of the run, for reading, with its checkpoints where run.json says they are."""
     env: object = info.spec.get("env")
     return LegLayout.at(run.path / name, info.storage.get(name), cast("dict[str, str]", env) if isinstance(env, dict) else None)
 
 
 def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
-    """The same, to be written to and cleared. Raises UsageError unless it is a place that this very run made: no link, and its
-    storage called after the run. A copied run.json must not have another's checkpoints taken for our own."""
+    """A leg of the run, for writing and clearing. Raises UsageError unless this very run made the place: no link, and storage
+    that it owns. With a copied run.json, another run's checkpoints must not be taken for this run's."""
     leg = recorded_leg(run, info, name)
     storage = leg.storage
     astray = storage is not None and (not storage.is_absolute() or ".." in storage.parts)
@@ -184,24 +184,24 @@ def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
     for path in (leg.path, leg.checkpoints.parent, leg.checkpoints, leg.staging, leg.quarantine):
         if path.is_symlink():
             raise UsageError(
-                f"{path} is a symbolic link: a run writes nowhere but in its own directory",
+                f"{path} is a symbolic link: a run writes only in its own directory",
                 hint="remove the link; checkpoint.storage puts checkpoints elsewhere",
             )
     return leg
 
 
 class Owner(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """owner.json of a directory for checkpoints outside the run's own: whose it is. A run.json may be a copy."""
+    """owner.json of a checkpoint directory outside the run: which run owns it. run.json is no proof: it may be a copy."""
 
     v: Literal[1] = 1
     run: str
     """Absolute path."""
     nonce: str
-    """Which the run.json has, too."""
+    """The same as in run.json."""
 
 
 def claim(storage: Path, run: RunLayout) -> str:
-    """Write down that the run has made this directory; returns the nonce. Raises OSError."""
+    """Record that the run has made this directory; returns the nonce. Raises OSError."""
     owner = new_owner(run)
     write_record(_owner_json(storage), owner)
     return owner.nonce
@@ -212,7 +212,7 @@ def new_owner(run: RunLayout) -> Owner:
 
 
 def is_owner(storage: Path, path: Path, info: RunInfo) -> bool:
-    """The run that lies, or lay, at `path` and whose run.json says `info` has made this directory."""
+    """Whether this directory was made by the run that is, or was, at `path`, with `info` in its run.json."""
     file = _owner_json(storage)
     if storage.is_symlink() or file.is_symlink() or info.storage_nonce is None:
         return False
@@ -223,7 +223,7 @@ def is_owner(storage: Path, path: Path, info: RunInfo) -> bool:
 
 
 def disown(storage: Path) -> None:
-    """Remove the directory, if nothing but the word of its owner is left in it."""
+    """Remove the directory if only owner.json is left in it."""
     if [entry.name for entry in storage.iterdir()] == [_owner_json(storage).name]:
         _owner_json(storage).unlink()
         storage.rmdir()

@@ -1,4 +1,4 @@
-"""The steps of a trace, read from their file when somebody looks at them."""
+"""The steps of a trace, read from their file on access."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ class Span:
     trace: "RankTrace"
 
     def at(self, step: int) -> "StepRecord":
-        """Raises DamagedRecordError where the file no longer holds what it held."""
+        """The record of a step. Raises DamagedRecordError if the file has changed."""
         count = 1 if step == self.block.first else self.last - self.block.first + 1
         return self.trace.read(self.block, count)[step - self.block.first]
 
@@ -33,21 +33,21 @@ class Span:
 
     @property
     def digest(self) -> bytes:
-        """Its block's; empty of what is but a part of one."""
+        """The block's digest; empty for a part of a block."""
         return self.block.digest if self.steps == self.block.steps else b""
 
     @property
     def knows_ids(self) -> bool:
-        """Of every micro-batch of its steps."""
+        """Whether the sample ids of every micro-batch are known."""
         return self.block.knows_ids or (not self.digest and all(self.at(step).knows_ids for step in self.steps))
 
     def equals(self, other: "Span") -> bool:
-        """Both hold the same steps, whose records are alike in all that is compared, by their digests."""
+        """Whether both hold the same steps, and the digests of all that is compared are equal."""
         return self.steps == other.steps and self.digest == other.digest != b""
 
 
 class Steps(Mapping[int, "StepRecord"]):
-    """Records by step, each step once, which are read from their files when somebody looks at them."""
+    """Records by step, each step once, read from their files on access."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans: list[Span] = []
@@ -59,7 +59,7 @@ class Steps(Mapping[int, "StepRecord"]):
         return self.spans[place] if place >= 0 and step <= self.spans[place].last else None
 
     def over(self, steps: range) -> Iterator[Span]:
-        """The parts of it that hold any of these steps."""
+        """The spans, cut to these steps."""
         place = max(0, bisect_right(self.spans, steps.start, key=lambda span: span.first) - 1)
         found = takewhile(lambda span: span.first < steps.stop, self.spans[place:])
         return (span.part(steps.start, steps.stop - 1) for span in found if span.last >= steps.start)
@@ -80,11 +80,11 @@ class Steps(Mapping[int, "StepRecord"]):
 
     @property
     def last(self) -> int:
-        """0 where there is no step."""
+        """The last step; 0 if there is none."""
         return self.spans[-1].last if self.spans else 0
 
     def add(self, span: Span) -> list[int]:
-        """Take on what is not there yet; the steps that are."""
+        """Add those steps of a span that are missing; returns the steps that were there already."""
         held = [step for step in span.steps if step in self] if span.first <= self.last else []
         for new in [span] if not held else [span.part(step, step) for step in span.steps if step not in held]:
             self.spans.insert(bisect_right(self.spans, new.first, key=lambda span: span.first), new)

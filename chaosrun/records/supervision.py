@@ -1,6 +1,6 @@
-"""supervisor.json: which process last supervised a run, and how that ended, also with an error that left no verdict behind.
+"""supervisor.json: which process last supervised a run, and how that ended, also with an error that left no verdict.
 
-Without an end, and with nobody holding the run's lock, it was killed. Written by the holder of the lock alone.
+If there is no end, and no process holds the run's lock, the supervisor was killed. Only the holder of the lock writes it.
 """
 
 import os
@@ -18,11 +18,11 @@ from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_record, write_record
 
 RUN = "{run}"
-"""In a hint: the run, named in the way that it is found from wherever the hint is read."""
+"""Placeholder in a hint: replaced by the run's name, as it is found from where the hint is read."""
 
 
 class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """An error of chaosrun's own, for another process."""
+    """An error of chaosrun, recorded for another process."""
 
     kind: str
     message: str
@@ -31,7 +31,7 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
 
     @classmethod
     def of(cls, error: BaseException, run: RunLayout) -> "ToldError":
-        """What is none of ours is a bug, or an interrupt that has not been given its words yet."""
+        """An error of another type is a bug, or an interrupt, which has no message yet."""
         if isinstance(error, KeyboardInterrupt):
             error = InterruptedRunError("interrupted", hint=f"`chaosrun resume {run_argument(run)}` goes on with the run")
         if not isinstance(error, ChaosrunError):
@@ -53,15 +53,15 @@ class Supervision(Record, frozen=True, kw_only=True, omit_defaults=False):
     pid: int
     began_s: float
     ended_s: float | None
-    """None while it lasts, and for good when the process was killed."""
+    """None while the supervisor runs, and if it was killed."""
     error: ToldError | None
-    """What it ended with; None when it came to a verdict."""
+    """The error that ended it; None if it came to a verdict."""
     warnings: tuple[str, ...]
-    """What there is to say beside the verdict: reports that could not be written."""
+    """Warnings beside the verdict, such as reports that could not be written."""
 
 
 def read_supervision(run: RunLayout, *, judged: bool = False) -> Supervision | None:
-    """None for a run that nobody ever supervised. Raises UsageError when the file is damaged, but of a run that is `judged`."""
+    """None for a run that was never supervised. Raises UsageError if the file is damaged, unless the run is `judged`."""
     try:
         return read_record(run.supervisor_json, Supervision) if run.supervisor_json.exists() else None
     except UsageError:
@@ -71,19 +71,19 @@ def read_supervision(run: RunLayout, *, judged: bool = False) -> Supervision | N
 
 
 def is_supervised(run: RunLayout) -> bool:
-    """Some process holds the run's lock."""
+    """Whether some process holds the run's lock."""
     return is_locked(run.lock)
 
 
 @contextmanager
 def supervision(run: RunLayout) -> Iterator[list[str]]:
-    """Write down that this process supervises the run, and at the end how that ended, with the warnings put into the list."""
+    """Record that this process supervises the run, and finally how that ended, with the warnings put into the list."""
     warnings: list[str] = []
     begun = Supervision(pid=os.getpid(), began_s=time.time(), ended_s=None, error=None, warnings=())
     write_record(run.supervisor_json, begun)
 
     def end(error: ToldError | None) -> None:
-        # A full disk, perhaps the very error: it is worth more than the record of it.
+        # A full disk, which may be the very error: raising it matters more than recording it.
         with suppress(OSError):
             write_record(run.supervisor_json, changed(begun, ended_s=time.time(), error=error, warnings=tuple(warnings)))
 

@@ -1,16 +1,16 @@
-"""Reading a file that is being appended to: the lines that have come since last time, and nothing twice."""
+"""Reading a file that is being appended to: only the lines that are new since the last time."""
 
 import os
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 64
-"""What a file is known again by: records begin with numbers and times of their own."""
+"""First bytes by which a file is recognised: they hold a record's number and time, so they differ from file to file."""
 
 
 class Tail:
-    """The whole lines of one file, as they come; a torn last one is left for later. A file that is replaced, or cut below what
-    was read of it, is begun again: `restarts` counts how often."""
+    """The whole lines of one file, as they come; a torn last one is left for later. If the file is replaced, or cut before the
+    position read so far, reading begins again: `restarts` counts how often."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class Tail:
         if found.st_size == self._offset:
             return []
         with self._path.open("rb") as file:
-            # Not its inode, which a file that takes another's place may have as well.
+            # Not the inode, which a replacing file may have as well.
             head = os.pread(file.fileno(), HEAD_BYTES, 0)
             if found.st_size < self._offset or not head.startswith(self._head):
                 self.restarts += 1

@@ -1,7 +1,7 @@
-"""What a script's files of tensors and arrays hold, entry by entry: files of torch.save (its older form, too), torch.jit,
-torch.distributed.checkpoint, safetensors and numpy, and pickles, also when they are compressed. Read without torch, and nothing
-in a file is executed: each class that a pickle names is an inert one here. What is a number, a text or a random generator's
-state is left out."""
+"""Entries of a script's files of tensors and arrays: files of torch.save (its older format, too), torch.jit,
+torch.distributed.checkpoint, safetensors and numpy, and pickles, also compressed ones. They are read without torch and nothing
+in them is executed: each class that a pickle names becomes an inert one. Numbers, texts and states of random generators are
+left out."""
 
 import bz2
 import gzip
@@ -20,29 +20,29 @@ from typing import Any
 import xxhash
 
 LEAST_BYTES = 17
-"""Less is a number of numpy's."""
+"""Smallest entry; fewer bytes are a numpy scalar."""
 STREAMS = (16, 2496, 5056)
 """Bytes of the states of random generators: torch's on a GPU, numpy's, torch's on the CPU."""
 NO_STATE = re.compile(
     r"(^|[^a-z])(hist\w*|loss(es)?|metrics?|curves?|times?|timings?|durations?|logs?|rng|random|\w*sampler|loaders?)([^a-z]|$)"
 )
-"""Names of what a script tells of a training, and of where its data stand: a right restart may leave other ones."""
+"""Names of metrics, times, and positions in the data: they may differ after a correct restart."""
 _ENDS, _END_BYTES = b"PK\x05\x06", 22
-"""Of an archive; torch.distributed.checkpoint writes one after the other into a file."""
+"""End of a zip archive; torch.distributed.checkpoint writes several archives into one file."""
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
-"""By how such a file begins."""
+"""Openers of compressed files, by their first bytes."""
 _MOST_EXPANDED = 1 << 29
 _BYTES_EACH = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "ComplexFloat": 8}
-"""Of a number in a storage, by the storage's kind; of others one."""
+"""Bytes of a number, by the kind of storage; others have one."""
 _OLD_FORM = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
-"""Begins a file of torch.save's older form."""
+"""First bytes of a file in torch.save's older format."""
 _DEEPEST = 40
 Entry = tuple[int, str]
 _Leaf = tuple[tuple[str, ...], bytes]
 
 
 class _Inert:
-    """In the place of any class or function: keeps what it is given."""
+    """Stands for any class or function, and keeps its arguments."""
 
     def __new__(cls, *given: Any, **options: Any) -> "_Inert":
         made = super().__new__(cls)
@@ -65,7 +65,7 @@ class _Inert:
 
 
 class _Storage(bytes):
-    """Of a tensor that is no random generator's state, whatever its size."""
+    """Bytes of a tensor, which is no random generator's state whatever its size."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -73,7 +73,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._storages = storages
         self.sizes: dict[str, int] = {}
-        """In bytes, of the storages that are named."""
+        """Sizes in bytes of the storages, by name."""
 
     def find_class(self, module: str, name: str) -> Any:
         return OrderedDict if name == "OrderedDict" else type(name, (_Inert,), {})
@@ -87,7 +87,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def entries(path: Path) -> dict[str, Entry]:
-    """By name, how many bytes and their digest; nothing of a file that is no such file, or is not whole. Raises OSError."""
+    """By name, size and digest of each entry; empty for a file of another kind or an incomplete one. Raises OSError."""
     found: dict[str, tuple[int, xxhash.xxh3_64]] = {}
     try:
         for names, leaf in _leaves(path.read_bytes(), path.suffix):
@@ -97,13 +97,13 @@ def entries(path: Path) -> dict[str, Entry]:
                 found["/".join(names)] = size + len(leaf), hasher
     except OSError:
         raise
-    except Exception:  # torn, of another form, or a pickle that does what no state needs: it is not compared
+    except Exception:  # torn, of another format, or a pickle that does more than a state needs: it is not compared
         return {}
     return {name: (size, hasher.hexdigest()) for name, (size, hasher) in found.items()}
 
 
 def is_one(head: bytes, suffix: str) -> bool:
-    """Whether a file that begins so may hold tensors or arrays."""
+    """Whether a file with these first bytes may hold tensors or arrays."""
     packed = head[:2] in _COMPRESSED
     return packed or suffix == ".safetensors" or head[:4] in (b"PK\x03\x04", b"\x93NUM") or head[:1] == b"\x80"
 
@@ -134,7 +134,7 @@ def _leaves(content: bytes, suffix: str) -> Iterator[_Leaf]:
 
 
 def _of_zip(archive: zipfile.ZipFile, within: tuple[str, ...]) -> Iterator[_Leaf]:
-    """Of torch.save or numpy."""
+    """Entries of a zip archive of torch.save or numpy."""
     for name in archive.namelist():
         if name.endswith(".npy"):
             yield from _of_array((*within, name.removesuffix(".npy")), archive.read(name))
@@ -152,8 +152,8 @@ def _of_array(names: tuple[str, ...], content: bytes) -> Iterator[_Leaf]:
 
 
 def _old_storages(file: io.BytesIO) -> Mapping[str, bytes]:
-    """Of torch.save's older form, and leaves `file` where the state begins: behind three pickles of what torch says of itself.
-    The state is followed by the names of its storages, and these, each after how many numbers it holds."""
+    """Storages of a file in torch.save's older format; leaves `file` where the state begins, behind three pickles by torch.
+    After the state come the names of its storages, then each storage preceded by its number of elements."""
     for _ in range(3):
         _Unpickler(file, {}).load()
     begin, state = file.tell(), _Unpickler(file, {})
@@ -200,7 +200,7 @@ def _of_pickle(file: io.BytesIO, storages: Mapping[str, bytes]) -> Iterator[_Lea
 
 
 def _storage(saved: bytes) -> bytes:
-    """Of a storage that was pickled by itself: what follows the five pickles and the number in which torch says what it is."""
+    """The bytes of a storage that was pickled by itself: they follow torch's five pickles and a number of 8 bytes."""
     file = io.BytesIO(saved)
     for _ in range(5):
         _Unpickler(file, {}).load()

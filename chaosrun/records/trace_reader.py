@@ -1,6 +1,6 @@
-"""Reading a trace: up to its first bad record, which becomes a problem; a last one that was cut off is left out.
+"""Reading a trace up to its first bad record, which becomes a problem; a last record that was cut off is left out.
 
-Blocks whose bytes are what was written are not looked into: their steps are read when somebody asks.
+A block whose bytes match its footer is not decoded: its steps are read on access.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from chaosrun.records.layout import LegLayout
 
 ENDS_BYTES = 1 << 15
 OPENED_BLOCKS = 2048
-"""So many are kept at hand, of all traces together."""
+"""So many decoded blocks are cached, for all traces together."""
 _L = TypeVar("_L")
 
 
@@ -39,13 +39,13 @@ def _whole(path: Path, attempt: int, rank: int, problems: list[str]) -> "_Found"
 
 
 def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> traces.RankTrace:
-    """Its first record and its last ones, back to a step at least, without digests: cheap, however long the trace is."""
+    """The first record of a trace and the last ones, back to a step at least, without digests; cheap for a long trace, too."""
     size, last = path.stat().st_size, ENDS_BYTES
     while last < size:
         found, data = _Found(path, attempt, rank), _bytes_at(path, size - last)
         try:
             found.begin()
-            # From behind the first block that ends here.
+            # Read from behind the first block end that is found here.
             if behind := next(_footers(data, 0), None):
                 _, end, content = behind
                 found.read(data, end, blocks.unpacked_footer(content).running, size - last)
@@ -69,7 +69,7 @@ def trace_files(leg: LegLayout) -> list[tuple[int, int, Path]]:
 
 
 def read_start(path: Path) -> traces.StartRecord | None:
-    """How a trace begins; None where it does not, or not yet."""
+    """The start record of a trace; None if there is none, or none yet."""
     with suppress(ValueError, OSError):
         record = _first(path)
         return record if isinstance(record, traces.StartRecord) else None
@@ -78,23 +78,23 @@ def read_start(path: Path) -> traces.StartRecord | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A trace between two steps: what a resume at this place has to begin with."""
+    """The state between two steps of a trace: what a resume at this point has to begin with."""
 
     step: int
     weights: str
     optimizer: str
     rates: tuple[str, ...] | None
-    """As this step used them; None before the first."""
+    """Learning rates that this step used; None before the first step."""
     rates_after: tuple[str, ...] | None = None
-    """As the next step used them: None, as all that is of the next step, after the last."""
+    """Learning rates that the next step used. None after the last step, like all values of the next step."""
     rng_after: str | None = None
     data_after: str | None = None
     weights_after: str | None = None
-    """Where the script changed them before the next step."""
+    """Weights that the script changed before the next step, if it did."""
 
 
 def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
-    """The moments of one trace, from its start on, as far as it is sound; none where there is no trace."""
+    """The moments of one trace, from its start on, as far as it is sound; empty if there is no trace."""
     moments: list[Moment] = []
     with suppress(DamagedRecordError, FileNotFoundError):
         for record in all_records(path, 0, 0):
@@ -141,7 +141,7 @@ def _opened(
 class _Found:
     def __init__(self, path: Path, attempt: int, rank: int) -> None:
         self.number = 0
-        """Of records that are sound."""
+        """How many records are sound."""
         self.blocks: list[traces.Block] = []
         self._path, self._attempt, self._rank = path, attempt, rank
         self._lines: list[traces.Line] = []
@@ -177,13 +177,13 @@ class _Found:
         )
 
     def begin(self) -> None:
-        """With the first record of the file; what comes behind it is left out. Raises ValueError, OSError."""
+        """Read the first record of the file; the ones behind it are skipped. Raises ValueError, OSError."""
         if first := _first(self._path):
             self._take(first)
         self._names = None
 
     def read(self, data: bytes, at: int, running: bytes, offset: int = 0) -> None:
-        """From the beginning of a block on; `offset`: of these bytes in the file. Raises ValueError."""
+        """Read from the beginning of a block on. `offset`: where `data` begins in the file. Raises ValueError."""
         for head, end, content in _footers(data, at):
             region, block = memoryview(data)[at:head], blocks.unpacked_footer(content)
             if block.at != at + offset or block != blocks.summed(block, running, region):
@@ -193,7 +193,7 @@ class _Found:
         self._rest(memoryview(data)[at:], at + offset)
 
     def _full(self, block: traces.Block, region: memoryview) -> None:
-        """One that is what its footer says. Its steps are not looked at."""
+        """Take a block that matches its footer, without decoding its steps."""
         for place in block.others:
             _, content = next(blocks.frames(region, place))
             self._take(blocks.unpacked_record(content, self._names))
@@ -202,7 +202,7 @@ class _Found:
         self.number += block.count
 
     def _rest(self, data: memoryview, at: int) -> None:
-        """What follows the last full block, record by record."""
+        """Read what follows the last full block, record by record."""
         scribe, size = blocks.Scribe(), 0
         reading = blocks.Reading(self._attempt, self._rank, self.start.tensors if self.start else (), self._names)
         try:
@@ -224,7 +224,7 @@ class _Found:
                 self.blocks.append(blocks.summed(scribe.block(at, size), b"", data[:size]))
 
     def _take(self, record: traces.Line) -> None:
-        """Raises ValueError for one that is out of place."""
+        """Take a record. Raises ValueError for one that is out of place."""
         if isinstance(record, traces.StartRecord):
             if (record.attempt, record.rank) != (self._attempt, self._rank):
                 told = f"attempt {self._attempt} rank {self._rank} says it is of attempt {record.attempt} rank {record.rank}"
@@ -242,7 +242,7 @@ class _Found:
 
 
 def _first(path: Path) -> traces.Line | None:
-    """The first record of a file; None where there is none yet. Raises ValueError, OSError."""
+    """The first record of a file; None if there is none yet. Raises ValueError, OSError."""
     with path.open("rb") as file:
         data = file.read(ENDS_BYTES)
         found = next(blocks.frames(data), None) or next(blocks.frames(data + file.read()), None)
@@ -250,7 +250,7 @@ def _first(path: Path) -> traces.Line | None:
 
 
 def _footers(data: bytes, at: int) -> Iterator[tuple[int, int, bytes]]:
-    """What looks like the frame behind a block, from a place on: where it begins and ends, and its content."""
+    """Frames from offset `at` on that look like a block's footer: begin, end and content."""
     place = data.find(blocks.MARK, at)
     while place >= 0:
         head = place - blocks.HEAD_BYTES
@@ -266,7 +266,7 @@ def _of(kind: type[_L], lines: Sequence[traces.Line]) -> Iterator[_L]:
 
 
 def _bytes_at(path: Path, at: int, size: int = -1) -> bytes:
-    """Of a file. Raises OSError."""
+    """`size` bytes of a file at offset `at`. Raises OSError."""
     with path.open("rb") as file:
         file.seek(at)
         return file.read(size)

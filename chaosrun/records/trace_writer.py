@@ -17,12 +17,12 @@ class TraceWriter:
         self._names: Names = {}
         self._at, self._running = 0, b""
         self._one = threading.RLock()
-        """Threads of the script that save write here, too."""
+        """Lock: threads of the script that save write here, too."""
         self._ended = False
         self._begin()
 
     def empty(self) -> None:
-        """Of what another writer of this process has written."""
+        """Remove what another writer of this process has written."""
         os.ftruncate(self._file, 0)
 
     def _begin(self) -> None:
@@ -30,7 +30,7 @@ class TraceWriter:
 
     def write(self, record: Line) -> None:
         with self._one:
-            # A thread of the script's may save when the training has ended.
+            # A thread of the script may still save after the training has ended.
             if not (self._ended and isinstance(record, SaveRecord)):
                 self._write(record)
 

@@ -81,7 +81,7 @@ def test_nor_for_what_a_supervisor_says(run: RunLayout, tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_what_is_no_file(run: RunLayout, make: Callable[[Path], None]) -> None:
     make(run.lock)
-    with pytest.raises(UsageError, match="no file at all"), lock_run(run):
+    with pytest.raises(UsageError, match="no regular file"), lock_run(run):
         pass
     assert not is_supervised(run)
 
