@@ -1,6 +1,6 @@
-"""Does a checkpoint directory hold exactly what its manifest promises? Reads every byte, changes nothing.
+"""Checks that a checkpoint directory holds exactly what its manifest lists. Reads every byte, changes nothing.
 
-Refuses symbolic links and special files: their contents can change without the checkpoint's.
+Refuses symbolic links and special files: what they lead to can change while the checkpoint does not.
 """
 
 import errno
@@ -21,17 +21,17 @@ from chaosrun.records.manifest import FileEntry, Manifest
 
 _HINT = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
 THREADS = min(8, os.cpu_count() or 1)
-"""That hash at once. A file is hashed by one: its hash is made of its bytes in order."""
+"""Threads that hash files in parallel, one thread for each file."""
 WORTH_THREADS = 1 << 20
-"""Bytes."""
+"""Bytes from which on hashing in threads pays off."""
 
 
 def audit_directory(directory: Path, step: int, *, hashed: Collection[str] | None = None) -> Manifest:
-    """Return the manifest of the checkpoint of `step` in `directory` after hashing every file that it names, or those in
-    `hashed` alone.
+    """Return the manifest of the checkpoint of `step` in `directory` after hashing every file that it names, or only
+    those in `hashed`.
 
-    Raises InvalidCheckpointError, naming the file and the reason, at the first thing that is wrong; ResourcesError when the
-    storage does not let us look.
+    Raises InvalidCheckpointError, with file and reason, at the first thing that is wrong; ResourcesError if the storage
+    cannot be read.
     """
     with storage_errors(directory):
         found = list_members(directory)
@@ -53,7 +53,7 @@ def audit_directory(directory: Path, step: int, *, hashed: Collection[str] | Non
 
 
 def signature_of(directory: Path) -> str:
-    """Of all sizes, times of change and inodes below: while it stays, nobody has written there by way of the file system.
+    """A digest of all sizes, change times and inodes below. While it stays, nothing was written by way of the file system.
 
     Raises what `list_members` raises.
     """
@@ -102,7 +102,7 @@ def list_members(directory: Path) -> dict[str, os.stat_result]:
 def open_member(directory: Path, name: str) -> int:
     """File descriptor of a regular file of the checkpoint. Raises InvalidCheckpointError when it is none."""
     try:
-        # Non-blocking: a named pipe in the place of a file must not hang us. It changes nothing for files.
+        # Non-blocking: opening a named pipe in place of a file must not hang. It has no effect on files.
         descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise _invalid(directory, name, "is missing") from error
@@ -118,8 +118,8 @@ def open_member(directory: Path, name: str) -> int:
 
 
 def hash_member(directory: Path, name: str, *, sync: Callable[[Path, int], None] | None = None) -> FileEntry:
-    """Size and hash of one file; `sync` is given its path and descriptor to bring its bytes to the disk, where they are read
-    from memory meanwhile if they are many."""
+    """Size and hash of one file. `sync` is called with its path and descriptor to bring its bytes to the disk, for a large file
+    while it is hashed from memory."""
     with open(open_member(directory, name), "rb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
         if sync is None:
             return _hash(directory, name, file)

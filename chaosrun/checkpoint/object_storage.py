@@ -1,7 +1,7 @@
-"""The few things that a checkpoint store asks of an object store: put, put if absent, read, list, delete; by fsspec.
+"""The few operations that a checkpoint store needs of an object store: put, put if absent, read, list, delete; by fsspec.
 
-Every failure that the user can mend is told as a ResourcesError with the place and a hint; a scheme or a library that is not
-there as a UsageError. Must not know what the objects mean.
+Every failure that the user can mend is raised as a ResourcesError with the place and a hint; an unknown scheme or a missing
+library as a UsageError. Must not know what the objects mean.
 """
 
 import base64
@@ -22,9 +22,9 @@ from chaosrun.records.manifest import FileEntry
 from chaosrun.records.object_urls import LIBRARIES, ObjectPlace
 
 WAITS_S = (0.2, 0.8, 3.2)
-"""Before a request is sent again that the store refused as one too many, after the library's own retries."""
+"""Waits before a request is repeated that the store refused for its rate, after the library's own retries."""
 ONE_REQUEST_BYTES = 100 << 20
-"""s3fs puts smaller files in one request, which can carry the checksum that the store is to compare."""
+"""s3fs puts files below this size in one request, which can carry a checksum for the store to compare."""
 Kind = Literal["put", "create", "read", "fetch", "look", "list", "delete"]
 Listener = Callable[[Kind, str, Moment], None]
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ _OPTIONS = {
 class ObjectStorage:
     """Objects below one URL, by keys relative to it.
 
-    Whatever the library draws for its retries, Python's random stream is afterwards what it was: a save must not change the
+    Python's random stream is restored after each request, as the library draws for its retries: a save must not change the
     training.
     """
 
@@ -62,7 +62,7 @@ class ObjectStorage:
         self._scheme, _, self._root = place.url.partition("://")
         self._made: Any = None
         self.listeners: list[Listener] = []
-        """Told of each request and its key; what one raises is taken for an answer of the store, or for the lack of one."""
+        """Called with each request and its key. If one raises, that counts as the store's answer, or as no answer."""
 
     @property
     def fs(self) -> Any:
@@ -75,7 +75,7 @@ class ObjectStorage:
         return f"{self._place.url}/{key}"
 
     def put_file(self, path: Path, key: str, entry: FileEntry) -> None:
-        """Upload a file whose size is known, and see that the store has all of it."""
+        """Upload a file of known size, and check that the store has all of it."""
         options: dict[str, str] = {}
         if self._scheme == "s3" and entry.size < ONE_REQUEST_BYTES:
             with path.open("rb") as file:
@@ -86,14 +86,14 @@ class ObjectStorage:
         if (size := self.size(key)) != entry.size:
             raise ResourcesError(
                 f"checkpoint storage failed at {self.url(key)}: it has {size} bytes of the {entry.size} that were put",
-                hint="the store loses what it was given: look at its own records",
+                hint="the store has lost data: look at its own logs",
             )
 
     def put_new(self, key: str, data: bytes) -> None:
-        """Put an object that is not there yet: of several who try, one does it. One that holds these very bytes already is the
-        own one, whose reply was lost.
+        """Put an object that does not exist yet; of several that try, one succeeds. If the object has these very bytes already,
+        an earlier try succeeded whose reply was lost.
 
-        Raises ResourcesError when it holds others, and leaves it as it is.
+        Raises ResourcesError if the object has other bytes, and leaves it as it is.
         """
         try:
             self._ask("create", key, lambda: self._create(key, data), passes=FileExistsError)
@@ -104,12 +104,12 @@ class ObjectStorage:
             if there is None and isinstance(error, ResourcesError):
                 raise
             raise ResourcesError(
-                f"{self.url(key)} is there already, and another run's: nothing was overwritten",
+                f"{self.url(key)} exists already and belongs to another run: nothing was overwritten",
                 hint="two runs must not share one place: name another prefix with checkpoint.storage, or stop the other run",
             ) from error
 
     def read(self, key: str) -> bytes | None:
-        """None when there is no such object."""
+        """The bytes of an object; None if there is no such object."""
         try:
             return self._ask("read", key, lambda: self.fs.cat_file(self._path(key)), passes=FileNotFoundError)
         except FileNotFoundError:
@@ -124,14 +124,14 @@ class ObjectStorage:
         return True
 
     def size(self, key: str) -> int | None:
-        """Bytes of an object, asked for by its key; None when there is none."""
+        """Size of an object in bytes, asked for by its key; None if there is none."""
         try:
             return int(self._ask("look", key, lambda: self.fs.info(self._path(key)), passes=FileNotFoundError)["size"])
         except FileNotFoundError:
             return None
 
     def listed(self, prefix: str) -> list[str]:
-        """Keys that begin with `prefix` and a slash, as the store lists them: it may be late."""
+        """Keys that begin with `prefix` and a slash, as the store lists them; a listing may be out of date."""
         try:
             found: list[str] = self._ask("list", prefix, lambda: self.fs.find(self._path(prefix)), passes=FileNotFoundError)
         except FileNotFoundError:
@@ -140,7 +140,7 @@ class ObjectStorage:
         return sorted(path[start:] for path in found if not path.endswith(".tmp"))
 
     def delete(self, key: str) -> None:
-        """Whether or not it is there."""
+        """Delete an object, which need not exist."""
         with suppress(FileNotFoundError):
             self._ask("delete", key, lambda: self.fs.rm_file(self._path(key)), passes=FileNotFoundError)
         if self._scheme == "file" and "/" in key:
@@ -148,9 +148,9 @@ class ObjectStorage:
                 os.rmdir(os.path.dirname(self._path(key)))
 
     def try_out(self) -> None:
-        """Put, read, list and delete an object, and see that a second conditional put is refused; leaves nothing.
+        """Put, read, list and delete an object, and check that a second conditional put is refused; leaves nothing.
 
-        Raises UsageError when that one is not: such a store cannot commit. ResourcesError when one of them fails.
+        Raises UsageError if it is not refused: such a store cannot commit. ResourcesError if a request fails.
         """
         key = f".chaosrun-{secrets.token_hex(8)}"
         self.put_new(key, b"first")
@@ -159,20 +159,20 @@ class ObjectStorage:
                 self._ask("create", key, lambda: self._create(key, b"second"), passes=FileExistsError)
             if (there := self.read(key)) != b"first":
                 raise UsageError(
-                    f"{self._place.url} does not keep its word: an object was put over one that is there, although the put "
-                    f"asked it not to (it holds {there!r})",
+                    f"{self._place.url} ignores conditional puts: an object was overwritten by a put that forbade it "
+                    f"(it holds {there!r})",
                     hint="checkpoints need a store with conditional puts (If-None-Match), as S3 and GCS have: name another one",
                 )
         finally:
             self.delete(key)
 
     def _create(self, key: str, data: bytes) -> None:
-        """Raises FileExistsError when it is there."""
+        """Put an object. Raises FileExistsError if it exists."""
         path = self._path(key)
         if self._scheme != "file":
             self.fs.pipe_file(path, data, mode="create")
             return
-        # Made whole beside it, then linked: a reader sees all of it or nothing, and only the first link holds.
+        # Written whole under another name, then linked: a reader sees all or nothing, and only the first link succeeds.
         temporary = f"{path}.{os.getpid()}.tmp"
         self.fs.pipe_file(temporary, data)
         try:
@@ -182,7 +182,7 @@ class ObjectStorage:
         self._sync(key)
 
     def _sync(self, key: str) -> None:
-        """A file and the directories that lead to it, up to the URL's own."""
+        """fsync a file and the directories that lead to it, up to the URL's own."""
         path = Path(self._path(key))
         for part in (path, *path.parents[: key.count("/") + 1]):
             descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
@@ -195,7 +195,7 @@ class ObjectStorage:
         return f"{self._root}/{key}".rstrip("/")
 
     def _ask(self, kind: Kind, key: str, request: Callable[[], _T], *, passes: type[OSError] | tuple[()] = ()) -> _T:
-        """`passes`: what is raised as it is."""
+        """Make a request, with retries. `passes`: exceptions that are raised unchanged."""
         waits_s = iter(WAITS_S)
         while True:
             stream = random.getstate()
@@ -206,7 +206,7 @@ class ObjectStorage:
                 return result
             except ChaosrunError:
                 raise
-            except Exception as error:  # of three libraries, each with its own tree of errors
+            except Exception as error:  # from three libraries, each with its own hierarchy of errors
                 if isinstance(error, passes) and "bucket does not exist" not in str(error):
                     raise
                 is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY
@@ -225,7 +225,7 @@ class ObjectStorage:
         kinds = [kind.__name__ for kind in type(error).__mro__]
         hint = next((_HINTS[kind] for kind in kinds if kind in _HINTS), None)
         if isinstance(error, OSError) and error.errno == errno.EBUSY:
-            hint = "the store refuses so many requests: save less often (checkpoint.every_steps), or ask for a higher rate"
+            hint = "the store limits the rate of requests: save less often (checkpoint.every_steps), or ask for a higher rate"
         reason = " ".join((getattr(error, "strerror", None) or str(error) or kinds[0]).split())
         return ResourcesError(
             f"checkpoint storage failed at {self.url(key)}: {reason}", hint=hint or "see the message of the store above"
@@ -238,7 +238,7 @@ def _file_system(scheme: str, env: dict[str, str]) -> Any:
 
     settings: dict[str, dict[str, object]] = {}
     set_conf_env(settings, {**os.environ, **env})
-    # What the environment holds boto finds by itself; what only the job file's env has it is told.
+    # boto reads the environment by itself; what only the job file's env has is passed to it.
     told: dict[str, object] = {option: env[name] for name, option in _OPTIONS.items() if scheme == "s3" and name in env}
     if scheme == "s3" and (region := env.get("AWS_REGION", env.get("AWS_DEFAULT_REGION"))):
         told["client_kwargs"] = {"region_name": region}

@@ -1,9 +1,9 @@
-"""The checkpoint store of a leg whose truth is an object store; the leg's own directory holds copies of what is there.
+"""The checkpoint store of a leg that commits to an object store; the leg's own directory holds copies.
 
-Below the leg's URL lie `data/step-N.attempt-A/FILE`, which no other attempt writes, and `checkpoints/step-N.attempt-A.json`,
-the manifest, put when all of its files are there, if it is not there yet. That put is the commit. The rename of the local copy
-follows it, and whatever the local directory has or lacks, a restart goes by the manifests in the store. What a listing shows
-is looked at by its key before it counts, and so is what the local files, or the traces, know of: a listing may be late.
+Below the leg's URL are `data/step-N.attempt-A/FILE`, which no other attempt writes, and the manifest,
+`checkpoints/step-N.attempt-A.json`. A conditional put of the manifest, once all files are there, is the commit. The rename of
+the local copy follows it. Whatever the local directory has or lacks, a restart goes by the manifests in the store. As a listing
+may be out of date, each name that it, the local files or the traces show is looked up by key before it counts.
 """
 
 import json
@@ -32,7 +32,7 @@ def checkpoint_store(layout: LegLayout, keep: int, disk: Filesystem | None = Non
 
 
 class ObjectCheckpointStore(CheckpointStore):
-    """Every method raises ResourcesError, with URL and hint, when the object store cannot be reached, or refuses."""
+    """Every method raises ResourcesError, with URL and hint, if the object store cannot be reached or refuses."""
 
     def __init__(self, layout: LegLayout, keep: int, disk: Filesystem | None = None) -> None:
         super().__init__(layout, keep, disk)
@@ -42,7 +42,7 @@ class ObjectCheckpointStore(CheckpointStore):
         self._known: set[str] = set()
         """Names (`step-N.attempt-A`) that a killed attempt may have committed."""
         self._seen: set[int] = set()
-        """Steps whose checkpoint this process committed, or found there."""
+        """Steps whose checkpoint this process committed, or found in the store."""
 
     @property
     def objects(self) -> ObjectStorage:
@@ -60,7 +60,7 @@ class ObjectCheckpointStore(CheckpointStore):
         return target
 
     def _commit_before_rename(self, operation: Operation, moment: Moment) -> None:
-        """The last to be told before the rename: a fault that keeps it from being done keeps the put from being done, too."""
+        """The last listener before the rename: a fault that prevents the rename prevents the put, too."""
         path, target = operation.path, operation.target
         if moment == "after" or operation.kind != "rename" or target is None or path.parent != self._layout.staging:
             return
@@ -68,7 +68,7 @@ class ObjectCheckpointStore(CheckpointStore):
             self.objects.put_new(_manifest(path.name), (path / MANIFEST_NAME).read_bytes())
 
     def adopt(self, name: str) -> None:
-        """Commit to the store what another hand has put into the local directory whole."""
+        """Commit to the store a complete checkpoint that something else has put into the local directory."""
         manifest = self.audit(name)
         stem = _stem(manifest)
         for file, entry in manifest.files.items():
@@ -76,7 +76,7 @@ class ObjectCheckpointStore(CheckpointStore):
         self.objects.put_new(_manifest(stem), manifest.to_bytes())
 
     def retain(self) -> list[str]:
-        """As it is there; in the store each manifest goes before its files."""
+        """As in the base class; in the store each manifest is deleted before its files."""
         stems = self._listed()
         doomed = {checkpoint_name(step) for step in to_delete(map(_step, stems), self._keep, self._is_valid)}
         for stem in stems:
@@ -86,10 +86,10 @@ class ObjectCheckpointStore(CheckpointStore):
         return sorted(doomed.union(super().retain()))
 
     def newest_valid(self) -> Selection:
-        """The newest checkpoint whose manifest the store has; its local copy, or one that is fetched now.
+        """The newest checkpoint whose manifest the store has: its local copy, or one that is fetched now.
 
-        A local copy that is damaged, or that the store has no manifest of, goes to quarantine; so does, by a record of the
-        reason and without its manifest, what the store does not give back as it was. To be called between attempts only.
+        A local copy that is damaged, or without a manifest in the store, goes to quarantine. For a checkpoint that the store
+        does not return as it was, a record of the reason goes there and its manifest is removed. Call between attempts only.
         """
         quarantined: list[Quarantined] = []
         stems = self._candidates()
@@ -119,11 +119,11 @@ class ObjectCheckpointStore(CheckpointStore):
         return super().set_aside(step, reason) or aside
 
     def clear_staging(self) -> list[str]:
-        """What killed attempts left here and in the store."""
+        """Remove what killed attempts left locally and in the store."""
         names = super().clear_staging()
         self._known.update(name for name in names if ".attempt-" in name)
         left = sorted({key.split("/")[1] for key in self.objects.listed("data")})
-        # By their keys: a manifest that is not listed yet is there all the same.
+        # Asked by key: a manifest may exist that is not listed yet.
         gone = [stem for stem in left if all(self.objects.size(key) is None for key in (_manifest(stem), _aside(stem)))]
         for stem in gone:
             self._delete_data(stem)
@@ -136,7 +136,7 @@ class ObjectCheckpointStore(CheckpointStore):
                 self.objects.delete(key)
 
     def _is_valid(self, step: int) -> bool:
-        """The store has it: by the manifest and every file's size, each asked for by its key."""
+        """Whether the store has the checkpoint: its manifest and every file's size are asked for by key."""
         if step not in self._seen and any(self._is_there(stem) for stem in self._listed() if _step(stem) == step):
             self._seen.add(step)
         return step in self._seen
@@ -148,7 +148,7 @@ class ObjectCheckpointStore(CheckpointStore):
         try:
             files = _of(stem, data).files
         except InvalidCheckpointError:
-            return False  # for quarantine, when it is met
+            return False  # `newest_valid` will quarantine it
         return all(self.objects.size(_data(stem, name)) == entry.size for name, entry in files.items())
 
     def _listed(self) -> list[str]:
@@ -164,12 +164,12 @@ class ObjectCheckpointStore(CheckpointStore):
         found: list[str] = []
         for step in self.steps():
             path = self._layout.checkpoints / checkpoint_name(step) / MANIFEST_NAME
-            with suppress(OSError, ValueError):  # damaged: the store knows better, and the audit tells it
+            with suppress(OSError, ValueError):  # damaged: the store's manifest decides, and the audit reports it
                 found.append(_stem(Manifest.from_bytes(path.read_bytes())))
         return found
 
     def _traced(self) -> list[str]:
-        """What rank 0 wrote down, back to the latest attempt that is known to have committed anything."""
+        """Names in rank 0's traces, back to the latest attempt that is known to have committed a checkpoint."""
         found: list[str] = []
         for number in reversed(self._layout.attempts()):
             trace = read_trace(self._layout.attempt(number).trace(0), number, 0, [])
@@ -179,7 +179,7 @@ class ObjectCheckpointStore(CheckpointStore):
         return found
 
     def _expect_local(self, manifest: Manifest, quarantined: list[Quarantined]) -> None:
-        """See that the local copy is what the manifest says, or fetch it. Raises InvalidCheckpointError when the store does not
+        """Check that the local copy matches the manifest, else fetch it. Raises InvalidCheckpointError if the store does not
         have it either."""
         step, name = manifest.step, checkpoint_name(manifest.step)
         if os.path.lexists(self._layout.checkpoints / name):
@@ -199,7 +199,7 @@ class ObjectCheckpointStore(CheckpointStore):
         if wrong := next((file for file, entry in manifest.files.items() if fetched[file] != entry), None):
             raise InvalidCheckpointError(f"{name}: {self.objects.url(_data(staging.name, wrong))} is damaged", hint=_LATER)
         self.write_manifest(staging, manifest)
-        self._is_durable = False  # who took the copies may have taken their directory
+        self._is_durable = False  # whatever removed the copies may have removed their directory
         self.commit(staging, step)
 
     def _refuse(self, stem: str, data: bytes, reason: str) -> Quarantined:
@@ -217,7 +217,7 @@ class ObjectCheckpointStore(CheckpointStore):
 
 
 def _of(stem: str, data: bytes) -> Manifest:
-    """Raises InvalidCheckpointError."""
+    """The manifest in `data`. Raises InvalidCheckpointError."""
     try:
         manifest = Manifest.from_bytes(data)
     except ValueError as error:

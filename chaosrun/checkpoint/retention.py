@@ -1,4 +1,4 @@
-"""Which checkpoints may go: a pure decision, told what is there and what is valid."""
+"""Decides which checkpoints may be deleted, from what exists and what is valid. Pure."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,8 +9,8 @@ FEWEST_KEPT = 2
 def to_delete(steps: Iterable[int], keep: int, is_valid: Callable[[int], bool]) -> list[int]:
     """Steps whose checkpoints may be deleted, ascending: those older than the `keep` newest valid ones.
 
-    `is_valid` is asked newest first, and no more often than needed. An invalid one that is newer than those stays: it is for
-    quarantine, not for silent deletion.
+    `is_valid` is asked newest first, and no more often than needed. A newer invalid checkpoint stays: it has to be
+    quarantined, not silently deleted.
     """
     newest_first = sorted(set(steps), reverse=True)
     wanted = max(keep, FEWEST_KEPT)

@@ -1,5 +1,5 @@
-"""Which errors of the directory that holds checkpoints are the user's to mend, and what to do about each: disk full, read-only,
-not writable, a file in the way. Every other error passes through unchanged."""
+"""Errors of the checkpoint directory that the user can mend, with a hint for each: disk full, read-only, not writable, a file
+in the way. Every other error passes unchanged."""
 
 import errno
 import os
@@ -34,13 +34,13 @@ _HINTS = {
 
 
 def is_full(folder: Path) -> bool:
-    """Nothing worth writing fits any more into the file system of `folder`."""
+    """Whether the file system of `folder` has next to no space left."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES
 
 
 def hint_of(number: int | None) -> str | None:
-    """What the user can do about an error of the storage; None where nothing is known."""
+    """What the user can do about an error of the storage; None if unknown."""
     return _HINTS.get(number or 0)
 
 

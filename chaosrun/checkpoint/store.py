@@ -1,8 +1,8 @@
 """The checkpoint store of one leg: stage, seal, manifest, commit; retention; choosing the newest valid one.
 
-A checkpoint is filled in `staging/`, every byte and directory entry of it is on the disk before its manifest is, and it
-becomes a checkpoint by one rename. So whatever stands in `checkpoints/` was once complete, and a kill at any instant leaves
-the former ones untouched. Must not know what is in the files, nor who asks.
+A checkpoint is written in `staging/`. All its bytes and directory entries are on the disk before its manifest is, and one
+rename makes it a checkpoint. So whatever is in `checkpoints/` was once complete, and a kill at any instant leaves the
+earlier ones untouched. Must not know what is in the files, nor who asks.
 
 Ranks of one attempt share a staging directory: each seals its own files, one of them writes the manifest and commits.
 """
@@ -27,7 +27,7 @@ ASIDE_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(invalid|unwanted)-\d+")
 SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")
 
 _OWN_LEVELS = 2
-"""Directories above `checkpoints` that are the run's own: those of the leg and of the run."""
+"""How many directories above `checkpoints` belong to the run: the leg's and the run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,25 +46,25 @@ class Selection:
     manifest: Manifest | None
     quarantined: tuple[Quarantined, ...] = ()
     signature: str = ""
-    """Its files', from before they were hashed."""
+    """Signature of its files from before they were hashed."""
 
 
 class CheckpointStore:
     """Every method raises ResourcesError, with path and hint, when the storage is full, read-only or not writable."""
 
     def __init__(self, layout: LegLayout, keep: int, disk: Filesystem | None = None) -> None:
-        """`disk`: the layer that all changes go through, for those who listen to it."""
+        """`disk`: the layer that all changes go through; it may have listeners."""
         self._layout = layout
         self._keep = keep
         self._disk = disk or Filesystem()
         self._is_durable = False
-        """The directory that checkpoints are committed to, by this process: made and synced, or synced again."""
+        """Whether this process has made or synced the directory that checkpoints are committed to."""
         self._vouched: dict[int, str] = {}
-        """Signatures of what has been hashed whole."""
+        """By step, signatures of checkpoints that have been hashed completely."""
 
     @property
     def objects(self) -> ObjectStorage | None:
-        """Where its truth is, when that is an object store."""
+        """The object store that checkpoints are committed to, if any."""
         return None
 
     def stage(self, step: int, attempt: int) -> Path:
@@ -73,13 +73,13 @@ class CheckpointStore:
         assert checkpoint_step(name) == step, f"step {step} has no checkpoint name"
         staging = self._layout.staging / f"{name}.attempt-{attempt}"
         with storage_errors(staging):
-            # Unsynced: what a power cut takes of it is not missed.
+            # Not synced: nothing in it needs to survive a power cut.
             self._disk.make_directories(self._layout.staging)
             self._disk.mkdir(staging)
         return staging
 
     def seal(self, staging: Path, names: Iterable[str]) -> dict[str, FileEntry]:
-        """Bring these files of `staging` (relative paths) to the disk and return what the manifest is to say of them.
+        """Bring these files of `staging` (relative paths) to the disk and return their entries for the manifest.
 
         Raises InvalidCheckpointError when one is missing or is not a plain file.
         """
@@ -87,10 +87,10 @@ class CheckpointStore:
             return {name: hash_member(staging, check_member_name(name), sync=self._disk.sync) for name in names}
 
     def write_manifest(self, staging: Path, manifest: Manifest) -> None:
-        """Vouch for the sealed files; the checkpoint is complete, though not committed, when this returns.
+        """Write the manifest for the sealed files; then the checkpoint is complete, though not committed.
 
-        Raises InvalidCheckpointError when the files in `staging` are not those of the manifest: such a checkpoint could never
-        be restored, so it must not replace one that can.
+        Raises InvalidCheckpointError if the files in `staging` do not match the manifest: such a checkpoint could never be
+        restored, so it must not replace one that can.
         """
         with storage_errors(staging):
             found = {name: status.st_size for name, status in list_members(staging).items() if name != MANIFEST_NAME}
@@ -116,18 +116,18 @@ class CheckpointStore:
             if os.path.lexists(target):
                 self._to_quarantine(target.name, "superseded")
             self._disk.rename(staging, target)
-            # The new entry first: if the power fails in between, the directory is there twice rather than not at all.
+            # The new entry first: after a power cut in between, the directory exists twice rather than not at all.
             self._disk.sync_directory(self._layout.checkpoints)
             self._disk.sync_directory(self._layout.staging)
-            # Its files were hashed as they were sealed: retention need not read them again.
+            # Its files were hashed when they were sealed: retention need not read them again.
             self._vouched[step] = signature_of(target)
         return target
 
     def retain(self) -> list[str]:
-        """Delete what retention no longer wants, and return its names. Call it after a commit.
+        """Delete the checkpoints that retention no longer keeps, and return their names. Call it after a commit.
 
-        What stays is counted by a full audit, done once per checkpoint as long as its files' size, time and inode stay, and not
-        for those that this process committed.
+        Those that stay count as valid after a full audit, which is repeated only when size, time or inode of a file changes,
+        and not needed for those that this process committed.
         """
         doomed = [checkpoint_name(step) for step in to_delete(self.steps(), self._keep, self._is_valid)]
         if not doomed:
@@ -137,14 +137,14 @@ class CheckpointStore:
             moved = [_free_path(self._layout.staging, f"{name}.deleted") for name in doomed]
             for name, target in zip(doomed, moved, strict=True):
                 self._disk.rename(self._layout.checkpoints / name, target)
-            # Before the contents go: a half-deleted checkpoint must not come back under its name after a power cut.
+            # Before the contents are deleted: a half-deleted checkpoint must not reappear under its name after a power cut.
             self._disk.sync_directory(self._layout.checkpoints)
             for target in moved:
                 self._disk.remove(target)
         return doomed
 
     def audit(self, name: str, *, hashed: Collection[str] | None = None, vouched: str = "") -> Manifest:
-        """The manifest of a committed checkpoint, every file hashed (or those in `hashed` alone, where others vouch for the
+        """The manifest of a committed checkpoint, with every file hashed (or only those in `hashed`, if others check the
         rest; or none, if its signature is `vouched`). Raises InvalidCheckpointError naming file and reason."""
         step = checkpoint_step(name)
         if step is None:
@@ -160,9 +160,9 @@ class CheckpointStore:
         return manifest
 
     def newest_valid(self) -> Selection:
-        """Audit from the newest checkpoint down to the first valid one; move the invalid ones met to quarantine.
+        """Audit from the newest checkpoint down to the first valid one; move invalid ones on the way to quarantine.
 
-        To be called between attempts only. Older ones are not looked at.
+        Call between attempts only. Older checkpoints are not looked at.
         """
         quarantined: list[Quarantined] = []
         while True:
@@ -176,21 +176,21 @@ class CheckpointStore:
             except InvalidCheckpointError as error:
                 quarantined.append(self._quarantine(step, "invalid", error.message))
             else:
-                # Whoever committed it may have been killed before its name was durable, and now a training rests on it.
+                # Its committer may have been killed before the name was durable, and now a training depends on it.
                 with storage_errors(self._layout.checkpoints):
                     self._disk.sync_directory(self._layout.checkpoints)
                 about = {"quarantined": tuple(quarantined), "signature": self._vouched[step]}
                 return Selection(name=name, manifest=manifest, **about)
 
     def set_aside(self, step: int, reason: str) -> Quarantined | None:
-        """Move a checkpoint that must not be gone on from to quarantine; None when there is none of this step.
+        """Move a checkpoint that must not be resumed from to quarantine; None if there is none of this step.
 
-        To be called between attempts only.
+        Call between attempts only.
         """
         return self._quarantine(step, "unwanted", reason) if step in self.steps() else None
 
     def quarantined(self) -> Iterator[Quarantined]:
-        """What was found damaged, or set aside, before: one may have been killed that did so and told nobody."""
+        """Checkpoints that are in quarantine already: a supervisor may have been killed before it could report them."""
         with storage_errors(self._layout.quarantine):
             found = [match for name in sorted(_listed(self._layout.quarantine)) if (match := ASIDE_NAME.fullmatch(name))]
         for match in found:
@@ -199,8 +199,8 @@ class CheckpointStore:
             yield Quarantined(name=checkpoint_name(step), step=step, reason=reason, moved_to=moved_to)
 
     def clear_staging(self) -> list[str]:
-        """Remove what killed attempts left in staging, and return its names; entries that are not ours stay. To be called
-        between attempts only."""
+        """Remove what killed attempts left in staging, and return its names; other entries stay. Call between
+        attempts only."""
         with storage_errors(self._layout.staging):
             names = sorted(name for name in _listed(self._layout.staging) if STAGED_NAME.fullmatch(name))
             for name in names:
@@ -208,7 +208,7 @@ class CheckpointStore:
         return names
 
     def steps(self) -> list[int]:
-        """Those of all that are committed."""
+        """Steps of all committed checkpoints."""
         with storage_errors(self._layout.checkpoints):
             names = _listed(self._layout.checkpoints)
         return [step for name in names if (step := checkpoint_step(name)) is not None]
@@ -219,7 +219,7 @@ class CheckpointStore:
             if self._vouched.get(step) != signature_of(directory):
                 self.audit(directory.name)
         except InvalidCheckpointError:
-            # Not counted and not deleted: `newest_valid` will quarantine it by name if it is ever met.
+            # Not counted and not deleted: `newest_valid` will quarantine it if it comes across it.
             return False
         return True
 
@@ -237,14 +237,14 @@ class CheckpointStore:
         return target
 
     def _finish_interrupted_commit(self) -> None:
-        """Put back the newest superseded checkpoint if a kill came before its successor took its place."""
+        """Restore the newest superseded checkpoint if a kill came before its successor replaced it."""
         with storage_errors(self._layout.quarantine):
             superseded = [match for name in _listed(self._layout.quarantine) if (match := SUPERSEDED_NAME.fullmatch(name))]
             if not superseded:
                 return
             last = max(superseded, key=lambda match: (int(match[1]), int(match[2])))
             step = int(last[1])
-            # Older than another checkpoint: its successor came, and retention has taken it since.
+            # Older than another checkpoint: its successor was committed, and retention has deleted it since.
             if step > max(self.steps(), default=-1):
                 self._disk.rename(self._layout.quarantine / last[0], self._layout.checkpoints / checkpoint_name(step))
                 self._disk.sync_directory(self._layout.checkpoints)

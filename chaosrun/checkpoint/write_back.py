@@ -1,4 +1,4 @@
-"""Files on their way to the disk while more of them are being written."""
+"""Starts writing files to the disk while more of them are being written."""
 
 import ctypes
 import os
@@ -13,8 +13,8 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 @contextmanager
 def written_back(folder: Path) -> Iterator[None]:
-    """Have the kernel bring what is written into `folder` to the disk at once: it would wait for seconds, and whoever syncs the
-    files for all of it. Promises nothing, and an error is left to the sync to tell."""
+    """Have the kernel write files in `folder` to the disk at once. It would wait for seconds, and a later sync would then wait
+    for all of it. Guarantees nothing, and leaves errors to the sync to report."""
     ended = threading.Event()
 
     def begin() -> None:
@@ -35,9 +35,9 @@ def written_back(folder: Path) -> Iterator[None]:
 
 
 def begin_writing(path: Path) -> None:
-    """Have the kernel begin to bring a file's bytes to the disk; does not wait for it. Where it cannot, nothing happens.
+    """Have the kernel begin to write a file's bytes to the disk, without waiting. If it cannot, nothing happens.
 
-    Source: sync_file_range(2). It leaves errors of the device to the next fsync, which a second fsync would take from it.
+    Source: sync_file_range(2). It leaves device errors to the next fsync; an fsync here would consume them.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -221,12 +221,12 @@ def test_a_store_that_puts_over_what_is_there_is_refused(
     with dropping_conditions(server.port) as port:
         env = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
         error = refused(tmp_path, "s3://bucket/careless", env)
-        assert isinstance(error, UsageError) and "s3://bucket/careless does not keep its word" in error.message
+        assert isinstance(error, UsageError) and "s3://bucket/careless ignores conditional puts" in error.message
         assert "If-None-Match" in str(error.hint)
         for name, value in env.items():
             monkeypatch.setenv(name, value)
         failed = try_objects("s3://bucket/careless").failed
-        assert failed is not None and "s3://bucket/careless does not keep its word" in failed.error
+        assert failed is not None and "s3://bucket/careless ignores conditional puts" in failed.error
     assert server.files().find("bucket/careless") == []
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.env["AWS_ENDPOINT_URL"])
     assert try_objects("s3://bucket/careless").failed is None
@@ -237,7 +237,7 @@ def test_two_runs_on_one_prefix(server: ObjectServer, tmp_path: Path) -> None:
     place = ObjectPlace("s3://bucket/shared/run-1", tuple(server.env.items()))
     claim_objects(place, RunLayout(tmp_path / "here" / "run-1"))
     owner = ObjectStorage(place).read("owner.json")
-    with pytest.raises(ResourcesError, match="is there already, and another run's: nothing was overwritten") as error:
+    with pytest.raises(ResourcesError, match="exists already and belongs to another run: nothing was overwritten") as error:
         claim_objects(place, RunLayout(tmp_path / "there" / "run-1"))
     assert "name another prefix with checkpoint.storage" in str(error.value.hint)
     assert ObjectStorage(place).read("owner.json") == owner
