@@ -1,9 +1,8 @@
 """The node agent: keeps a node's fork server running, passes orders to it and its events on to the supervisor.
 
 A plain class with async methods; `ray_cluster` makes a Ray actor of it. Events are pushed: the supervisor always has one
-`events` call waiting, which returns the moment there is something to tell. Imports neither ray nor torch and decides nothing:
-when to restart and what a death means is the supervisor's business. The one thing it does alone is cleaning up after a fork
-server that died.
+`events` call waiting, which returns as soon as there is an event. Imports neither ray nor torch and decides nothing: the
+supervisor decides when to restart and what a death means. Only cleaning up after a dead fork server it does by itself.
 """
 
 import asyncio
@@ -67,7 +66,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
 MESSAGE_LIMIT = 1 << 24
-# One thread each while modules are imported: a thread would not survive a fork, and it would not be safe to fork beside it.
+# No thread pools while modules are imported: threads do not survive a fork, and make it unsafe.
 IMPORT_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -75,7 +74,7 @@ IMPORT_ENVIRONMENT = {
     "NUMEXPR_NUM_THREADS": "1",
     # pyarrow's allocator, which scikit-learn, pandas, datasets and the Trainer import where it is installed.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # Ask NVML whether there are GPUs: asking CUDA would initialise it.
+    # torch asks NVML whether there are GPUs: asking CUDA would initialise it.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 # Set by Ray for its own workers; training processes must see what they would see without Ray.
@@ -90,18 +89,18 @@ class Server:
     mark: str
     process: subprocess.Popen[bytes]
     temporary: Path
-    """TMPDIR of its ranks: what killed ones leave there goes with the attempt."""
+    """TMPDIR of its ranks: what killed ranks leave there is removed after the attempt."""
     output: int
-    """memfd that holds what the server itself printed: the reason of a crash, without a file on disk."""
+    """memfd with the server's own output: the reason of a crash, without a file on disk."""
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     ready: asyncio.Future[Ready]
     started: asyncio.Future[Started] | None = None
     stopped: dict[int, asyncio.Future[tuple[int, ...]]] = field(default_factory=dict)
     live: dict[int, int] = field(default_factory=dict)
-    """rank → pid of ranks of the running attempt that have not exited."""
+    """By rank, pids of ranks of the running attempt that have not exited."""
     ranks: dict[int, ProcessIdentity] = field(default_factory=dict)
-    """All ranks of the running attempt; without those that had gone before they could be looked at."""
+    """All ranks of the running attempt, except those that were gone before they could be identified."""
     ends: dict[int, RankEnd] = field(default_factory=dict)
     """How ranks of the running attempt have ended."""
     attempt: int | None = None
@@ -120,7 +119,7 @@ class NodeAgent:
         self._launching = asyncio.Lock()
         self._events = EventLog()
         self._over = 0
-        """The attempt that was told to have stopped, until the next is begun."""
+        """The attempt that was reported as stopped, until the next one begins."""
 
     # Fork server
 
@@ -155,7 +154,7 @@ class NodeAgent:
         return await server.ready
 
     def _folder(self) -> str | None:
-        """The folder of a private Ray, which is removed with it; elsewhere None: the usual place for temporary files."""
+        """The folder of a private Ray, which is removed with it; else None, for the default temporary folder."""
         folder = self._mark.partition("#")[0]
         return folder if os.path.isabs(folder) else None
 
@@ -217,7 +216,7 @@ class NodeAgent:
                     server.started.set_exception(ResourcesError(f"{platform.node()}: {event.message}"))
             case Started():
                 server.live.update(event.pids)
-                # Before any of them can have been reaped, for that is told later.
+                # None of them can have been reaped yet, as that is reported later.
                 found = {rank: identify(pid) for rank, pid in server.live.items()}
                 server.ranks = {rank: identity for rank, identity in found.items() if identity is not None}
                 if server.started is not None:
@@ -240,9 +239,9 @@ class NodeAgent:
                 self._events.tell(event)
 
     async def _bury(self, server: Server) -> None:
-        """After the end of a fork server: nothing of its attempt may live, and everybody who waits must hear of it."""
+        """After the end of a fork server: kill all processes of its attempt, and fail every pending call."""
         await asyncio.to_thread(kill_marked, server.mark)
-        # Those that the kernel has killed with their server have lost their mark, perhaps before they are gone.
+        # Ranks that the kernel kills with their server may lose their mark before they are gone.
         await asyncio.to_thread(wait_gone, server.ranks.values(), timeout_s=10.0)
         status = await asyncio.to_thread(server.process.wait)
         printed = os.pread(server.output, 1 << 16, max(0, os.fstat(server.output).st_size - (1 << 16))).decode(errors="replace")
@@ -270,10 +269,10 @@ class NodeAgent:
     async def _close_server(self, server: Server) -> None:
         server.closing = True
         if server.ready.done():
-            # The end of the socket makes it kill everything and exit; only then does `_listen` end.
+            # At the end of the socket the server kills everything and exits; only then does `_listen` end.
             server.writer.write_eof()
         else:
-            # It does not look at the socket while it imports.
+            # The server does not read the socket while it imports.
             server.process.kill()
         assert server.listening is not None
         await server.listening
@@ -283,9 +282,9 @@ class NodeAgent:
     async def start(self, attempt: int, orders: Sequence[WorkerOrder], listen: bool) -> Started:
         """Fork the node's ranks of an attempt; its port is None unless `listen`.
 
-        Starts a fork server again when it was lost. Raises ResourcesError when a log cannot be opened, or no process or
-        port be had; the attempt is over then, and the ranks that had been forked are dead; RecoveryError when it was stopped
-        meanwhile.
+        Starts a lost fork server again. Raises ResourcesError if a log cannot be opened, or there is no process or port to
+        be had: then the attempt is over, and the ranks that had been forked are dead. Raises RecoveryError if the attempt
+        was stopped meanwhile.
         """
         self._over = 0
         async with self._launching:
@@ -308,7 +307,7 @@ class NodeAgent:
             return await started
 
     async def stop(self, attempt: int) -> Sequence[int]:
-        """SIGKILL all ranks of an attempt; returns those killed once its processes are gone. Tells, too, if it never began."""
+        """SIGKILL all ranks of an attempt; returns those killed once all are gone. Sends Stopped even if it never began."""
         server = self._server
         waiting = None if server is None else server.stopped.get(attempt)
         if server is None or waiting is None:
@@ -322,9 +321,9 @@ class NodeAgent:
     # Faults
 
     async def identify_rank(self, attempt: int, rank: int, listening: bool = False) -> tuple[int, int] | None:
-        """(pid, start time in ticks) of a rank that runs here in this attempt, None when it does not.
+        """(pid, start time in ticks) of a rank that runs here in this attempt, None if it does not.
 
-        `listening`: only once it takes a SIGTERM for a notice; before it would die of it.
+        `listening`: only if it handles SIGTERM as a notice already, of which it would die before.
         """
         server = self._server
         here = server is not None and server.attempt == attempt and rank in server.live
@@ -334,9 +333,9 @@ class NodeAgent:
         return found.pid, found.start_ticks
 
     async def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
-        """Do at once what faults say to ranks, or to this node; False for one whose rank is gone, and nothing was done.
+        """Carry out faults on ranks, or on this node, at once; False for one whose rank was gone, so that nothing was done.
 
-        What takes its time goes on after this has returned. A fault that ends this agent is seen to by a process of its own.
+        A fault that takes time continues after this has returned. A separate process carries out one that ends this agent.
         """
         server = self._server
         if server is None:
@@ -353,15 +352,15 @@ class NodeAgent:
 
         return [strike(order) for order in orders]
 
-    # Telling
+    # Reporting
 
     async def events(self, heard: int) -> list[AgentEvent]:
-        """What has happened after the first `heard` events, as soon as there is something."""
+        """All events after the first `heard` ones, as soon as there is one."""
         return await self._events.after(heard)
 
     async def info(self) -> AgentInfo:
-        """Who this is: asked once, to see that it answers."""
-        # The fork server kills everything below when this end of its socket goes.
+        """Facts about this agent; asked for once, to check that it answers."""
+        # When this process ends, so does its end of the socket: the fork server then kills everything below.
         leave_with_the_raylet()
         return AgentInfo(
             node_id=self._node_id,
@@ -371,7 +370,7 @@ class NodeAgent:
         )
 
     async def activities(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Activity]:
-        """What there is to see of these ranks of this node."""
+        """The activity of these ranks of this node."""
         live = {} if self._server is None else self._server.live
         return read_activities(LegLayout(Path(leg_path)).attempt(attempt), ranks, live)
 
@@ -390,7 +389,7 @@ class NodeAgent:
 
 
 def leave_with_the_raylet() -> None:
-    """End this process with its raylet: Ray would let it live on, and give its place to another. Call it in an event loop."""
+    """End this process when its raylet ends: Ray would let it live, and reassign its resources. Call it in an event loop."""
     if is_raylet(os.getppid()):
         asyncio.get_running_loop().add_reader(os.pidfd_open(os.getppid()), os._exit, 1)
 

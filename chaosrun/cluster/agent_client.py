@@ -1,4 +1,4 @@
-"""One agent, as the supervisor's process sees it: calls to the actor, and its events, which are always being waited for."""
+"""The supervisor's handle of one agent: calls to the actor, and a thread that always waits for its events."""
 
 import socket
 import threading
@@ -28,9 +28,9 @@ class AgentClient:
         self._sink = sink
         self._closing = False
         self._heard = 0
-        """Events of this agent so far."""
+        """Number of events received so far."""
         self._stop: tuple[Any, ...] | None = None
-        """What the last stop said, until the next start."""
+        """Arguments of the last `stop`, until the next start."""
         self._pump = threading.Thread(target=self._carry_events, name=f"agent-events-{node_id[:8]}", daemon=True)
         self._pump.start()
 
@@ -58,7 +58,7 @@ class AgentClient:
             ) from error
 
     def has_answered(self, reference: Any) -> bool:
-        """`collect` would not have to wait."""
+        """Whether `collect` would return without waiting."""
         return bool(ray.wait([reference], timeout=0)[0])
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
@@ -68,7 +68,7 @@ class AgentClient:
         return self.call("info", timeout_s=timeout_s)
 
     def close(self, shutdown: Any = None, *, timeout_s: float = 10.0) -> None:
-        """Have the agent kill all below it, unless `shutdown` has it do so already, then end it."""
+        """Have the agent kill all below it, unless `shutdown` is such a call already, then end it."""
         self._closing = True
         try:
             self.collect(shutdown or self.submit_shutdown(), timeout_s=timeout_s)
@@ -80,18 +80,18 @@ class AgentClient:
             self._pump.join(timeout=timeout_s)
 
     def submit_shutdown(self) -> Any:
-        """Begin to end it, so that several end at once; `close` waits for it."""
+        """Begin to shut it down, so that several do so at once; `close` waits for it."""
         self._closing = True
         return self.submit("shutdown")
 
     def abandon(self) -> None:
-        """Forget an agent whose processes are known to be gone: Ray may take long to learn of it, and would be waited for."""
+        """Forget an agent whose processes are known to be gone: Ray may take long to notice, and a call would wait for that."""
         self._closing = True
         ray.kill(self._handle, no_restart=True)
 
     def look(self) -> bool:
-        """Whether its raylet is gone, which an agent does not outlive; tell it, then. Of a node that goes as a whole Ray itself
-        takes up to 15 s to tell."""
+        """Whether its raylet is gone, and so the agent, too; reports that. Ray itself may need 15 s to report the loss of a
+        whole node."""
         found = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in ray.nodes()}
         gone = self.node_id in found and _refuses(found[self.node_id])
         if gone and not self._closing:
@@ -104,12 +104,12 @@ class AgentClient:
             pass
 
     def _take_events(self, reference: Any) -> bool:
-        """Pass on what the agent has told; False when there will be nothing more."""
+        """Pass on the agent's events; False if no more will come."""
         try:
             events: list[AgentEvent] = ray.get(reference)
         except ActorUnavailableError:
-            # Cut off, perhaps for a moment: what it was telling it tells again; a stop, for which nobody waits, is repeated.
-            # When it is dead, Ray says so, or its raylet does by being gone.
+            # Cut off, perhaps for a moment: its events are asked for again, and a stop, for which no call waits, is repeated.
+            # If it is dead, Ray reports that, or its raylet is gone.
             time.sleep(AGAIN_S)
             if self.look():
                 return False
@@ -127,14 +127,14 @@ class AgentClient:
 
 
 def look_after(calls: Sequence[tuple[AgentClient, Any]], over: threading.Event) -> None:
-    """Until these calls are answered, or it is over, look whether the agents are gone."""
+    """Check whether the agents are gone, until these calls are answered or `over` is set."""
     while not over.wait(LOOK_EVERY_S) and (calls := [each for each in calls if not each[0].has_answered(each[1])]):
         for agent, _ in calls:
             agent.look()
 
 
 def _refuses(place: tuple[str, int]) -> bool:
-    """Whether the machine answers, and nobody listens there any more. Silence says nothing: it may be cut off."""
+    """Whether the machine refuses the connection, so nothing listens there. No answer says nothing: it may be cut off."""
     try:
         socket.create_connection(place, timeout=CONNECT_LIMIT_S).close()
     except ConnectionRefusedError:

@@ -1,7 +1,7 @@
-"""An attempt that a fork server runs: its live processes, how their ends are seen and told, and how they are killed.
+"""An attempt that a fork server runs: its live processes, how their ends are seen and reported, and how they are killed.
 
-The ranks are children of the server, or, of a command, processes that announce themselves. Knows nothing of standbys, orphans
-and the agent's socket; what it has to tell goes to the `Send` that it is given.
+The ranks are children of the server or, with a command, processes that announce themselves. Knows nothing of standbys, orphans
+and the agent's socket; its events go to the `Send` that it is given.
 """
 
 import os
@@ -26,56 +26,56 @@ class RunningAttempt:
     number: int
     layout: AttemptLayout
     ranks: dict[int, int] = field(default_factory=dict)
-    """pid → rank, of all ranks ever started here."""
+    """By pid, all ranks ever started here."""
     live: set[int] = field(default_factory=set)
-    """pids of ranks, and of a command, whose death has not been seen."""
+    """pids of ranks, and of the command, whose death has not been seen."""
     killed: set[int] = field(default_factory=set)
     """Ranks that this server killed."""
     shared_memory: frozenset[str]
 
     def see_deaths(self, send: Send) -> None:
-        """Kill what dead ranks leave behind, and the others when one died badly; then reap and tell."""
-        # Seen before they are reaped: a zombie keeps its pid and its process group from being given out again.
+        """Kill what dead ranks leave behind, and the others when one died badly; then reap and report."""
+        # Seen before they are reaped: while a process is a zombie, its pid and process group are not reused.
         looked = (os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in self.live)
-        # Signals first: of ranks that died at once, the one that exited with an error often only lost its peer.
+        # Signals first: if ranks died together, one that exited with an error has often only lost its peer.
         dead = sorted((seen for seen in looked if seen is not None), key=lambda seen: seen.si_code == os.CLD_EXITED)
         for seen in dead:
             kill_group(seen.si_pid)
         self._tell([Ended.of(self.ranks[seen.si_pid], seen) for seen in dead], send)
 
     def _tell(self, ended: Sequence[Ended], send: Send) -> set[int]:
-        """Kill the others where one of these did not end in order, then tell of them; returns ranks that have completed."""
+        """Kill the other ranks if one of these ended badly, then report the ends; returns ranks that have completed."""
         died_s, completed, in_order = time.time(), set[int](), True
         self.live.difference_update(seen.pid for seen in ended)
         for seen in ended:
             end = read_end(self.layout, seen.rank)
             if end is not None and end.completed and self._left_well(seen, end):
                 completed.add(seen.rank)
-            # On notice all ranks leave after the same step: the others are on their way.
+            # On notice all ranks leave after the same step: the others will leave, too.
             elif seen.exit_code != PREEMPTED_EXIT_CODE or end is None or end.status != LEFT_ON_NOTICE:
                 in_order = False
         if not in_order:
             self.kill_all()
         for seen in ended:
-            with suppress(ChildProcessError):  # of a launcher
+            with suppress(ChildProcessError):  # the child of a launcher
                 os.waitid(os.P_PID, seen.pid, os.WEXITED | os.WNOHANG)
             how = {"exit_code": seen.exit_code, "signal": seen.signal, "collected": seen.is_unknown}
-            # One that ended by itself just before our signal came to it was not killed by it.
+            # A rank that exited just before the signal reached it was not killed by it.
             killed = seen.rank in self.killed and seen.exit_code is None
             told = {"completed": seen.rank in completed, "killed": killed, "died_s": died_s}
             send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, **how, **told))
         return completed
 
     def _left_well(self, seen: Ended, end: WorkerEnd) -> bool:
-        """Of a rank that says that it has completed the training."""
+        """Whether a rank that recorded a complete training also exited well."""
         return seen.exit_code == 0
 
     def _count_killed(self) -> None:
-        """Just before they are: who is dead by then, though nobody has seen it yet, is not."""
+        """Note which ranks are about to be killed: not those that are dying already, even if that has not been seen."""
         self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks and not is_dying(pid))
 
     def kill_all(self) -> None:
-        """SIGKILL what lives of it."""
+        """SIGKILL all live processes of the attempt."""
         self._count_killed()
         for pid in self.live:
             kill_group(pid)
@@ -83,18 +83,18 @@ class RunningAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class CommandAttempt(RunningAttempt):
-    """The ranks are started by a command, which is the one child of the server's own."""
+    """An attempt whose ranks are started by a command, which is the server's only child."""
 
     command: Command
     launcher: int = 0
-    """Its pid."""
+    """The command's pid."""
     unsure: bool = False
-    """How one of the ranks ended, its launcher alone knows, which has told it by its own exit code."""
+    """Whether a rank failed, or ended in a way that only the launcher knows: then the launcher's exit code decides."""
     ending: bool = False
-    """It has been killed: what becomes of the command is no news."""
+    """Whether it has been killed: then the end of the command is not reported."""
 
     def see_deaths(self, send: Send) -> None:
-        """As that of other attempts; and see who announces himself, and that the command has ended."""
+        """As in the base class; also take announcements of ranks, and see the end of the command."""
         news = list(self.command.look())
         ranks = [seen for seen in news if isinstance(seen, Ended)]
         self.unsure |= any(seen.is_unknown or seen.exit_code for seen in ranks)
@@ -115,7 +115,7 @@ class CommandAttempt(RunningAttempt):
                 self._fail(self.command.failed("launcher_ended", ended=ended), send)
 
     def _left_well(self, seen: Ended, end: WorkerEnd) -> bool:
-        # By a signal, too: torch's threads may crash an interpreter that ends. Ranks that we fork leave by os._exit.
+        # A signal is fine: torch's threads may crash an interpreter at its end. (Ranks that chaosrun forks leave by os._exit.)
         return seen.exit_code in (0, None, end.exit_code)
 
     def _fail(self, failed: LauncherFailed, send: Send) -> None:
@@ -126,7 +126,7 @@ class CommandAttempt(RunningAttempt):
     def kill_all(self) -> None:
         self.ending = True
         self._count_killed()
-        # First who would start others in the place of those that die.
+        # The launcher first: it would replace ranks that die.
         if self.launcher in self.live:
             kill_group(self.launcher)
         self.command.kill_ranks()
@@ -135,7 +135,7 @@ class CommandAttempt(RunningAttempt):
 def kill_group(pid: int) -> None:
     """SIGKILL a child that has not been reaped, and its process group."""
     with suppress(ProcessLookupError):
-        # Not yet a group of its own when it has only just been forked.
+        # A child that has only just been forked is not yet a group of its own.
         os.killpg(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

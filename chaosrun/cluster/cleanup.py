@@ -1,8 +1,8 @@
-"""The cleanup process: beside a private local Ray, it removes what is left of it when the driver dies without a goodbye.
+"""The cleanup process: it removes what is left of a private local Ray if the driver dies without a goodbye.
 
 Ray's own processes do not all end with a SIGKILLed driver (two of its agents hold each other's pipes open and stay), and
-nobody removes its directory. Its standard input is a pipe from the driver: first one JSON line that says whom to
-watch and what to remove, then, after an orderly end, a goodbye. Standard library only; imports no ray.
+nothing removes its directory. Its standard input is a pipe from the driver: first one JSON line with the process to watch
+and what to remove, then, after an orderly end, a goodbye. Standard library only; imports no ray.
 """
 
 import json
@@ -38,7 +38,7 @@ class CleanupProcess:
         watch = {
             "pid": driver.pid,
             "start_ticks": driver.start_ticks,
-            # Not in the arguments: whatever names the folder there counts as a process of the session.
+            # Not in the arguments: a process that names the folder in them counts as one of the session.
             "folder": str(folder),
             "shared_memory": sorted(shared_memory_before),
         }
@@ -51,12 +51,12 @@ class CleanupProcess:
         return self._process.pid
 
     def goodbye(self) -> None:
-        """End it without its removing anything."""
+        """End the cleanup process; it removes nothing."""
         self._process.communicate(GOODBYE)
 
 
 def clean_up(folder: Path, shared_memory_before: frozenset[str], *, timeout_s: float = 30.0) -> list[ProcessIdentity]:
-    """Kill every process of the session in `folder`, remove it and what they left in /dev/shm; returns what would not die."""
+    """Kill every process of the session in `folder`, remove it and their files in /dev/shm; returns those that did not die."""
     left = kill_marked(str(folder), titles=RAY_TITLES, timeout_s=timeout_s)
     shutil.rmtree(folder, ignore_errors=True)
     remove_shared_memory_leftovers(shared_memory_before)
@@ -71,7 +71,7 @@ def _driver_said_goodbye(driver: ProcessIdentity, pipe: int) -> bool:
         return os.read(pipe, len(GOODBYE)) == GOODBYE
     poller = select.poll()
     poller.register(pipe, select.POLLIN)
-    # The pidfd tells of the driver's death even while a child that it forked holds the pipe open.
+    # The pidfd shows the driver's death even while a child that it forked holds the pipe open.
     poller.register(descriptor, select.POLLIN)
     ready = dict(poller.poll()) if is_alive(driver) else {pipe: select.POLLIN}
     return pipe in ready and os.read(pipe, len(GOODBYE)) == GOODBYE
@@ -85,7 +85,7 @@ def main() -> int:
     while not line.endswith(b"\n"):
         piece = os.read(pipe, 1)
         if not piece:
-            # The driver died before it had said what to watch: Ray is started after that.
+            # The driver died before it sent the line, so before it started Ray.
             return 0
         line += piece
     watch = json.loads(line)

@@ -1,9 +1,9 @@
 """A command that starts the ranks of this node: torchrun, accelerate launch, python -m, a launcher of the team's own.
 
-Owns what the command is told (arguments, environment, a hook that its interpreters load), the socket on which a process says
-that it begins to train, and how the end of such a rank is seen. It is no child of the fork server: a pidfd tells of its end at
-once, and how it ended is what the kernel keeps for others than its parent: its status in /proc until that has collected it, in
-its pidfd afterwards (Linux 6.15). Kills nothing, and knows neither Ray nor the supervisor.
+Owns what the command gets (arguments, environment, a hook that its interpreters load), the socket on which a process announces
+that it begins to train, and how the end of such a rank is seen. A rank is no child of the fork server: its pidfd shows its end
+at once. How it ended is in /proc until its parent has collected the exit status, and in the pidfd afterwards (Linux 6.15).
+Knows neither Ray nor the supervisor.
 """
 
 import faulthandler
@@ -42,7 +42,7 @@ from chaosrun.records.order import WorkerOrder
 
 TARGET = "chaosrun.cluster.command:main"
 HOOK = PACKAGE_ROOT / "chaosrun" / "protocol" / "startup"
-"""First on the path of all interpreters below a command: Python imports the sitecustomize that lies there."""
+"""First on the path of all interpreters below a command: Python imports the sitecustomize in it."""
 NOT_FOUND_EXIT_CODE = 127
 ANNOUNCEMENT_LIMIT_S = 5.0
 SAID_BYTES, SAID_LINES = 8192, 12
@@ -57,8 +57,8 @@ _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 def main(order: WorkerOrder, _listener: int | None) -> int:
     """In a freshly forked process, output already in its log: run the command, and let nothing of it outlive the fork server.
 
-    That may be killed outright, with the agent of a Ray that others use. Its own children die with it; what the command has
-    started would train on, beside the attempt that follows.
+    The fork server may be killed, together with the agent of a shared Ray. Its own children die with it, but processes that the
+    command has started would train on beside the next attempt.
     """
     os.chdir(order.cwd)
     mine, server = os.getpid(), os.pidfd_open(os.getppid())
@@ -89,7 +89,7 @@ def _become(arguments: list[str], variables: Mapping[str, str]) -> NoReturn:
 
 
 def filled_in(order: WorkerOrder) -> list[str]:
-    """The command and its arguments, placeholders replaced."""
+    """The command and its arguments, with placeholders replaced."""
     known = {name: getattr(order, name) for name in ("node_rank", "nodes", "master_addr", "master_port")}
     known |= {"workers_per_node": order.local_world_size, "output": LegLayout(Path(order.leg_path)).output}
     found: list[str] = []
@@ -101,10 +101,10 @@ def filled_in(order: WorkerOrder) -> list[str]:
 
 
 def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What the command sees: the job's own variables, those of the leg, its devices, a rendezvous of its own, and our hook."""
+    """The command's environment: the job's variables, the leg's, devices, a rendezvous of its own, and chaosrun's hook."""
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if path[-1:] == [str(PACKAGE_ROOT)]:
-        # For the fork server; before the packages of the command's own interpreter it would hide them.
+        # The entry is for the fork server; it would hide packages of the command's own interpreter.
         del path[-1]
     same = ("seed", "deterministic", "threads", "world_size")
     startup = Startup(socket=order.announcements, **{name: getattr(order, name) for name in same})
@@ -118,10 +118,10 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
         "MKL_NUM_THREADS": order.threads,
         "MASTER_ADDR": order.master_addr,
         "MASTER_PORT": order.master_port,
-        # What torchrun takes for --master-port when nobody names one: 29500 for everybody.
+        # The default of torchrun's --master-port, which would else be 29500 for every job.
         "PET_MASTER_PORT": order.master_port,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, order.gpus)),
-        # Launchers that are installed beside this Python are found, whether or not its environment is the shell's.
+        # Launchers that are installed beside this Python are found even if its environment is not active in the shell.
         "PATH": os.pathsep.join([inherited.get("PATH", os.defpath), os.path.dirname(sys.executable)]),
     }
     if not order.gpus:
@@ -138,7 +138,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A rank that is gone; both null where the kernel does not say how."""
+    """A rank that has ended; both exit code and signal are None if the kernel does not say how."""
 
     rank: int
     pid: int
@@ -147,7 +147,7 @@ class Ended:
 
     @classmethod
     def of(cls, rank: int, seen: os.waitid_result) -> "Ended":
-        """Of a child that can be waited for."""
+        """From the status of a child."""
         how = {"exit_code" if seen.si_code == os.CLD_EXITED else "signal": seen.si_status}
         return cls(rank=rank, pid=seen.si_pid, **how)
 
@@ -168,13 +168,13 @@ class Command:
         self._news.register(self._socket, select.EPOLLIN)
         self._orders: dict[int, WorkerOrder] = {}
         self._live: dict[int, _Rank] = {}
-        """By pidfd."""
+        """Live ranks, by pidfd."""
         self._announced: set[int] = set()
         self.completed: set[int] = set()
-        """Ranks that have ended well."""
+        """Ranks that have completed the training."""
 
     def begin(self, orders: Sequence[WorkerOrder]) -> WorkerOrder:
-        """What the command is started by; `orders` are those of the node's ranks."""
+        """The order that starts the command; `orders`: those of the node's ranks."""
         self._orders = {order.rank: order for order in orders}
         self._order = replace(orders[0], announcements=self._name)
         return self._order
@@ -185,11 +185,11 @@ class Command:
 
     @property
     def has_completed(self) -> bool:
-        """All ranks of the node have."""
+        """Whether all ranks of the node have completed the training."""
         return self.completed == self._orders.keys()
 
     def fileno(self) -> int:
-        """Readable when `look` has something to tell."""
+        """A descriptor that is readable when `look` has something to report."""
         return self._news.fileno()
 
     def look(self) -> Iterator[Announced | LauncherFailed | Ended]:
@@ -205,13 +205,13 @@ class Command:
             yield answered
 
     def kill_ranks(self) -> None:
-        """SIGKILL those that have announced themselves and live."""
+        """SIGKILL the live ranks that have announced themselves."""
         for pidfd in self._live:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def _take_announcement(self) -> Announced | LauncherFailed | None:
-        """Answer a process that says that it begins to train. None: it is gone, or none of ours."""
+        """Answer a process that announces that it begins to train. None: it is gone, or another user's."""
         connection, _ = self._socket.accept()
         with connection, suppress(OSError, ValueError):
             connection.settimeout(ANNOUNCEMENT_LIMIT_S)
@@ -221,7 +221,7 @@ class Command:
             with connection.makefile("rb") as lines:
                 announcement = decode_announcement(lines.readline())
             pidfd = os.pidfd_open(pid)
-            # Whoever waits for our answer lives: this is it, and not another of the same pid.
+            # The process waits for the answer, so it is alive, and the pid is not another's.
             found = identify(pid)
             refused = self._refusal(announcement)
             if found is None or refused is not None:
@@ -250,7 +250,7 @@ class Command:
     def failed(
         self, code: LauncherCode, *, announcement: Announcement | None = None, ended: Ended | None = None
     ) -> LauncherFailed:
-        """What the supervisor hears of it, with what the command said last."""
+        """The event for the supervisor, with the last lines of the command's output."""
         return LauncherFailed(
             attempt=self._order.attempt,
             node_rank=self._order.node_rank,
@@ -264,7 +264,7 @@ class Command:
         )
 
     def close(self) -> None:
-        """Of an attempt that is over."""
+        """Release everything; the attempt is over."""
         self._news.close()
         self._socket.close()
         for pidfd in self._live:
@@ -273,7 +273,7 @@ class Command:
 
 
 def last_lines(log: Path) -> str:
-    """What a command printed last, before torchrun's account of who ended, where there is one."""
+    """The last lines that a command printed, without torchrun's report of failed ranks."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - SAID_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
@@ -287,7 +287,7 @@ def _answer(connection: socket.socket, answer: Answer) -> None:
 
 
 def _exit_code(process: ProcessIdentity, pidfd: int) -> int | None:
-    """Of a process that has ended, whoever collects it; -N: by signal N; None where nobody says."""
+    """Exit code of an ended process that is not our child; -N: signal N; None if unknown."""
     fields = stat_fields(process.pid)
     if fields is not None and fields[0] == b"Z" and int(fields[START_FIELD]) == process.start_ticks:
         return os.waitstatus_to_exitcode(int(fields[EXIT_STATUS_FIELD]))

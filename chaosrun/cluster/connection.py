@@ -34,7 +34,7 @@ OBJECT_STORE_BYTES = 80 << 20
 # Ray's socket paths are <folder>/session_<date>_<pid>/sockets/<name>; a Unix socket's path has at most 107 bytes.
 LONGEST_FOLDER = 40
 UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
-"""Methods of Ray's Node."""
+"""Methods of Ray's Node that start processes which a private Ray does not need."""
 # One per driver process: Ray reads the token once and keeps it.
 AUTH_TOKEN = secrets.token_hex(32)
 SETTINGS = {
@@ -52,19 +52,19 @@ SETTINGS = {
 class Connection:
     kind: Literal["private", "joined", "borrowed"]
     address: str | None
-    """None: of a private Ray."""
+    """None for a private Ray."""
     mark: str
-    """Unique; goes into the environment of what runs below agents."""
+    """A unique text in the environment of every process below agents."""
     close: Callable[[], None] = lambda: None
-    """Leave the Ray, and end a private one. One that was there before this connection stays as it is."""
+    """Leave the Ray, and end it if it is private. One that this process had joined before stays as it is."""
 
 
 def connect(address: str | None, *, cpus: float) -> Connection:
     """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an initialised Ray is used as it is.
 
-    `cpus`: what a private one is told that it has, at least; never less than this machine has. Call it from the main thread:
-    Ray's processes die with the thread that starts them. Raises ResourcesError when the address does not answer, or when there
-    is no room for Ray's files.
+    `cpus`: a private one counts at least so many CPUs, and never fewer than this machine has. Call it from the main thread:
+    Ray's processes die with the thread that starts them. Raises ResourcesError if the address does not answer, or there is no
+    room for Ray's files.
     """
     unique = uuid.uuid4().hex
     if ray.is_initialized():
@@ -72,7 +72,7 @@ def connect(address: str | None, *, cpus: float) -> Connection:
     try:
         os.getcwd()
     except FileNotFoundError as error:
-        # Ray's driver asks where it is.
+        # Ray's driver needs the current directory.
         raise UsageError("the current directory no longer exists", hint="change to one that is") from error
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
@@ -85,8 +85,8 @@ def connect(address: str | None, *, cpus: float) -> Connection:
 
 
 def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
-    """A Ray of this process's own: its folder; and what ends it and removes its processes, its folder, what it left in
-    /dev/shm, and its settings."""
+    """Start a private Ray. Returns its folder, and a function that ends its processes and removes its folder, its files in
+    /dev/shm and its settings."""
     shared_memory_before = shared_memory_entries()
     folder = _make_folder()
     with ExitStack() as stack:
@@ -118,13 +118,13 @@ def cpu_count() -> int:
 
 
 def _join(address: str) -> None:
-    """Raises NoClusterError when no Ray answers there, or none that takes this process."""
+    """Join the Ray at an address. Raises NoClusterError if none answers there, or it does not accept this process."""
     if address.startswith("ray://"):
         raise UsageError(
             f"{address}: chaosrun does not go through Ray's client", hint="run on a node of the cluster with --address auto"
         )
     if joining.expect_joinable(address) is not None:
-        # With an address Ray looks for a token only where this says so; it has read the variable already.
+        # With an address, Ray uses a token only if this variable says so.
         os.environ["RAY_AUTH_MODE"] = "token"
         _raylet.Config.initialize("")
     try:
@@ -158,13 +158,13 @@ def _own_signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def _started_for_one_driver() -> Iterator[None]:
-    """Start Ray without what nobody asks in a private one: the autoscaler's monitor, the server of the dashboard (of which
-    include_dashboard=False leaves out the pages alone), and whoever reads its logs for a driver that does not want them. They
-    are three Python processes: on two cores half of the time of Ray's start, and a second of its end. ray.init has no
-    arguments for it; a Ray that calls them otherwise starts them. What is left beside it, the dashboard's and the runtime
-    environments' agent, the raylet insists on; each uses a two-thousandth of a processor.
+    """Start Ray without processes that a private one does not need: the autoscaler's monitor, the dashboard's server (of which
+    include_dashboard=False leaves out only the pages), and the reader of logs. On two cores, these three Python processes take
+    half of the time of Ray's start, and a second of its end. ray.init has no arguments for it; a version of Ray with other
+    method names starts them. The raylet needs the agents of the dashboard and of runtime environments; each uses a
+    two-thousandth of a processor.
 
-    Its processes are no part of the driver's group: a signal to all of that (`timeout`, Slurm) would kill Ray under the driver.
+    Ray's processes are not in the driver's process group: a signal to it (`timeout`, Slurm) would kill Ray under the driver.
     """
     methods = {name: vars(Node)[name] for name in UNUSED if name in vars(Node)}
     for name in methods:
@@ -188,7 +188,7 @@ def _restore_environment(before: Mapping[str, str | None]) -> None:
 
 
 def _make_folder() -> Path:
-    """Raises ResourcesError."""
+    """Make a folder for Ray's files. Raises ResourcesError."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-"))
         if len(str(folder)) > LONGEST_FOLDER:

@@ -1,4 +1,4 @@
-"""Everything that an agent has told its supervisor: an answer that was lost on the way is asked for again."""
+"""All events that an agent has for its supervisor, kept so that a lost answer can be asked for again."""
 
 import asyncio
 
@@ -11,12 +11,12 @@ class EventLog:
         self._news = asyncio.Event()
 
     def tell(self, event: AgentEvent) -> None:
-        """Add it to the others."""
+        """Add an event."""
         self._events.append(event)
         self._news.set()
 
     async def after(self, heard: int) -> list[AgentEvent]:
-        """All but the first `heard`, as soon as there is one."""
+        """All events but the first `heard`, as soon as there is one."""
         while len(self._events) <= heard:
             self._news.clear()
             await self._news.wait()

@@ -1,12 +1,12 @@
-"""The warm fork server of a node: imports torch once, then has one fresh process per rank and attempt in milliseconds.
+"""The warm fork server of a node: imports torch once, then forks a fresh process for each rank and attempt in milliseconds.
 
-`python -m chaosrun.cluster.forkserver FD`, FD being an inherited socket to the node's agent; `cluster.messages` has what is
-said on it.
+`python -m chaosrun.cluster.forkserver FD`, FD being an inherited socket to the node's agent; `cluster.messages` defines the
+messages on it.
 
-It stays single-threaded and away from CUDA, or a fork would not be safe. It is the subreaper of everything below it and an
-attempt is over only when it has no child left: nothing can outlive an attempt, and no pid it signals can be anybody else's, for
-an unreaped child keeps its pid. The end of the socket means that the agent died: all is killed and the server exits. What a
-rank does is the target's business; this module imports neither ray nor, by itself, torch.
+It stays single-threaded and does not touch CUDA, or a fork would not be safe. It is the subreaper of everything below it, and
+an attempt is over only when it has no child left. So nothing can outlive an attempt, and a pid that it signals is never another
+process's, since an unreaped child keeps its pid. The end of the socket means that the agent died: all is killed and the server
+exits. The target decides what a rank does; this module imports neither ray nor, by itself, torch.
 """
 
 import gc
@@ -72,7 +72,7 @@ PRELOAD = (
     "chaosrun.protocol.session",
 )
 WHERE_INSTALLED = ("datasets", "torchdata.stateful_dataloader")
-"""Imported by accelerate when it prepares a loader, in every worker at every start: datasets takes 0.5 s to 1.5 s."""
+"""Preloaded if installed: accelerate would import them in every worker at every start, and datasets takes 0.5 s to 1.5 s."""
 
 # Forking standbys at once would take the CPU from the ranks just when they start.
 REPLENISH_AFTER_S = 0.5
@@ -87,7 +87,7 @@ class ForkServer:
         self._attempt: RunningAttempt | None = None
         self._standbys: list[Standby] = []
         self._memory_of_leg, self._memory = "", dict[int, tuple[int, ...]]()
-        """By rank, file descriptors of memory that outlives it."""
+        """By rank, file descriptors of memory that outlives the rank."""
         self._wanted = standbys
         self._replenish_s = time.monotonic()
         self._poller = select.poll()
@@ -100,7 +100,7 @@ class ForkServer:
         self._channel.sendall(line(event))
 
     def serve(self) -> None:
-        """Obey until the agent closes the socket or dies; nothing below this process is left then."""
+        """Carry out orders until the agent closes the socket or dies; then no process is left below this one."""
         try:
             self._serve()
         except (BrokenPipeError, ConnectionResetError):
@@ -115,7 +115,7 @@ class ForkServer:
         while True:
             ready = {descriptor for descriptor, _ in self._poller.poll(self._replenish_in_ms())}
             if not ready:
-                # One at a time, so that a death or an order waits for one fork at most.
+                # One at a time, so that a death or an order has to wait for at most one fork.
                 self._add_standby()
             if self._woken in ready:
                 with suppress(BlockingIOError):
@@ -162,7 +162,7 @@ class ForkServer:
         port: int | None = None
         try:
             layout.path.mkdir(parents=True, exist_ok=True)
-            # All before the listener is opened: none of them can hold the port.
+            # All standbys are forked before the listener is opened: none of them can hold the port.
             while len(self._standbys) < self._wanted:
                 self._add_standby()
             if command.listen:
@@ -193,8 +193,8 @@ class ForkServer:
                 listener.close()
 
     def _memory_of(self, orders: Sequence[WorkerOrder]) -> dict[int, tuple[int, ...]]:
-        """By rank, where it keeps copies of its checkpoints, and where the node's ones with what ranks share lie. They outlive
-        the ranks of an attempt, until another leg begins."""
+        """By rank, descriptors of the memory for copies of its checkpoints, and of the node's for what ranks share. The memory
+        outlives the attempt, until another leg begins."""
         leg = orders[0].leg_path
         if self._memory_of_leg != leg:
             for descriptor in chain.from_iterable(self._memory.values()):
@@ -219,7 +219,7 @@ class ForkServer:
         try:
             standby = self._standbys.pop(0)
             attempt.live.add(standby.pid)
-            # One that died while it waited breaks the pipe here: an OSError that fails the start.
+            # If the standby died while it waited, the pipe is broken: the OSError fails the start.
             standby.become(order, output, listener, memory)
             return standby.pid
         finally:
@@ -238,7 +238,7 @@ class ForkServer:
     # Deaths
 
     def _see_deaths(self) -> None:
-        """Kill what dead ranks leave behind, and the other ranks when one died badly; then reap and tell."""
+        """Kill what dead ranks leave behind, and the other ranks when one died badly; then reap and report."""
         self._forget_dead_standbys()
         attempt = self._attempt
         if attempt is not None:
@@ -246,7 +246,7 @@ class ForkServer:
             if attempt.live:
                 self._reap_orphans(attempt.live)
                 return
-        # No rank lives, so every other child is an orphan of one, come here because this is the subreaper.
+        # No rank lives, so every other child is an orphan of a rank, reparented here because this is the subreaper.
         for pid in self._orphans():
             kill_group(pid)
         if self._reap_orphans(()) and attempt is not None:
@@ -259,7 +259,7 @@ class ForkServer:
             self.send(Stopped(attempt=attempt.number, killed=tuple(sorted(attempt.killed))))
 
     def _forget_dead_standbys(self) -> None:
-        """A standby that something killed while it waited, for want of memory perhaps, is replaced at the next start."""
+        """Drop standbys that were killed while they waited (for lack of memory, say); the next start replaces them."""
         for standby in [each for each in self._standbys if os.waitid(os.P_PID, each.pid, os.WEXITED | os.WNOHANG)]:
             standby.channel.close()
             self._standbys.remove(standby)
@@ -288,14 +288,14 @@ class ForkServer:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _empty_temporary(self) -> None:
-        """A killed rank leaves the sockets of its loader workers behind, each in a directory of its own."""
+        """Empty the ranks' TMPDIR: killed ranks leave the sockets of loader workers there, each in a directory of its own."""
         if any(os.scandir(self._temporary)):
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary.mkdir(mode=0o700, exist_ok=True)
 
 
 def _listen(master_addr: str) -> socket.socket:
-    """A listening socket on a free port, held from here on: nobody can take the port between choosing and using it."""
+    """A listening socket on a free port, held from here on, so that the port cannot be taken before it is used."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         # Inherited by accepted connections: in TIME_WAIT they would keep the port taken after rank 0 is gone.
@@ -311,7 +311,7 @@ def _listen(master_addr: str) -> socket.socket:
 def main(arguments: list[str]) -> int:
     channel = socket.socket(fileno=int(arguments[0]))
     channel.set_inheritable(False)
-    # Ray makes its workers nice (15), which training would inherit; taking that back needs a privilege that we may lack.
+    # Ray runs its workers at niceness 15, which ranks would inherit; undoing it needs a privilege that may be missing.
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     # It also starts them with SIGINT blocked; a mask survives exec.
@@ -342,16 +342,16 @@ def _is_installed(module: str) -> bool:
 
 
 def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
-    """Import everything and get ready to fork. None, which the agent is told, when that cannot be."""
+    """Import everything and get ready to fork. None if that fails, which is reported to the agent."""
     environment = dict(os.environ)
-    # Of what is imported next to nothing is garbage, and to look for some takes a quarter of the time.
+    # Imports make next to no garbage, and collections would take a quarter of the time.
     gc.disable()
     try:
         there = [name for name in configure.preload if name not in WHERE_INSTALLED or _is_installed(name)]
         usual, own = ([name for name in there if (name in (*PRELOAD, *WHERE_INSTALLED)) is ours] for ours in (True, False))
         found = import_all(usual, own, configure.target, without={each.module for each in configure.left_out})
     except Exception as error:
-        # Whatever a user's module raises while it is imported is an answer, not an accident.
+        # Whatever a user's module raises on import is reported as the answer.
         channel.sendall(line(Failed(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())))
         return None
     if found.unsafe:
@@ -364,18 +364,18 @@ def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    # Only now: torch puts its compiler's cache, which is to last, into the usual place while it is imported.
+    # Only now: on import, torch places its compiler's cache, which has to last, in the default TMPDIR.
     os.environ["TMPDIR"] = configure.temporary
     tempfile.tempdir = None
     become_subreaper()
     gc.collect()
-    # Nothing imported so far is ever looked at by a collection again: its pages stay shared with every rank.
+    # No collection looks at anything imported so far again: its pages stay shared with every rank.
     gc.freeze()
     return found.target
 
 
 def _begin_again(configure: Configure, channel: socket.socket, environment: Mapping[str, str]) -> NoReturn:
-    """A thread that a module has started cannot be ended from outside; it ends with the program that this process runs."""
+    """Execute this program anew: a thread that a module has started cannot be ended otherwise."""
     sys.stdout.flush()
     sys.stderr.flush()
     channel.set_inheritable(True)

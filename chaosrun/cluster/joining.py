@@ -1,7 +1,7 @@
-"""Before a Ray is joined, and without its import, which takes seconds: whether anybody listens at its address, and whether it
-takes the token of this user, which `ray start --head` asks for by default since Ray 2.60.
+"""Checks before a Ray is joined, without importing ray, which takes seconds: whether a process listens at its address, and
+whether it accepts this user's token, which `ray start --head` asks for by default since Ray 2.60.
 
-Knows where Ray keeps its address and its token, and how its head refuses a call.
+Knows where Ray stores its address and token, and how its head refuses a call.
 """
 
 import os
@@ -16,16 +16,15 @@ ANSWER_S = 1.5
 LISTENING_S = 5.0
 PLACES = "$RAY_AUTH_TOKEN, the file that $RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token"
 _CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""Any call would do: the head looks at the token first."""
+"""Any call would do: the head checks the token first."""
 
 on_joined: list[Callable[[str], object]] = []
-"""Told, with host:port, of the head of a Ray that this process has joined: who watches this process watches that, too."""
+"""Called with host:port of the head of a Ray that this process has joined, so that a watchdog can watch it, too."""
 
 
 def expect_joinable(address: str) -> str | None:
-    """The token that the head at `address` asks for; None where it asks for none, or where only Ray can find the head. Raises
-    NoClusterError where nobody listens, or where a token is asked for and there is none, or another: Ray itself would try for
-    minutes, and for 20 s."""
+    """The token that the head at `address` asks for; None if it asks for none, or only Ray can find the head. Raises
+    NoClusterError if nothing listens there (Ray itself would try for minutes), or if the token is missing or wrong (20 s)."""
     host, separator, port = _resolved(address).rpartition(":")
     if not separator or not port.isdecimal() or host.startswith("ray:"):
         return None
@@ -42,8 +41,8 @@ def expect_joinable(address: str) -> str | None:
         )
     if _is_refused(f"{host}:{port}", token):
         raise NoClusterError(
-            f"the Ray cluster at {address} does not take the token that is here",
-            hint=f"put what `ray get-auth-token` prints on its head into {PLACES}, of which the first that is there counts",
+            f"the Ray cluster at {address} rejects the token that is here",
+            hint=f"put what `ray get-auth-token` prints on its head into {PLACES}; the first that exists is used",
         )
     return token
 
@@ -55,7 +54,7 @@ def no_cluster(address: str, why: str) -> NoClusterError:
 
 
 def _resolved(address: str) -> str:
-    """As Ray does: "auto" is the cluster that was started last on this machine, and its processes listen at the machine's own
+    """The address as Ray resolves it: "auto" is the cluster that was started last on this machine, at the machine's own
     address."""
     if address == "auto":
         folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
@@ -85,7 +84,7 @@ def _kept_token() -> str | None:
 
 
 def _is_refused(address: str, token: str | None) -> bool:
-    """Whether its head says so."""
+    """Whether the head refuses this token (None: a call without one)."""
     import grpc
 
     with grpc.insecure_channel(address) as channel:

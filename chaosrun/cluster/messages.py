@@ -1,6 +1,6 @@
-"""What the agent of a node and its fork server say to each other, and what a supervisor hears of both. Values only.
+"""Messages between a node's agent and its fork server, and events that the supervisor receives from both. Values only.
 
-Between agent and fork server each is one line of JSON on a socket; from the agent to the supervisor Ray carries them.
+Between agent and fork server each is one line of JSON on a socket; Ray carries events from the agent to the supervisor.
 """
 
 import msgspec
@@ -11,27 +11,27 @@ from chaosrun.records.order import WorkerOrder
 
 
 class Configure(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="configure"):
-    """Once, and before anything else."""
+    """Sent once, before anything else."""
 
     target: str
-    """What ranks run, as module:function."""
+    """The function that ranks run, as module:function."""
     preload: tuple[str, ...]
-    """Modules."""
+    """Modules to import."""
     env: dict[str, str | None]
-    """After the imports; null takes a variable away."""
+    """Environment to set after the imports; null removes a variable."""
     standbys: int
-    """Ranks to expect here."""
+    """Number of ranks to expect on this node."""
     temporary: str
-    """Their TMPDIR."""
+    """TMPDIR of the ranks."""
     left_out: tuple[NotPreloaded, ...] = ()
-    """What an earlier try has shown."""
+    """Modules that an earlier try found unsafe to fork."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="start"):
     attempt: int
     orders: tuple[WorkerOrder, ...]
     listen: bool
-    """This node hosts rank 0."""
+    """Whether this node hosts rank 0."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="stop"):
@@ -44,7 +44,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="r
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="failed"):
-    """The preloads failed, or must not be shared; the server exits."""
+    """The preloads failed, or must not be shared between ranks; the server exits."""
 
     message: str
     traceback: str | None
@@ -67,21 +67,21 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
 
 
 class LauncherFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="launcher_failed"):
-    """A command did what ends its attempt."""
+    """A command did something that ends its attempt."""
 
     attempt: int
     node_rank: int
     code: LauncherCode
     rank: int | None = None
-    """Of an announcement that was refused."""
+    """The rank whose announcement was refused."""
     seen: int | None = None
-    """Of other_world_size: what the rank saw."""
+    """For other_world_size: the world size that the rank saw."""
     announced: int = 0
-    """Ranks that had begun to train here."""
+    """Number of ranks that had begun to train on this node."""
     exit_code: int | None = None
     signal: int | None = None
     said: str = ""
-    """Its last lines."""
+    """Last lines of the command's output."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="start_failed"):
@@ -90,7 +90,7 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="exited"):
-    """A rank's process is gone; both null: how is not known."""
+    """A rank's process has ended; exit code and signal are both null if it is unknown how."""
 
     attempt: int
     rank: int
@@ -99,14 +99,14 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     signal: int | None = None
     completed: bool = False
     killed: bool = False
-    """By its fork server."""
+    """Whether its fork server killed it."""
     collected: bool = False
-    """Of both null: its launcher has collected its exit status, and the kernel keeps no other."""
+    """Why both are null: the launcher has collected the exit status, and the kernel keeps no copy."""
     died_s: float
 
     @classmethod
     def of(cls, end: WorkerExited) -> "Exited":
-        """What the journal has of a death."""
+        """The event again from the journal's record of a death."""
         return cls(
             attempt=end.attempt, rank=end.rank, pid=end.pid, exit_code=end.exit_code, signal=end.signal, died_s=end.died_s
         )
@@ -117,11 +117,11 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
 
     attempt: int
     killed: tuple[int, ...]
-    """Ranks."""
+    """Ranks that were killed."""
 
 
 class ServerLost(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="server_lost"):
-    """The fork server died. Its ranks are dead; that they exited and the attempt stopped was told before this."""
+    """The fork server died. Its ranks are dead; their Exited events and the attempt's Stopped came before this."""
 
     message: str
 
@@ -131,17 +131,17 @@ class AgentLost(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
 
     message: str
     fault: str | None = None
-    """The planned fault that ended the node, where that is known."""
+    """The planned fault that ended the node, if known."""
 
 
 class RankStack(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank is."""
+    """The stack of a rank."""
 
     pid: int
     state: str | None = None
-    """Letter of its state in /proc; None when it is gone."""
+    """State letter in /proc; None if the process is gone."""
     stack: tuple[str, ...] = ()
-    """Of the main thread, innermost first, "file:line in function"; empty when it did not answer."""
+    """Of the main thread, innermost first, "file:line in function"; empty if it did not answer."""
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +155,7 @@ ServerCommand = Configure | Start | Stop
 ServerEvent = Ready | Failed | Started | StartFailed | Announced | LauncherFailed | Exited | Stopped
 AgentEvent = Started | Announced | LauncherFailed | Exited | Stopped | ServerLost
 NodeEvent = AgentEvent | AgentLost
-"""What a supervisor hears of a node."""
+"""Events of a node that a supervisor receives."""
 
 decode_command = msgspec.json.Decoder(ServerCommand).decode
 decode_event = msgspec.json.Decoder(ServerEvent).decode

@@ -1,12 +1,12 @@
-"""Whether the modules that a job preloads are the same whenever they are imported.
+"""Checks that the modules that a job preloads hold the same whenever they are imported.
 
-All attempts of a drill share the one import of a preloaded module. One that draws from entropy, clock or process while it is
-imported would come back alike only here: no drill could see what a restart makes of it. So the job's own modules are imported
-again in child processes, and what they then hold is compared. Installed packages (torch, transformers) are taken as they are.
+All attempts of a drill share one import of a preloaded module. If the import draws from entropy, clock or process, attempts are
+alike only here, and no drill can see what a real restart does. So the job's own modules are imported again in child processes,
+and their content is compared. Installed packages (torch, transformers) are not checked.
 
 The global random streams are seeded before: what is drawn from them is the same in every drill.
 
-A module that starts a thread, or CUDA, cannot be shared at all: a fork would lose it. It is left to the ranks.
+A module that starts a thread, or CUDA, cannot be shared at all, as a fork would lose it. The ranks import it themselves.
 """
 
 import datetime
@@ -34,29 +34,29 @@ from chaosrun.records.events import NotPreloaded
 from chaosrun.records.order import WorkerOrder
 
 IMPORTS = 4
-"""Children: a value of one bit is the same in all of them once in eight times."""
+"""Number of children: a random bit is the same in all of them once in eight times."""
 IMPORTS_IF_SLOW = 2
 SLOW_S = 1.0
 PATIENCE_S = 300
 LATER_S = 40_000_003.25
-"""How far the clock of every other child is put forward: a date must differ, too."""
+"""How far the clock of every other child is put forward, so that dates differ, too."""
 DEPTH = 8
 BYTES = 1 << 20
-"""So much of a large array is looked at, in pieces from all of it."""
+"""Bytes of a large array that are looked at, in pieces spread over all of it."""
 FRESH = "import sys; from chaosrun.cluster.preloads import tell_of_fresh; tell_of_fresh(sys.argv[1:])"
 
 
 class Imported(NamedTuple):
     target: Target
     unsafe: tuple[NotPreloaded, ...]
-    """A fork of this process would lose what they have started."""
+    """Modules that have started something that a fork of this process would lose."""
     unfit: str | None
-    """Why the job's own preloads must not be shared."""
+    """Why the job's own preloads must not be shared; None if they may."""
 
 
 def import_all(usual: Sequence[str], own: Sequence[str], target: str, *, without: Container[str]) -> Imported:
-    """Import what every drill preloads, the target, and the job's own preloads; all but the modules `without`, which ranks
-    import for themselves."""
+    """Import what every drill preloads, the target, and the job's own preloads; all but the modules `without`, which
+    ranks import for themselves."""
     module, _, function = target.partition(":")
     imports = _Imports()
     imports.one_by_one(name for name in (*usual, module) if name not in without)
@@ -69,7 +69,7 @@ def import_all(usual: Sequence[str], own: Sequence[str], target: str, *, without
 
 
 class _Imports:
-    """Imports one module after the other, and sees which of them a fork would not bear."""
+    """Imports one module after the other, and notes which of them are unsafe to fork."""
 
     def __init__(self) -> None:
         self.unsafe: list[NotPreloaded] = []
@@ -91,11 +91,11 @@ class _Imports:
 
 
 def _names(threads: Iterable[str]) -> tuple[str, ...]:
-    """What they are called: Python's own by their threading.Thread, others by the kernel."""
+    """Names of threads: of Python's own by threading.Thread, of others by the kernel."""
     pythons = {str(thread.native_id): thread.name for thread in threading.enumerate()}
     names: list[str] = []
     for thread in threads:
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             names.append(pythons.get(thread) or Path(f"/proc/self/task/{thread}/comm").read_text().strip())
     return tuple(sorted(names))
 
@@ -105,14 +105,14 @@ def _why_unfit_to_share(differing: Sequence[str]) -> str | None:
         return None
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
     return (
-        f"recovery.preload: {differing[0]}{more} is another one after every import: it comes from entropy, clock or process. "
-        "All attempts would share one import, and no drill would see what a restart makes of it. Leave the module out of "
+        f"recovery.preload: {differing[0]}{more} differs after every import: it comes from entropy, clock or process. "
+        "All attempts would share one import, and no drill would see what a restart does to it. Leave the module out of "
         "recovery.preload, or derive the value from the job's seed after the import"
     )
 
 
 def _import_and_compare(preload: Sequence[str], imports: _Imports) -> list[str]:
-    """Names of what the job's own modules hold that another import has otherwise."""
+    """Names of values in the job's own modules that differ after another import."""
     before = frozenset(sys.modules)
     _seed()
     began = time.monotonic()
@@ -130,7 +130,7 @@ def _import_and_compare(preload: Sequence[str], imports: _Imports) -> list[str]:
 
 
 def tell_of_fresh(preload: Sequence[str]) -> None:
-    """In a process of its own: import, and print what is held."""
+    """Run in a separate process: import the modules, and print what they hold."""
     from chaosrun.cluster.forkserver import PRELOAD
 
     for name in PRELOAD:
@@ -142,7 +142,7 @@ def tell_of_fresh(preload: Sequence[str]) -> None:
         for name in preload:
             importlib.import_module(name)
         sys.stdout = output
-    # Of installed modules nothing: two processes may hold other addresses and times in them.
+    # Nothing of installed modules: addresses and times in them may differ between processes.
     print(json.dumps(_held(_own_since(before), frozenset())))
 
 
@@ -175,18 +175,18 @@ def _differing(first: Mapping[str, str] | None, other: Mapping[str, str] | None)
 
 
 def _fork(own: Sequence[str], before: frozenset[str], number: int) -> int:
-    """A child that imports these modules once more and writes into the pipe, whose end this returns, what they hold."""
+    """Fork a child that imports these modules again and writes what they hold into a pipe; returns the pipe's reading end."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
         os.close(writing)
         return reading
-    with suppress(BaseException):  # whatever a module raises: it tells nothing then
+    with suppress(BaseException):  # whatever a module raises: then the child writes nothing
         signal.alarm(PATIENCE_S)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-        # Other addresses, too: the children would make the same objects in the same places.
+        # Change addresses, too: else the children would make the same objects in the same places.
         ballast = [(object(), bytearray(64 + size % 509)) for size in range(50_021 * number)]
         if number % 2:
             _put_clock_forward()
@@ -203,7 +203,7 @@ def _fork(own: Sequence[str], before: frozenset[str], number: int) -> int:
 
 
 def _read_all(reading: int) -> bytes:
-    """And reap a child: nobody else has any yet."""
+    """Read a child's pipe to its end, and reap the child: this process has no other children yet."""
     with open(reading, "rb") as file:
         told = file.read()
     os.wait()
@@ -270,7 +270,7 @@ def _digest(value: object, seen: dict[int, Any]) -> str:
 
 
 def _parts(value: Any, depth: int, seen: dict[int, Any]) -> Iterator[str | bytes]:
-    """What tells a value from another, wherever both lie in memory."""
+    """Texts and bytes that identify a value, independent of its address."""
     kind = type(value)
     yield f"{kind.__module__}.{kind.__qualname__}"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | datetime.date | datetime.timedelta):
@@ -278,7 +278,7 @@ def _parts(value: Any, depth: int, seen: dict[int, Any]) -> Iterator[str | bytes
         return
     if depth == 0 or id(value) in seen or isinstance(value, types.ModuleType):
         return
-    seen[id(value)] = value  # kept: nothing else is to lie where it does
+    seen[id(value)] = value  # kept alive, so that nothing else gets its address
     for part in _inside(value):
         if isinstance(part, bytes):
             yield part
@@ -313,7 +313,7 @@ def _inside(value: Any) -> Iterator[Any]:
             yield from _array(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)) if value.size else ()
             yield list(value.shape)
         case _:
-            with suppress(Exception):  # of any class of the script's; what holds a lock or a file has no value
+            with suppress(Exception):  # any class of the script; one that holds a lock or a file has no value
                 yield from (list(part) if isinstance(part, Iterator) else part for part in value.__reduce_ex__(4)[1:])
 
 

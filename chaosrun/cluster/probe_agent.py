@@ -23,20 +23,20 @@ from chaosrun.faults.observed import signal_name
 from chaosrun.processes import MARK_VARIABLE, kill_marked, with_package
 
 PRINTED_BYTES = 1 << 14
-"""Of what a probe printed: the end is looked at, for the reason of a death."""
+"""Bytes of a probe's output, from its end, that are searched for the reason of a death."""
 KEPT_OF_RAYS = ("RAY_AUTH_",)
-"""Settings of Ray that probes see: with what token this node talks is worth comparing."""
+"""Ray settings that probes see: they compare the token that nodes use."""
 
 
 class GuardReport(msgspec.Struct, frozen=True):
-    """What `cluster.probe_guard` says at its end."""
+    """What `cluster.probe_guard` reports at its end."""
 
     code: int | None
-    """Exit code of what it ran, or minus the signal that ended it."""
+    """Exit code of the command, or minus the signal that ended it."""
     limit: bool
-    """The limit passed."""
+    """Whether the time limit passed."""
     left: tuple[int, ...]
-    """Processes that would not die."""
+    """Processes that did not die."""
 
 
 class ProbeAgent:
@@ -47,12 +47,12 @@ class ProbeAgent:
         self._stopped = False
 
     async def hello(self) -> bool:
-        """That it answers is all there is to hear."""
+        """Answers, to show that the agent runs."""
         leave_with_the_raylet()
         return True
 
     async def probe(self, call: Call) -> Outcome:
-        """Run a probe. Nothing of it is left then."""
+        """Run a probe. When this returns, no process of it is left."""
         answer, printed = (os.memfd_create(which, os.MFD_CLOEXEC) for which in ("answer", "printed"))
         asked = os.memfd_create("asked", os.MFD_CLOEXEC)
         try:
@@ -66,7 +66,7 @@ class ProbeAgent:
                 os.close(descriptor)
 
     async def _run(self, mark: str, call: Call, files: tuple[int, int, int]) -> GuardReport | None:
-        """What its guard says of its end; None when the guard itself was killed."""
+        """The report of its guard; None if the guard itself was killed."""
         if self._stopped:
             return None
         ours, theirs = socket.socketpair()
@@ -94,7 +94,7 @@ class ProbeAgent:
                 while part := await asyncio.get_running_loop().sock_recv(ours, 4096):
                     said += part
         except (TimeoutError, ConnectionResetError):
-            # Stopped or killed: what it held is found by its mark.
+            # The guard was stopped or killed: its processes are found by their mark.
             pass
         finally:
             if not said.endswith(b"\n"):
@@ -107,7 +107,7 @@ class ProbeAgent:
         return msgspec.json.decode(said, type=GuardReport) if said.endswith(b"\n") else None
 
     async def stop(self) -> None:
-        """Kill what runs below this agent and wait until it is gone; nothing new is begun."""
+        """Kill all processes below this agent, and wait until they are gone; nothing new is started."""
         self._stopped = True
         waiting = list(self._guards.values())
         for guard in list(self._guards):
@@ -117,18 +117,18 @@ class ProbeAgent:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What a training process would see here: without what Ray sets for its own workers."""
+    """The environment of a training process here, without what Ray sets for its own workers."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(RAY_SETTINGS) or name.startswith(KEPT_OF_RAYS)
     }
-    # Ray hides every GPU from an actor that asked for none; which of them the node has been given, its raylet knows.
+    # Ray hides every GPU from an actor that asked for none; the raylet's environment says which ones the node has.
     given = _environment_of_the_raylet().get("CUDA_VISIBLE_DEVICES")
     visible = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
     return with_package({**inherited, **visible, **env})
 
 
 def _environment_of_the_raylet() -> dict[str, str]:
-    """As it was when the raylet was started, before Ray changed it for its workers; empty where that cannot be read."""
+    """The raylet's environment at its start, before Ray changed it for its workers; empty if it cannot be read."""
     parent = os.getppid()
     try:
         if not is_raylet(parent):

@@ -1,5 +1,5 @@
-"""The guard of one probe: `python -m chaosrun.cluster.probe_guard FD LIMIT_S COMMAND…` runs the command, and kills whatever it
-started and left. Ranks have none: if their agent dies, the fork server kills them.
+"""The guard of one probe: `python -m chaosrun.cluster.probe_guard FD LIMIT_S COMMAND…` runs the command, and kills all
+processes that it leaves. Ranks have no guard: if their agent dies, the fork server kills them.
 
 FD is an inherited socket to the agent of probes. When the command has ended, when LIMIT_S have passed, or when the other end of
 the socket is closed, every process below this one is killed. Then one JSON line is sent: {"code": the command's exit code, or
@@ -24,18 +24,18 @@ from pathlib import Path
 from chaosrun.processes import become_subreaper, children
 
 KILL_S = 5.0
-"""A process that a SIGKILL has not ended by then waits in the kernel, and may do so for ever."""
+"""A process that is not ended this long after a SIGKILL waits in the kernel, perhaps for ever."""
 
 PREFIX = ".chaosrun-preflight-"
-"""Nothing that is called otherwise is ever removed."""
+"""Only folders with this prefix are ever removed."""
 VARIABLE = "CHAOSRUN_GUARD_FOLDERS"
-"""Names the descriptor that announcements are written to."""
+"""The environment variable with the descriptor that announcements are written to."""
 REMOVAL_LIMIT_S = 3.0
-"""Storage that hangs keeps nobody waiting for longer."""
+"""Longest wait for the removal, if the storage hangs."""
 
 
 def main(descriptor: int, limit_s: float, command: Sequence[str]) -> None:
-    # Its children's own children become its, wherever they flee: it then knows all there is to kill.
+    # Orphaned descendants become its children, so that it finds all processes to kill.
     become_subreaper()
     asker = socket.socket(fileno=descriptor)
     folders = os.memfd_create("folders", 0)
@@ -52,14 +52,14 @@ def main(descriptor: int, limit_s: float, command: Sequence[str]) -> None:
 
 
 def _kill_everything(child: "subprocess.Popen[bytes]") -> list[int]:
-    # It may have ended by itself, and how is to be told: it is reaped before anything is killed.
+    # It may have ended by itself, which is to be reported: reap it before anything is killed.
     child.poll()
     deadline = time.monotonic() + KILL_S
     while below := children(os.getpid()):
         if time.monotonic() > deadline:
             return below
         for pid in below:
-            # Not reaped yet, so the pid is still its own.
+            # Not reaped yet, so the pid has not been reused.
             os.kill(pid, signal.SIGKILL)
             if pid != child.pid:
                 with suppress(ChildProcessError):
@@ -74,19 +74,19 @@ def new_name() -> str:
 
 
 def announce(folder: Path) -> None:
-    """Say that this folder will be made; of no effect without a guard."""
+    """Announce that this folder will be made; has no effect without a guard."""
     assert folder.is_absolute() and folder.name.startswith(PREFIX), folder
     if VARIABLE in os.environ:
         os.write(int(os.environ[VARIABLE]), os.fsencode(folder) + b"\0")
 
 
 def remove_announced(descriptor: int) -> None:
-    """Remove what was announced and is still there. Tries for REMOVAL_LIMIT_S at most."""
+    """Remove announced folders that still exist. Tries for at most REMOVAL_LIMIT_S."""
     announced = os.pread(descriptor, 1 << 20, 0).split(b"\0")
     folders = [Path(os.fsdecode(path)) for path in announced if os.path.basename(path).startswith(os.fsencode(PREFIX))]
     if not folders:
         return
-    # In a process of its own: one that waits for storage cannot be interrupted, but be left.
+    # In a separate process: one that waits for storage cannot be interrupted, but it can be abandoned.
     child = os.fork()
     if child == 0:
         try:

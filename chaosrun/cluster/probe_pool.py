@@ -1,7 +1,7 @@
-"""The pool of probe agents: the Ray that is joined or started, and one agent on each of its nodes that runs probes there.
+"""The pool of probe agents: the Ray that is joined or started, and one agent on each of its nodes, which runs probes there.
 
-Owns Ray's life (when it started it) and the agents' handles. A node that does not answer costs the time that it was given, and
-no more: it counts as lost from then on. Knows no check and judges nothing.
+Owns Ray's life (if it started it) and the agents' handles. A node that does not answer within its time counts as lost from then
+on. Knows no check and judges nothing.
 """
 
 import math
@@ -20,18 +20,18 @@ from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.cluster.ray_cluster import start_actor
 
 START_S = 30.0
-"""For an agent to answer for the first time: a Python process and a few imports, from a slow disk."""
+"""Limit for an agent's first answer: a Python process and a few imports from a slow disk."""
 ANSWER_S = 15.0
-"""More than its limit for a call to be answered: a process is killed, and killed again, within 10 s."""
+"""How long after its limit a call may be answered: its process is killed, twice if needed, within 10 s."""
 STOP_S = 8.0
 LOOK_EVERY_S = 0.5
-"""So soon a signal is noticed while Ray is waited for."""
+"""Within this time a signal is noticed during a wait for Ray."""
 LEAST_S = 0.5
 PROCESS = "chaosrun's process on the node"
-"""How people are told of an agent."""
+"""What messages call an agent."""
 GONE = f"{PROCESS}, or the node itself, is gone"
 PORTS = {"node manager": "NodeManagerPort", "object manager": "ObjectManagerPort"}
-"""Those that other nodes connect to, beside the head's own."""
+"""Ports that other nodes connect to, without the head's own."""
 
 
 class ProbePool:
@@ -40,33 +40,33 @@ class ProbePool:
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address
         self.until: float | None = None
-        """When the time for all calls is over, on the monotonic clock."""
+        """Deadline for all calls, on the monotonic clock."""
         self.everyone: tuple[Node, ...] = ()
         self.lost: dict[str, str] = {}
-        """Why, by the name of a node that does not answer any more."""
+        """By name, nodes that no longer answer, and why."""
         self._connection = connection
         self._agents: dict[str, Any] = {}
         self._closed = False
 
     @classmethod
     def connect(cls, address: str | None, *, cpus: float = 0.0) -> Self:
-        """To the Ray that `connection.connect` finds, from the main thread; `cpus` as it says. Raises ResourcesError."""
+        """Connect to the Ray that `connection.connect` finds, from the main thread; `cpus` as there. Raises ResourcesError."""
         return cls(connect(address, cpus=cpus))
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """Those that answer."""
+        """The nodes that answer."""
         return [node for node in self.everyone if node.name not in self.lost]
 
     def start_agents(self) -> None:
-        """Put an agent on every node and hear of each; who does not answer is lost."""
+        """Start an agent on every node and wait for its answer; a node that does not answer is lost."""
         self.everyone = _nodes()
         for node in self.everyone:
             self._agents[node.name] = start_actor(ProbeAgent, node.node_id, f"{self._connection.mark}#{node.node_id}")
         self._hear(START_S, f"{PROCESS} could not start", f"{PROCESS} did not start within {START_S:g} s")
 
     def check_agents(self) -> None:
-        """Hear of every node again; who does not answer is lost."""
+        """Ask every node again; one that does not answer is lost."""
         self._hear(ANSWER_S, GONE, f"{PROCESS} has not answered for {ANSWER_S:g} s")
 
     def _hear(self, limit_s: float, broken: str, silent: str) -> None:
@@ -78,7 +78,7 @@ class ProbePool:
                 self._lose(name, f"{broken}: {_cause(answer)}")
 
     def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
-        """Run calls, by node name, at the same time; returns when every one has ended. Never raises for what happens there."""
+        """Run calls, by node name, at the same time; returns when every one has ended. Failures there do not raise."""
         outcomes: dict[str, Outcome] = {}
         waiting: dict[Any, str] = {}
         limits, left_s = dict[str, float](), math.inf if self.until is None else self.until - time.monotonic()
@@ -87,7 +87,7 @@ class ProbePool:
             if name in self.lost:
                 outcomes[name] = Outcome(ended="lost", error=self.lost[name])
             elif left_s < LEAST_S:
-                outcomes[name] = Outcome(ended="late", error="the time for the whole was over before it could begin")
+                outcomes[name] = Outcome(ended="late", error="the time for all probes was over before it could begin")
             else:
                 waiting[self._agents[name].probe.remote(replace(call, limit_s=limits[name]))] = name
         for name, answer in _answers(waiting, {name: limit_s + ANSWER_S for name, limit_s in limits.items()}):
@@ -109,7 +109,7 @@ class ProbePool:
         ray.kill(self._agents[name], no_restart=True)
 
     def close(self) -> None:
-        """Leave nothing behind: probes, agents, and of a private Ray its processes and its folder."""
+        """End probes and agents, and remove a private Ray's processes and folder."""
         if self._closed:
             return
         self._closed = True
@@ -124,8 +124,8 @@ class ProbePool:
 
 
 def _answers(waiting: Mapping[Any, str], limits_s: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
-    """(node, what its agent answered), as they come; a RayError, or None when its time is over. `waiting`: nodes by Ray's
-    references."""
+    """(node, its agent's answer), as they come. The answer may be a RayError, or None if the time is over. `waiting`: nodes by
+    Ray's references."""
     began, left = time.monotonic(), dict(waiting)
     while left:
         ready, _ = ray.wait(list(left), num_returns=len(left), timeout=0)
@@ -144,8 +144,8 @@ def _answers(waiting: Mapping[Any, str], limits_s: Mapping[str, float]) -> Itera
 
 
 def _nodes() -> tuple[Node, ...]:
-    """The live ones, by hostname and id. A node is called after its host; where a host has several, with the beginning of
-    Ray's id for it."""
+    """The live nodes, sorted by hostname and id. A node has its host's name; if the host has several, followed by the beginning
+    of Ray's id."""
     context = ray.get_runtime_context()
     gcs_port = int(context.gcs_address.rpartition(":")[2])
     alive = [node for node in ray.nodes() if node["Alive"]]
@@ -170,7 +170,7 @@ def _nodes() -> tuple[Node, ...]:
 
 
 def _cause(error: Exception) -> str:
-    """The line that says why: of the traceback, or of the list of facts, that Ray makes the message of, the last."""
+    """The line that says why: the last of Ray's message, which is a traceback or a list of facts."""
     if isinstance(error, ActorUnavailableError):
         return "its connection broke"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

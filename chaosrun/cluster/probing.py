@@ -1,4 +1,4 @@
-"""What a probe is asked and what it answers: nodes, calls and their outcomes; and its process. No Ray.
+"""Values of probing (nodes, calls and their outcomes), and the process that runs a probe. No Ray.
 
 `python -m chaosrun.cluster.probing MODULE` takes parameters on stdin and gives facts on stdout, both JSON; what the probe
 itself prints goes to stderr. An answer is {"facts": …} or {"error": …}; a process that gives none has died.
@@ -71,13 +71,13 @@ class Outcome:
 
 def main(module: str) -> None:
     answers = os.dup(sys.stdout.fileno())
-    # Libraries print; the answer is alone on its descriptor.
+    # Libraries may print; the answer has its own descriptor.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         facts = importlib.import_module(module).probe(**json.load(sys.stdin))
         answer = {"facts": msgspec.to_builtins(facts, str_keys=True)}
     except Exception as error:
-        # Whatever it is, its place is the report of who asked.
+        # Any error belongs in the report of the caller.
         answer = {"error": f"{type(error).__name__}: {error}"}
     with os.fdopen(answers, "w") as out:
         json.dump(answer, out)

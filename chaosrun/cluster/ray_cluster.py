@@ -1,8 +1,7 @@
 """The cluster: a Ray that is joined or started, one placement for the whole world size, one agent per node of it.
 
-Owns Ray's life (when it started it), the placement group and the agents' handles. Ray places and connects here, and nothing
-more: every retry and restart of its own is off, the processes that train are the agents' children, not Ray's workers. Decides
-nothing about attempts.
+Owns Ray's life (if it started it), the placement group and the agents' handles. Ray only places and connects: its retries and
+restarts are off, and the processes that train are the agents' children, not Ray's workers. Decides nothing about attempts.
 """
 
 import os
@@ -32,11 +31,11 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.bounds import crowded
 
 PREFERRED_S = 5.0
-"""So long it is tried to place workers on the nodes that they were given, or that are warm, before any others."""
+"""How long placement is tried on preferred or warm nodes before any others."""
 
 
 class RayCluster(AbstractContextManager["RayCluster"]):
-    """Use as a context manager. `events` receives (node id, event) of all agents, as they come; others may put in theirs."""
+    """Use as a context manager. `events` receives (node id, event) of all agents, as they come; others may add events."""
 
     def __init__(
         self,
@@ -48,9 +47,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         only_on: Collection[str] = (),
         spread: bool = False,
     ) -> None:
-        """On the Ray that `connection.connect` finds, from the main thread; a private one has room for all workers.
+        """Use the Ray that `connection.connect` finds, from the main thread; a private one has room for all workers.
 
-        `only_on`: ids of the nodes that may be used, where not all may; `spread`: no two workers on one node. Raises
+        `only_on`: ids of the nodes that may be used, if not all; `spread`: no two workers on one node. Raises
         ResourcesError when the address does not answer, and for more workers than a private one is to have.
         """
         self._connection = connection = connect(address, cpus=workers * cpu)
@@ -61,9 +60,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         self.placement: Placement | None = None
         self.agents: dict[str, AgentClient] = {}
         self.standbys: dict[str, AgentClient] = {}
-        """Agents that have no ranks, and hold nothing of their nodes."""
+        """Agents that have no ranks, and reserve nothing on their nodes."""
         self._rooms: Mapping[str, int] = {}
-        """How many workers nodes had room for when they were last looked at."""
+        """How many workers fitted on each node when last looked at."""
         self.kind = connection.kind
         self.mark = connection.mark
         self.gpu: int = (1 if ray.cluster_resources().get("GPU", 0) >= workers else 0) if gpu == "auto" else gpu
@@ -72,7 +71,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         self._only_on = frozenset(only_on)
         self._preferred: frozenset[str] = frozenset()
         self.places: Mapping[str, int] = {}
-        """How many workers each node has; before there is a placement, is to have."""
+        """How many workers each node has or, before there is a placement, is to have."""
         self._spread = spread
         self._group: PlacementGroup | None = None
         self._closed = False
@@ -86,20 +85,20 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What a worker takes."""
+        """Resources of one worker."""
         return {"CPU": self._cpu, **({"GPU": self.gpu} if self.gpu else {})}
 
     def places_within(self, free: Mapping[str, Mapping[str, float]]) -> dict[str, int] | None:
-        """How many workers each node would have where that much is free by node; None: they do not fit."""
+        """How many workers each node would have with these free resources by node; None: they do not fit."""
         return places_for(self._workers, self.bundle, free, spread=self._spread)
 
     def prefer(self, places: Mapping[str, int]) -> None:
-        """Be placed there first; elsewhere where somebody else has taken that meanwhile, and after a loss."""
+        """Prefer these places; others are used if they have been taken meanwhile, and after a loss."""
         self.places, self._preferred = places, frozenset(places)
 
     @staticmethod
     def free() -> dict[str, dict[str, float]]:
-        """By node that lives, what nobody has reserved, as far as Ray has heard."""
+        """By live node, the resources that are not reserved, as far as Ray knows."""
         return {node: dict(amounts) for node, amounts in available_resources_per_node().items()}
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +109,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def acquire(self, timeout_s: float, *, avoid: Collection[str] = ()) -> Placement:
         """Reserve the whole world size and put an agent on each of its nodes, none of which is in `avoid`.
 
-        Raises ResourcesError when that cannot be had within `timeout_s`. Without effect when it is had already.
+        Raises ResourcesError if that fails within `timeout_s`. Has no effect if there is a placement already.
         """
         if self.placement is not None:
             return self.placement
@@ -127,7 +126,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def _acquire(self, deadline: float, avoid: Collection[str], timeout_s: float) -> Placement:
         bundle = self.bundle
         if self.kind == "private" and self._workers * self.gpu > ray.cluster_resources().get("GPU", 0):
-            # Nobody will add a GPU to this machine while we wait.
+            # This machine will not get another GPU during a wait.
             raise self._no_placement(bundle, avoid, waited_s=0)
         if self._only_on and self._only_on <= set(avoid):
             raise self._no_placement(bundle, avoid, waited_s=0)
@@ -172,9 +171,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return reserved
 
     def _reserve_at_once(self, avoid: Collection[str]) -> dict[int, str]:
-        """Where nodes stand by: reserve places on nodes that have agents, and do not wait for it, as Ray takes a second to give
-        out again what a lost placement held. By bundle its node; empty where there is not room for all as far as is known,
-        and for GPUs, of which Ray has to say whose is which."""
+        """If nodes stand by, reserve places on nodes with agents without waiting, as Ray takes a second to free what a lost
+        placement held. Returns nodes by bundle; empty if not all workers are known to fit, and for GPUs, which Ray has to
+        assign."""
         if self.gpu or not self.standbys:
             return {}
         free = rooms_for(self._workers, self.bundle, self.free(), spread=self._spread)
@@ -185,7 +184,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return dict(enumerate(places))
 
     def _selector(self, avoid: Collection[str]) -> str | None:
-        """Which nodes may be used, as Ray's label selectors say it; None: any."""
+        """Which nodes may be used, as a label selector of Ray; None: any."""
         if self._only_on:
             return _in(self._only_on.difference(avoid))
         return f"!in({','.join(sorted(avoid))})" if avoid else None
@@ -227,8 +226,8 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         )
 
     def release(self, *, lost: Collection[str] = (), keep: Collection[str] = ()) -> None:
-        """End the agents and everything below them, and give the reserved resources back; agents on `lost` nodes are gone.
-        Those to `keep`, whose fork servers are warm, serve the next placement where it has ranks on their nodes."""
+        """End the agents and everything below them, and release the reserved resources. Agents on `lost` nodes are gone. Those
+        to `keep`, whose fork servers are warm, serve the next placement if it has ranks on their nodes."""
         agents, self.agents, self.placement = self.agents, {}, None
         self.agents = {node_id: agents.pop(node_id) for node_id in [*agents] if node_id in keep}
         self._end(agents, lost)
@@ -247,7 +246,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
                 agent.close(ending[node_id])
 
     def _forget_old_events(self) -> None:
-        """What agents have said that are no more: it would be taken for news of those in their places. Others' events stay."""
+        """Drop events of ended agents, which would be taken for events of their successors. Other events stay."""
         kept: list[tuple[str, object]] = []
         with suppress(queue.Empty):
             while True:
@@ -262,9 +261,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def stand_by(
         self, wanted: int | Literal["all"], env: Mapping[str, str], *, avoid: Collection[str] = (), **runs: Any
     ) -> None:
-        """Have so many agents, with fork servers as `start_servers` has them, wait on free nodes for the next placement.
+        """Have so many agents, with fork servers as in `start_servers`, wait on free nodes for the next placement.
 
-        Waits for none of them, and reserves nothing: where somebody else has taken a node meanwhile the placement does without.
+        Does not wait for them and reserves nothing: if another user takes such a node, the placement does without it.
         """
         assert self.placement is not None, "acquire comes first"
         missing = None if wanted == "all" else wanted - len(self.standbys)
@@ -277,7 +276,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             agent.submit("start_server", dict(env), runs.get("preload", PRELOAD), runs.get("target", TARGET), most)
 
     def _spare_nodes(self, avoid: Collection[str]) -> list[str]:
-        """Those with room for a worker, and no agent, the roomiest first."""
+        """Nodes with room for a worker and without an agent, the roomiest first."""
         self._rooms = {**self._rooms, **(rooms := rooms_for(self._workers, self.bundle, self.free(), spread=self._spread))}
         taken = {*avoid, *self.agents, *self.standbys}
         usable = [node for node in rooms if node not in taken and (not self._only_on or node in self._only_on)]
@@ -288,8 +287,8 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return frozenset(self._warm_places(self._rooms, avoid))
 
     def _warm_places(self, rooms: Mapping[str, int], avoid: Collection[str]) -> list[str]:
-        """Where nodes stand by: those with agents, each as often as workers fit there, if all of them do. `rooms`: of those
-        that stand by."""
+        """If nodes stand by, the nodes with agents, each as often as workers fit there; empty if not all workers fit. `rooms`:
+        by node that stands by."""
         known = {node: self.places.get(node, 0) for node in self.agents} | {node: rooms.get(node, 0) for node in self.standbys}
         places = [node for node, room in known.items() if node not in avoid for _ in range(room)]
         return places if self.standbys and len(places) >= self._workers else []
@@ -299,8 +298,8 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def start_servers(
         self, env: Mapping[str, str], *, preload: Sequence[str] = PRELOAD, target: str = TARGET, timeout_s: float = 300.0
     ) -> tuple[NotPreloaded, ...]:
-        """Have a fork server with this environment ready on every node; returns at once where one is. What some node has to
-        leave out of `preload` is returned."""
+        """Have a fork server with this environment ready on every node; at once where one runs. Returns the modules of
+        `preload` that some node has to leave out."""
         assert self.placement is not None, "acquire comes first"
         calls = [
             (agent := self.agents[node], agent.submit("start_server", dict(env), preload, target, len(place.ranks)))
@@ -331,7 +330,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return Started(attempt=attempt, pids=pids, port=port)
 
     def stop(self, attempt: int, nodes: Collection[str]) -> None:
-        """Begin to kill an attempt there; each of these nodes reports when it has stopped, or is told to be gone."""
+        """Begin to kill an attempt on these nodes; each reports when it has stopped, or is reported lost."""
         calls = [(self.agents[node], self.agents[node].submit("stop", attempt)) for node in nodes]
         watcher = threading.Thread(target=look_after, args=(calls, self._over), name="stopping", daemon=True)
         self._watchers = [*(each for each in self._watchers if each.is_alive()), watcher]
@@ -345,13 +344,13 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return ray.get_runtime_context().get_node_id()
 
     def head(self) -> ProcessIdentity | None:
-        """Ray's head process of a private Ray: a child of this process."""
+        """The head process of a private Ray, which is a child of this process."""
         return child_called("gcs_server", os.getpid()) if self.kind == "private" else None
 
     # End
 
     def close(self) -> None:
-        """Leave nothing behind: agents and all below them, the placement, and of a private Ray its processes and its folder."""
+        """End agents and all below them, the placement, and a private Ray with its folder."""
         if self._closed:
             return
         self._closed = True
@@ -375,7 +374,7 @@ def _assigned_gpus() -> list[Any]:
 
 
 def start_actor(kind: type, node_id: str, *arguments: object) -> Any:
-    """On this very node, holding nothing; Ray restarts and repeats nothing of it."""
+    """Start an actor on this very node, without resources and without Ray's restarts and retries."""
     strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     alone = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
     return ray.remote(kind).options(scheduling_strategy=strategy, **alone).remote(*arguments)

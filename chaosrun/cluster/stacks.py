@@ -1,8 +1,8 @@
-"""What can be seen of this node's ranks: their heartbeats, what the kernel says of them and, on request, their Python stacks.
+"""Observes this node's ranks: their heartbeats, their state in the kernel and, on request, their Python stacks.
 
-Owns how a process is asked for its stacks, how an answer in a log is known and read. faulthandler answers in C,
-without Python's global lock, so that a rank that holds it in native code, or waits for it, answers too; one that is stopped
-cannot. Decides nothing about hangs.
+Owns how a process is asked for its stacks, and how the answer in its log is recognised and read. faulthandler answers in C,
+without Python's global lock: a rank that holds the lock in native code, or waits for it, answers, too; a stopped one cannot.
+Decides nothing about hangs.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from chaosrun.records.layout import AttemptLayout, LegLayout
 
 LOOK_S = 0.02
 QUIET_S = 0.1
-"""An answer has ended when the log has not grown for so long."""
+"""An answer is complete when the log has not grown for this time."""
 CHILDREN = 8
-"""So many children of a rank (loader workers) are asked too."""
+"""At most so many children of a rank (loader workers) are asked, too."""
 DEEPEST = 30
-"""So many frames are told, innermost first."""
+"""At most so many frames are reported, innermost first."""
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _BELOW = f"{Path(__file__).parent}/"
@@ -34,7 +34,7 @@ _STOPPED = frozenset("Tt")
 async def write_stacks(
     ranks: Mapping[int, ProcessIdentity], leg: LegLayout, attempt: int, wait_s: float
 ) -> dict[int, RankStack]:
-    """Ask ranks, wait for their answers, but not for ever, then for those of their children; returns where each is, by rank."""
+    """Ask ranks for their stacks, then their children, each with a limited wait; returns the ranks' stacks, by rank."""
     deadline = time.monotonic() + wait_s
 
     def title(rank: int) -> str:
@@ -45,16 +45,16 @@ async def write_stacks(
 
 
 async def _ask(identity: ProcessIdentity, log: Path, title: str, deadline: float) -> RankStack:
-    # Looked at before: whoever answers runs.
+    # Read the state before asking: a process that answers is running.
     state, stack = state_of(identity), list[str]()
-    with suppress(OSError):  # its log takes no more
+    with suppress(OSError):  # the log cannot be written
         offset = _announce(log, title)
-        # Without a handler the signal would end it.
+        # Without a handler the signal would kill it.
         if catches(identity, STACKS_SIGNAL) and send_signal(identity, STACKS_SIGNAL):
             await _answered(identity, log, offset, deadline)
             with log.open("rb") as file:
                 file.seek(offset)
-                # Bytes: whatever a script prints.
+                # Read as bytes: a script may print anything.
                 stack = main_thread(file.read().decode(errors="replace"))
             if not stack:
                 _announce(log, f"no answer: the process is in state {state}")
@@ -73,7 +73,7 @@ async def _answered(identity: ProcessIdentity, log: Path, offset: int, deadline:
 
 
 async def _ask_children(parent: ProcessIdentity, log: Path, deadline: float) -> None:
-    """One after the other: they write into the same log."""
+    """Ask children one after the other, as they write into the same log."""
     for pid in children(parent.pid)[:CHILDREN]:
         child = identify(pid)
         if child is None or not catches(child, STACKS_SIGNAL):
@@ -87,7 +87,7 @@ async def _ask_children(parent: ProcessIdentity, log: Path, deadline: float) -> 
 def main_thread(text: str) -> list[str]:
     """The stack of the main thread in what faulthandler wrote, innermost first, down to where the rank was forked.
 
-    It is the last one, for new threads come first.
+    It is the last one: faulthandler lists new threads first.
     """
     stack: list[str] = []
     for line in text.splitlines():
@@ -99,7 +99,7 @@ def main_thread(text: str) -> list[str]:
 
 
 def _announce(log: Path, title: str) -> int:
-    """Write a title into a log, and return where it goes on."""
+    """Write a title into a log, and return the offset behind it."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         os.write(descriptor, f"--- chaosrun: {title} ---\n".encode())
@@ -109,7 +109,7 @@ def _announce(log: Path, title: str) -> int:
 
 
 def read_activities(layout: AttemptLayout, ranks: Iterable[int], live: Mapping[int, int]) -> dict[int, Activity]:
-    """Heartbeats and processor time of this node's ranks; `live` are the pids of those that have not exited."""
+    """Heartbeats and processor time of this node's ranks; `live`: by rank, pids of those that have not exited."""
     found: dict[int, Activity] = {}
     for rank in ranks:
         cpu_s, state = cpu_and_state(live[rank]) if rank in live else (0.0, None)

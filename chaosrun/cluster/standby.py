@@ -1,8 +1,8 @@
-"""A standby: a process that the fork server has forked ahead, waiting for the order that makes it a rank.
+"""A standby: a process that the fork server has forked in advance, waiting for the order that makes it a rank.
 
 Owns everything between the fork and the target: session, signals, descriptors, death with the parent, the exit code. A standby
-has run nothing but this module, so a rank made of it is as new as one forked on the spot, and some milliseconds sooner
-there. Knows nothing of attempts.
+has run only this module, so a rank made of it is as fresh as one that is forked on demand, and some milliseconds faster.
+Knows nothing of attempts.
 """
 
 import faulthandler
@@ -27,7 +27,7 @@ Target = Callable[[WorkerOrder, int | None], int]
 
 HEADER_BYTES = 8
 MOST_DESCRIPTORS = 2 + 2 * COPIES
-"""The output, a listener, and of memory this rank's and those with what ranks share."""
+"""The output, a listener, and descriptors of memory: this rank's, and those for what ranks share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Standby:
     channel: socket.socket
 
     def become(self, order: WorkerOrder, output: int, listener: socket.socket | None, memory: tuple[int, ...] = ()) -> None:
-        """Make it a rank that writes to the file `output` and keeps copies in `memory`: file descriptors, as the order has them
-        then. Raises BrokenPipeError or ConnectionResetError when it is dead."""
+        """Make it a rank that writes to the file `output` and keeps copies in `memory`: file descriptors, which the order
+        then names. Raises BrokenPipeError or ConnectionResetError if it is dead."""
         body = encode(replace(order, memory=memory))
         descriptors = [output, *memory, *([] if listener is None else [listener.fileno()])]
         socket.send_fds(self.channel, [len(body).to_bytes(HEADER_BYTES)], descriptors)
@@ -78,7 +78,7 @@ def _live(target: Target, channel: socket.socket, close: Iterable[int], server_p
         channel.close()
         os.dup2(output, 1)
         os.dup2(output, 2)
-        # The log itself, kept open: scripts lead 1 and 2 elsewhere at times.
+        # The log's own descriptor, kept open: some scripts redirect 1 and 2.
         answer_with_stacks(output)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
@@ -86,7 +86,7 @@ def _live(target: Target, channel: socket.socket, close: Iterable[int], server_p
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
-        # The edge of the process: there is nobody above to tell but the log.
+        # The outermost frame of the process: errors can only go to the log.
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
@@ -116,7 +116,7 @@ def _wait_for_order(channel: socket.socket) -> tuple[WorkerOrder, int, int | Non
 
 
 def _reset_signals() -> None:
-    """As in a program that a shell starts: nothing of the server's handlers and masks."""
+    """Remove the server's signal handlers and masks, as in a program that a shell starts."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -125,9 +125,9 @@ def _reset_signals() -> None:
 
 
 def _descendants_die_with_rank() -> None:
-    """Have what a rank's main thread forks (loader workers) die with it, even when the whole node's processes go at once.
+    """Have processes that a rank's main thread forks (loader workers) die with the rank, even if all of the node's are killed.
 
-    Only the main thread's: PR_SET_PDEATHSIG follows the forking thread, and another thread may end long before the rank.
+    Only those of the main thread: PR_SET_PDEATHSIG follows the forking thread, and another thread may end long before the rank.
     """
     main_thread = threading.get_ident()
     parent_pid = os.getpid()

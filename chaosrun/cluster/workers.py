@@ -1,4 +1,4 @@
-"""A leg's worker processes, as the supervisor sees them: places, starts, stops and events, on the agents of a RayCluster."""
+"""The supervisor's interface to a leg's workers: places, starts, stops and events, through the agents of a RayCluster."""
 
 import queue
 import time
@@ -30,17 +30,17 @@ ANSWER_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """Agents that have been asked what their ranks do."""
+    """A request to agents for the activity of their ranks, not answered yet."""
 
     about: tuple[Path, int]
     """Leg and attempt."""
     calls: Sequence[tuple[AgentClient, Any]]
     limit_s: float
-    """When all should have answered, monotonic."""
+    """Deadline for all answers, on the monotonic clock."""
 
 
 class ClusterWorkers:
-    """What a supervisor needs from a cluster. The same agents and fork servers serve one leg after the other."""
+    """What a supervisor needs from a cluster. The legs use the same agents and fork servers, one after the other."""
 
     def __init__(self, cluster: RayCluster, spec: JobSpec) -> None:
         self._cluster = cluster
@@ -48,19 +48,19 @@ class ClusterWorkers:
         self._standby: int | Literal["all"] = spec.recovery.standby
         # Read by the interpreter when it starts, so it has to be in the fork server's environment.
         self._hash_seed = None if spec.by == "script" and "PYTHONHASHSEED" in spec.env else spec.seed
-        """None: the job's own."""
+        """None: the job sets its own."""
         self._env = {**spec.env, **self._hashing()}
         prepares = WHERE_INSTALLED if spec.by == "chaosrun" else ()
         self._runs: dict[str, Any] = {"preload": (*PRELOAD, *prepares, *spec.recovery.preload)}
         if spec.command:
-            # It imports for itself what it needs.
+            # The module that runs a command imports what it needs by itself.
             self._runs = {"preload": (), "target": command.TARGET}
         self._asked: _Asked | None = None
         self._lost: set[str] = set()
         self._leaving: set[str] = set()
         """Nodes that a fault is ending."""
         self._avoid: dict[str, str] = {}
-        """Nodes that are not to be used again, and why."""
+        """Nodes that must not be used again, and why."""
 
     def devices(self) -> str:
         """The GPU models that the job may run on, or "cpu"."""
@@ -70,7 +70,7 @@ class ClusterWorkers:
         return ", ".join(models) or "gpu"
 
     def acquire(self) -> PlacementAcquired:
-        """Get places for all ranks, anew when a node was lost. Raises ResourcesError."""
+        """Get places for all ranks, new ones if a node was lost. Raises ResourcesError."""
         if self._lost:
             healthy = self._cluster.agents.keys() - self._lost - self._leaving - self._avoid.keys()
             self._cluster.release(lost=self._lost, keep=healthy)
@@ -79,7 +79,7 @@ class ClusterWorkers:
         try:
             return self._acquire()
         except RecoveryError:
-            # What had just been had has died meanwhile.
+            # A node of the new placement has died meanwhile.
             self._cluster.release(lost=self._cluster.agents.keys())
             return self._acquire()
 
@@ -122,7 +122,7 @@ class ClusterWorkers:
         )
 
     def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
-        """Fork all ranks of an attempt; returns their pids by rank (none where a command starts them, which is told by events),
+        """Fork all ranks of an attempt; returns their pids by rank (empty if a command starts them, as events report them),
         and the rendezvous address. Raises ResourcesError."""
         if _hashes_anew(orders[0]):
             self._cluster.start_servers({**self._env, **self._hashing(orders[0].attempt)}, **self._runs)
@@ -139,19 +139,19 @@ class ClusterWorkers:
         self._cluster.stop(attempt, self._cluster.agents.keys() - self._lost - self._leaving)
 
     def next_event(self, timeout_s: float) -> tuple[str, Any] | None:
-        """The next event, and its node, None when none came in time; Stopped comes once from each node."""
+        """The next event and its node; None if none came in time. Stopped comes once from each node."""
         try:
             node, event = self._cluster.events.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(event, AgentLost):
             if node in self._lost | self._leaving:
-                return None  # `lose` has told, or will
+                return None  # `lose` reports it
             self._lost.add(node)
         return node, event
 
     def wake(self, event: object) -> None:
-        """Have `next_event` return this; safe from signal handlers and other threads."""
+        """Have `next_event` return this event; safe from signal handlers and other threads."""
         self._cluster.events.put(("", event))
 
     # Faults
@@ -167,15 +167,15 @@ class ClusterWorkers:
         return placement.node_of[rank][1]
 
     def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
-        """(pid, start time) of a rank that runs in this attempt; None when it does not, or is not `listening` for notices."""
+        """(pid, start time) of a rank that runs in this attempt; None if it does not, or is not `listening` for notices."""
         try:
             return self._cluster.agents[self.node_of(rank)].call("identify_rank", attempt, rank, listening)
         except RecoveryError:
-            return None  # its agent is gone, an event tells that
+            return None  # its agent is gone, which an event reports
 
     def strike(self, orders: Sequence[StrikeOrder]) -> Sequence[bool | None]:
-        """Carry these out at once; False for one whose rank was gone, and nothing was done; None where nobody knows, for the
-        answer of its agent was lost."""
+        """Carry out strikes at once. False for one whose rank was gone, so that nothing was done; None if that is unknown
+        because its agent's answer was lost."""
         done: dict[str, bool | None] = {}
         calls: list[tuple[AgentClient, list[str], Any]] = []
         by_node: dict[str, list[StrikeOrder]] = {}
@@ -185,7 +185,7 @@ class ClusterWorkers:
             if node in self._lost | self._leaving:
                 continue
             if any(KINDS[order.kind].evidence == "node" for order in own):
-                # From here on whatever Ray says of this agent is what was planned.
+                # From here on, whatever Ray reports about this agent was planned.
                 self._leaving.add(node)
             agent = self._cluster.agents[node]
             calls.append((agent, [order.fault for order in own], agent.submit("strike", own)))
@@ -193,7 +193,7 @@ class ClusterWorkers:
             try:
                 struck: list[bool | None] = agent.collect(reference, timeout_s=60.0)
             except RecoveryError:
-                # Gone, or cut off, before it could answer. What it did, a death, a note or a witness shows.
+                # The agent was gone or cut off before it answered. A death, a note or a witness will show what it did.
                 struck = [None] * len(faults)
             done.update(zip(faults, struck, strict=True))
             if all(each is False for each in struck):
@@ -201,12 +201,12 @@ class ClusterWorkers:
         return [done.get(order.fault, False) for order in orders]
 
     def lose(self, node: str) -> None:
-        """The agent of this node is gone; it will not be told again."""
+        """Note that the agent of this node is gone; it is not reported again."""
         self._leaving.discard(node)
         self._lost.add(node)
 
     def avoid(self, node: str, why: str) -> None:
-        """Place nothing on this node any more."""
+        """Do not use this node any more."""
         self._avoid[node] = f"node {node[:8]} ({why})"
 
     def lives_beside(self, rank: int) -> bool:
@@ -214,17 +214,17 @@ class ClusterWorkers:
         return self._cluster.placement is not None and self.node_of(rank) == self._cluster.own_node
 
     def head(self) -> ProcessIdentity | None:
-        """Ray's head process, where it is this process's own."""
+        """Ray's head process, if this process started it."""
         return self._cluster.head()
 
-    # What hangs
+    # Hangs
 
     def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
-        """What there was to see of every rank when it was last asked for; and ask again. None when that cannot be said now: for
-        the first time, while a node has not answered, because an agent has just died.
+        """The activity of every rank as of the last request; also sends the next request. None if there is no answer yet: at
+        the first call, while a node has not answered, or if an agent has just died.
 
-        Waits for nobody: deaths elsewhere are not to wait for one node that is slow. Raises ResourcesError for one that does
-        not answer within ANSWER_LIMIT_S.
+        Does not wait: one slow node must not delay the handling of deaths elsewhere. Raises ResourcesError if a node does not
+        answer within ANSWER_LIMIT_S.
         """
         asked, now_s = self._asked, time.monotonic()
         if asked is not None and asked.about == (leg.path, attempt):
@@ -239,12 +239,12 @@ class ClusterWorkers:
         return found
 
     def stacks(self, leg: LegLayout, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
-        """Have all live ranks write their stacks to their logs, and say where each is; None likewise."""
+        """Have all live ranks write their stacks to their logs; returns them by rank. None if an agent has just died."""
         calls = self._ask(lambda place: ("stacks", str(leg.path), attempt, wait_s))
         return None if calls is None else self._collect(calls, timeout_s=ANSWER_LIMIT_S)
 
     def _ask(self, call: Callable[[NodePlace], tuple[Any, ...]]) -> list[tuple[AgentClient, Any]] | None:
-        """Every agent of the placement, all at once; None when one has died: an event tells that."""
+        """Call every agent of the placement in parallel; None if one has died, which an event reports."""
         placement, agents = self._cluster.placement, self._cluster.agents
         assert placement is not None, "acquire comes first"
         try:
@@ -254,7 +254,7 @@ class ClusterWorkers:
 
     @staticmethod
     def _collect(calls: Sequence[tuple[AgentClient, Any]], *, timeout_s: float) -> dict[int, Any] | None:
-        """What all agents say, by rank; None likewise."""
+        """The answers of all agents, by rank; None if an agent has died."""
         try:
             answers = [agent.collect(reference, timeout_s=timeout_s) for agent, reference in calls]
         except RecoveryError:

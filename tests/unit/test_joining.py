@@ -58,7 +58,7 @@ def test_the_token_that_lies_where_ray_keeps_it(head: str, home: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("found", "error"), [("", "asks for a token, and there is none here"), ("another", "does not take the token that is here")]
+    ("found", "error"), [("", "asks for a token, and there is none here"), ("another", "rejects the token that is here")]
 )
 def test_no_token_or_another(head: str, home: Path, found: str, error: str) -> None:
     (home / ".ray" / "auth_token").write_text(found)
