@@ -210,7 +210,7 @@ def test_a_lost_reply_is_no_other_run(store: ObjectCheckpointStore, layout: LegL
     store.objects.listeners.append(lose)
     save(store, 10)
     expect_restored(layout, "step-00000010")
-    with pytest.raises(ResourcesError, match="another run's"):
+    with pytest.raises(ResourcesError, match="belongs to another run"):
         store.objects.put_new(f"checkpoints/{STEP_10}.json", b"another's")
 
 
@@ -314,7 +314,7 @@ def test_a_store_that_ignores_the_condition_is_found(store: ObjectCheckpointStor
 def test_two_runs_of_one_name_do_not_share_a_place(tmp_path: Path, bucket: Path) -> None:
     place = ObjectPlace(f"file://{bucket}/run-1")
     claim_objects(place, RunLayout(tmp_path / "here/run-1"))
-    with pytest.raises(ResourcesError, match="another run's"):
+    with pytest.raises(ResourcesError, match="belongs to another run"):
         claim_objects(place, RunLayout(tmp_path / "there/run-1"))
 
 
