@@ -1,4 +1,4 @@
-"""What faults do inside a worker: when one is due (`points`), the claim on it (`records.markers`), one arm per kind.
+"""Faults: their kinds (`kinds.KINDS`), when one is due (`points`), how it strikes, and what shows that it happened (`landed`).
 
-`arms.ARMS` lists the arms. Nothing here decides whether a fault was right to happen or what follows from it.
+Nothing here decides whether a fault was right to happen or what follows from it.
 """

@@ -22,7 +22,7 @@ END_LIMIT_S = 10.0
 
 
 def end_head(act: LastAct) -> NoReturn:
-    """And this process with it: without a head nothing can be placed, and Ray would end this process after a while."""
+    """Kill Ray's head, and this process: without a head nothing can be placed, and Ray would end this process after a while."""
     head = act.head()
     if head is None:
         raise RecoveryError("Ray's head was not found", hint="only the head of a private Ray can be struck")
@@ -36,7 +36,7 @@ def _this_process() -> NamedProcess:
 
 
 def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
-    """What is struck is written down first, for the supervisor that takes over."""
+    """Kill these processes, this one last. They are written down first, for the supervisor that takes over."""
     write_note(act.leg, act.fault, EndNote(host=_this_boot(), struck=struck))
     for each in struck:
         send_signal(each.identity, signal.SIGKILL)
@@ -46,7 +46,7 @@ def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
 
 
 def seen_by_successor(note: EndNote) -> EndNote:
-    """What there is to see, from this process, of those whom the supervisor before it struck."""
+    """The note of the supervisor before, completed: which of the processes that it struck this process sees gone."""
     if note.host == _this_boot():
         wait_gone({each.identity: each for each in note.struck}, timeout_s=END_LIMIT_S)
         left = tuple(each for each in note.struck if is_alive(each.identity))
@@ -58,19 +58,19 @@ def seen_by_successor(note: EndNote) -> EndNote:
 
 
 def _this_boot() -> str:
-    """A machine until it is restarted: a pid and a start time mean something only there."""
+    """This machine until it restarts: a pid and a start time identify a process only there."""
     return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
 def _by_successor(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
-    """Why it was not the supervisor that wrote the journal then, or not the next one that says so; None when it was."""
+    """Why the struck process was not the supervisor of that time, or the note not its successor's; None when both are right."""
     supervisors = [event for event in leg.journal if isinstance(event, LegStarted | SupervisorResumed)]
     writers = [event.supervisor_pid for event in supervisors if event.seq < asked.seq][-1:]
     struck = [each.pid for each in seen.note.struck if each.what == "supervisor"]
     if struck != writers:
         return Problem("other_supervisor", f"process {struck} was struck, the supervisor was process {writers}")
     after = [event.supervisor_pid for event in supervisors if event.seq > asked.seq][:1]
-    told = "it was not the supervisor that took over who says so"
+    told = "its end was not noted by the supervisor that took over"
     return None if seen.note.successor in after else Problem("other_successor", told)
 
 

@@ -1,12 +1,12 @@
-"""Signals that come later: SIGKILL when grace runs out, SIGCONT after a stop. To one process, known by pid and start time.
+"""Sends a later signal to one process, known by pid and start time: SIGKILL when grace runs out, SIGCONT after a stop.
 
     python -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it is still there
     python -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped;
                                                                                prints "ready", then what was seen, as
                                                                                lines of JSON
 
-A rank starts it beside itself, in its own process group: it dies with the attempt, and ends by itself when the rank does. The
-agent calls `pause` for a rank below it. Standard library only; knows nothing of faults.
+A rank starts it in the rank's process group: it dies with the attempt, and ends by itself when the rank does. The agent calls
+`pause` for a rank of its node. Standard library only; knows nothing of faults.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 from chaosrun.processes import ProcessIdentity, send_signal, state_of, wait_gone
 
 STOP_LIMIT_S = 10.0
-"""For a process to be seen stopped after SIGSTOP, and running after SIGCONT."""
+"""How long to wait until a process is seen stopped after SIGSTOP, or running after SIGCONT."""
 LOOK_EVERY_S = 0.001
 STOPPED = "T"
 
@@ -28,7 +28,7 @@ def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) ->
     """Stop a process (`stop=False`: wait until it has stopped itself), let it go on after `duration_s`, and say what was seen.
 
     Returns {state_stopped, state_before, state_after (letters of /proc/PID/stat), stopped_s, signal} and, when this does not
-    show a pause, `problem`. A process that was stopped is told to go on, whatever was seen of it meanwhile.
+    show a pause, `problem`. A stopped process always gets SIGCONT, whatever was seen of it.
     """
     found: dict[str, object] = {"signal": "SIGSTOP", "state_stopped": None, "state_before": None, "state_after": None}
     if stop and not send_signal(identity, signal.SIGSTOP):

@@ -1,8 +1,8 @@
 """What a disk may hold after the power fails: a model of everything that was changed and not yet synced.
 
-The model is that of POSIX and no kinder: the bytes of a file are there once the file was synced, a name in a directory is there
-once the directory was synced, and of all that was not, any part may be there and any other part missing. A rename is atomic;
-synced in the new directory alone, its file may be found under both names. Bytes are held as such, or by the file they lie in.
+The model promises what POSIX does, and no more: a file's bytes are there once the file was synced, a name in a directory once
+the directory was synced. Of everything else any part may be there and any other missing. A rename is atomic; if only the new
+directory was synced, the file may be found under both names. Contents are bytes, or the path of a file that holds them.
 """
 
 from dataclasses import dataclass, field
@@ -12,39 +12,39 @@ from random import Random
 ROOT = 0
 Content = bytes | Path
 State = dict[Path, Content | None]
-"""Contents by path, of a directory None."""
+"""Contents by path; None for a directory."""
 Fate = Random | bool
-"""Of what was not synced: True keeps all of it, as after a SIGKILL, False none, a Random any part."""
+"""What happens to unsynced changes: True keeps them all, as after a SIGKILL, False none, a Random any part."""
 
 
 @dataclass(slots=True)
 class Change:
-    """One name in one directory given (`node`) or taken away (None)."""
+    """One name in one directory, given to a `node` or removed (None)."""
 
     folder: int
     name: str
     node: int | None
     durable: bool = False
     after: "Change | None" = None
-    """Of the old name of a rename: it goes no sooner than the new one is there."""
+    """Set where a rename removes the old name: the change that gives the new one, which has to be there first."""
 
 
 @dataclass(slots=True)
 class File:
     now: Content = b""
     durable: Content = b""
-    """As it was last synced."""
+    """Contents at the last sync."""
     is_synced: bool = True
-    """Nothing was written since."""
+    """Nothing was written since the last sync."""
     kept: int = 0
-    """So many of its first bytes are left of what was synced, where the rest was cut off: no power cut takes them."""
+    """After a truncation: how many of the synced first bytes are left. No power cut takes them."""
 
 
 @dataclass(slots=True)
 class Model:
     changes: list[Change] = field(default_factory=list)
     folders: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
-    """What each holds now."""
+    """The entries of each folder now."""
     files: dict[int, File] = field(default_factory=dict)
     numbers: int = 0
 
@@ -104,8 +104,8 @@ class Model:
 
 
 def after_power_cut(model: Model, names: Fate, data: Fate | str | None = None) -> State:
-    """What is found afterwards. `names`: the fate of names that were not synced; `data`: of contents, by default the same;
-    "torn": their second half holds zeros."""
+    """What is found afterwards. `names`: the fate of unsynced names; `data`: the fate of unsynced contents, by default the
+    same; "torn": the second half of them holds zeros."""
 
     def kept() -> bool:
         return names if isinstance(names, bool) else names.random() < 0.5
@@ -144,12 +144,12 @@ def _content(file: File, fate: Fate | str) -> Content:
     durable, now = _bytes(file.durable), _bytes(file.now)
     begins = min(len(durable), len(now))
     if not isinstance(fate, Random):
-        # What was appended to is as it was up to there.
+        # A file that was only appended to keeps what it had.
         begins = begins if now.startswith(durable) else min(begins, file.kept)
         kept = begins + (len(now) - begins) // 2
         return now[:kept] + bytes(len(now) - kept) if fate == "torn" else now[:begins]
     first, last = sorted(fate.randint(begins, len(now)) for _ in range(2))
-    # Its size may be right already and its pages not: never written are the last ones, or one in the middle.
+    # The new size may be on the disk before the pages are: the last pages, or some in the middle, hold zeros.
     cut_off, no_tail = now[:first], now[:first] + bytes(len(now) - first)
     with_a_hole = now[:first] + bytes(last - first) + now[last:]
     return fate.choice([durable, now, cut_off, no_tail, with_a_hole])

@@ -14,11 +14,10 @@ _AT_RENAME: dict[Moment, Phase] = {"before": "checkpoint.rename.before", "after"
 
 
 class DiskPoints:
-    """Listens to the store's file system and comes by the fault points, while a checkpoint is saved.
+    """Listens to the store's file system while a checkpoint is saved, and reports the fault points that it reaches.
 
-    What is synced has the name by which a plan knows it: a file's path relative to the checkpoint, "." for the checkpoint's
-    own directory, and "staging", "checkpoints", "quarantine" and "storage" for the directories around it, "storage" being
-    the one that holds the three.
+    Plans name what is synced: a file by its path relative to the checkpoint, the checkpoint's own directory by ".", the
+    directories around it by "staging", "checkpoints", "quarantine" and, for the one that holds these three, "storage".
     """
 
     def __init__(self, faults: FaultPoints, leg: LegLayout) -> None:
@@ -34,7 +33,7 @@ class DiskPoints:
 
     @contextmanager
     def saving(self, step: int) -> Iterator[ExitStack]:
-        """While the checkpoint of `step` is saved; what is given back is closed when that is over, however it ends."""
+        """Report points while the checkpoint of `step` is saved. Yields a stack that is closed when the save ends."""
         self._step = step
         try:
             with ExitStack() as until_saved:

@@ -1,4 +1,4 @@
-"""A fault and the plan that lists them: values, their JSON, and how they read to a person.
+"""A fault, and the plan that lists faults: values, their JSON, and their words for people.
 
 Must not know the spec, a clock or a process: workers import this.
 """
@@ -58,31 +58,31 @@ _T = TypeVar("_T", "Fault", "FaultPlan")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that will be done. Its identity is `id`: after a rollback the job crosses the same step again.
+    """One planned strike. Its identity is `id`, not its step: after a rollback the job crosses the same step again.
 
-    With a `phase` it strikes when its rank comes by there and everything else that is given agrees; without one it strikes
-    from outside, `after_s` seconds after the leg's first attempt has started.
+    With a `phase` it strikes when its rank reaches that point and all other given fields match; without one it strikes from
+    outside, `after_s` seconds after the leg's first attempt has started.
     """
 
     id: str
     kind: FaultKind = "kill"
     rank: int
-    """The rank it is done to; of a node's kinds one that lives there, of the control plane's the one that waits for it."""
+    """The rank it strikes; for a node's kinds a rank on that node, for the control plane's the rank that waits for it."""
     phase: Phase | None = "step"
     at_step: int | None = None
     """The step computed, done (record, step), saved (checkpoint.*) or restored (restore.*); None: any."""
     occurrence: int = 1
-    """Strike the n-th time that all else agrees: of what happens once an attempt (rendezvous, restore.*) counted over the leg,
-    of all else within the attempt."""
+    """Strike the n-th time that all other fields match. Points that an attempt reaches once (rendezvous, restore.*) are counted
+    over the leg, all others within the attempt."""
     attempt: int | None = None
     """Only in this attempt; None: in any."""
     target: str | None = None
-    """Of checkpoint.fsync.*: only for this file of the checkpoint (a relative path; "." is the directory itself)."""
+    """For checkpoint.fsync.*: only at this file of the checkpoint (a relative path; "." is the directory itself)."""
     after_s: float | None = None
     group: str | None = None
     """Faults of one group strike together: each waits until all of them have arrived."""
     required: bool = True
-    """False for one of a number that the training may outrun (drawn in seconds, replayed)."""
+    """False if the training may end before it is due, and need not wait for it (times that are drawn or replayed)."""
     options: Mapping[str, Value] = field(default_factory=dict, hash=False)
     source: str
     """The entry of the spec that asked for it, such as "faults.schedule[0]"."""
@@ -96,14 +96,14 @@ class Fault:
         return self.options[name] if name in self.options else self.facts.options[name]  # type: ignore[index]
 
     def describe(self) -> str:
-        """Say it in words: "SIGKILL rank 1 after step 7"."""
+        """The fault in words: "SIGKILL rank 1 after step 7"."""
         options = {**self.facts.options, **self.options}
         words = self.facts.words.format(rank=f"rank {self.rank}", **options)
         together = "" if self.group is None else f", {self.group.rpartition('/')[2]} ranks at once"
         return f"{words} {self.moment()}{together}"
 
     def moment(self) -> str:
-        """When, in words: "after step 7"."""
+        """When it strikes, in words: "after step 7"."""
         if self.phase is None:
             return f"{self.after_s:g} s after the start"
         if self.attempt is not None and self.at_step is None and self.occurrence == 1 and self.phase in _ONCE_AN_ATTEMPT:
@@ -126,7 +126,7 @@ class Fault:
         return words if self.attempt is None else f"{words} in attempt {self.attempt}"
 
     def digest(self) -> str:
-        """Of everything that is planned of it: a journal says what was to be struck, whatever becomes of plan.json."""
+        """SHA-256 of all its fields, by which the journal says what was to be struck, whatever becomes of plan.json."""
         return _digest([self])
 
     def to_json(self) -> dict[str, object]:
@@ -140,7 +140,7 @@ class Fault:
         return fault
 
     def check(self) -> None:
-        """Raises UsageError for what no fault is."""
+        """Raises UsageError for a fault with neither phase nor time, or with an option that its kind does not have."""
         if self.phase is None and self.after_s is None:
             raise UsageError(f"fault {self.id}: neither a phase nor a time", hint=_HINT)
         for name, given in self.options.items():
@@ -158,7 +158,7 @@ class FaultPlan:
     faults: tuple[Fault, ...] = ()
 
     def digest(self) -> str:
-        """Of its faults, those left out that were injected: it is the same before and after they came."""
+        """SHA-256 of its faults but the injected ones, so that an injection does not change it."""
         return _digest([fault for fault in self.faults if fault.source != INJECTED])
 
     def to_json(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class FaultPlan:
 
     @classmethod
     def read(cls, path: Path) -> "FaultPlan":
-        """A run's plan.json. Raises UsageError when it is not there, damaged, or of another version."""
+        """Read a run's plan.json. Raises UsageError when it is missing, damaged, or of another version."""
         value = read_object(path)
         try:
             return cls.from_json(value)
@@ -195,13 +195,13 @@ def _ordinal(number: int) -> str:
 
 
 def _digest(faults: Sequence[Fault]) -> str:
-    # A time read back from JSON is a float, also where a whole number was written.
+    # A time that is read back from JSON is a float, even if a whole number was written.
     plain = [{**fault.to_json(), "after_s": None if fault.after_s is None else float(fault.after_s)} for fault in faults]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _converted(value: Any, of: type[_T], what: str) -> _T:
-    """Raises UsageError where a field is missing, unknown or of another type: written again, it has to be the same."""
+    """Parse. Raises UsageError where a field is missing, unknown or of another type: written again, it must be the same."""
     try:
         found = convert(value, of)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a kind of fault is: one value that says all of it. The kinds stand in their families, `faults.kinds` has them all."""
+"""`Kind`, which holds everything about a kind of fault. Each family's module declares its kinds; `faults.kinds` has all."""
 
 import signal
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ Phase = Literal[
     "step",
     "save",
 ]
-"""The named points in a worker, in the order in which an attempt comes by them."""
+"""The named points in a worker, in the order in which an attempt reaches them."""
 PHASES: tuple[str, ...] = get_args(Phase)
 CHECKPOINT_PHASES = frozenset(phase for phase in PHASES if phase.startswith("checkpoint."))
 RESTORE_PHASES = frozenset({"restore.begin", "restore.end"})
@@ -50,26 +50,26 @@ Family = Literal["process", "node", "control", "memory", "storage", "rendezvous"
 Evidence = Literal["death", "note", "hang", "node", "successor"]
 """How a fault is known to have happened.
 
-death: the very process it was meant for was seen, from outside, to end in the way of this kind.
+death: the very process it was meant for was seen, from outside, to end in this kind's way.
 note: the process goes on, and whoever struck wrote down what it found before and after.
 hang: the supervisor declared the hang, and named this rank as the one that stopped first.
 node: the agent, and with it every process below, was seen to be gone, from outside.
-successor: the supervisor itself was gone; the one after it says so.
+successor: the supervisor itself was gone; the one that took over noted it.
 """
 
 EVERYWHERE = frozenset(PHASES) - {"save"}
-"""A save is the script's own: what strikes there is known by its operations (`faults.saves`)."""
+"""All phases but `save`, a script's own: `faults.saves` declares what strikes there."""
 WITHIN_AN_ATTEMPT = EVERYWHERE - {"rendezvous"}
 AT_STEPS = frozenset({"step"})
 PREEMPTED_EXIT_CODE = 85
-"""What a rank leaves with after a preemption notice, its checkpoint committed."""
+"""Exit code of a rank that left on a preemption notice, with its checkpoint committed."""
 LEFT_ON_NOTICE = "preempted"
 """The status in the end record of such a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of fault: everything that there is to know of it."""
+    """Everything about one kind of fault."""
 
     name: str
     family: Family
@@ -78,62 +78,62 @@ class Kind:
     proof: str
     """For people: how chaosrun knows that it happened."""
     verdict: Literal["PASS", "FAIL"] = "PASS"
-    """Of a job that comes back exactly."""
+    """The verdict that a correct job gets under this fault."""
 
     # When
     phases: frozenset[str] = EVERYWHERE
-    """Where it may strike; `default_phase` is one of them."""
+    """The points at which it may strike; `default_phase` is one of them."""
     default_phase: Phase = "step"
     options: Mapping[Option, Value] = field(default_factory=dict)
-    """With their defaults; None: chosen where it strikes, or not at all."""
+    """Its options and their defaults; None: chosen when it strikes, or not used."""
     beside: bool = False
-    """Of a checkpoint that is saved beside the training it strikes there; any other strikes in the rank itself."""
+    """At a checkpoint saved beside the training it strikes from the writer process; if False, in the rank itself."""
     only_rank: int | None = None
-    """The one rank that it can be done to."""
+    """The only rank that it can strike."""
     needs_peers: str | None = None
-    """Why one worker alone cannot have it: "one worker alone {needs_peers}"."""
+    """Why it needs several workers, to end the sentence "one worker alone {needs_peers}"."""
 
     needs_objects: bool = False
     """It strikes requests to an object store."""
 
     # How it strikes
     inside: Callable[[Strike], None] | None = None
-    """In the worker, at its point. None: the rank comes to the point and the supervisor, who learns of it, strikes."""
+    """Strikes in the worker, at its point. None: the supervisor strikes when it learns that the rank is at the point."""
     outside: Callable[[OutsideStrike], bool] | None = None
-    """On the word of the supervisor, by the agent of the rank's node. False when the rank was gone, and nothing was done."""
+    """Strikes from the agent of the rank's node, on the supervisor's order. Returns False if the rank was gone already."""
     last_act: Callable[[LastAct], NoReturn] | None = None
-    """By the supervisor, which does not outlive it."""
+    """Strikes from the supervisor, which does not outlive it."""
 
-    # What comes of it
+    # What follows
     notice: bool = False
-    """The ranks are told to go, and leave some moments later with a checkpoint of their own."""
+    """The ranks are told to leave, and do so a little later, with a checkpoint of their own."""
     damages: Literal["checkpoint", "staging"] | None = None
-    """What it spoils or leaves behind, which only a later start looks at."""
+    """What it damages or leaves behind; only a later start reads that."""
     ends_node: bool = False
-    """Nothing is started on that node again."""
+    """Nothing can be started on that node again."""
     strikes_ray: Literal["raylet", "head"] | None = None
-    """Ray's own process that it kills, which is another's unless this Ray is private."""
+    """Ray's own process that it kills; it belongs to somebody else unless this Ray is private."""
     may_end: bool = False
-    """The rank may die of it, with an error, or go on: that is the script's to decide."""
+    """The rank may die of it, with an error, or go on: the script decides."""
     witnessed: bool = False
-    """The other ranks write down what they do meanwhile."""
+    """The other ranks record the operations of their saves meanwhile."""
     loss: bool = False
-    """A loss in a recorded trace may be played as this."""
+    """`faults.replay` may use it for a rank lost in a recorded trace."""
 
     # What shows it
     evidence: Evidence = "death"
     signals: tuple[int, ...] = ()
-    """Of evidence "death": signals that the process may end by."""
+    """For evidence "death": signals by which the process may end."""
     exit_code: int | Literal["failure"] | None = None
-    """Of evidence "death": that the process may end with; failure: any but 0."""
+    """For evidence "death": the code with which the process may exit; "failure": any but 0."""
     note: type[Note] = Note
-    """What is written down of it."""
+    """The type of the note that its strike writes."""
     shows: Callable[[Observation], Problem | None] | None = None
-    """Why what was seen of it, beyond what its evidence asks of every kind, does not show it; None when it does."""
+    """Checks more than its evidence asks of every kind. Returns why what was seen does not show it; None when it does."""
     aftermath: Callable[[Observation, FaultRequested, LegHistory], Problem | None] | None = None
-    """Why the records of its leg before and after do not bear it out; None when they do."""
+    """Checks the leg's records before and after it. Returns why they do not confirm it; None when they do."""
     tell: Callable[[Observation], str] | None = None
-    """In a few words, what was seen. None: how its process ended is all there is to say."""
+    """Tells in a few words what was seen. None: there is no more to tell than how its process ended."""
 
     @property
     def ends_attempt(self) -> bool:
@@ -147,7 +147,7 @@ class Kind:
 
     @property
     def outlives_its_attempt(self) -> bool:
-        """It is seen to happen even where its process is killed with the attempt right after the fault was claimed."""
+        """It can be shown even if its process is killed with the attempt right after the fault was claimed."""
         return not self.ends_attempt or signal.SIGKILL in self.signals
 
     @property
@@ -157,5 +157,5 @@ class Kind:
 
     @property
     def waits(self) -> bool:
-        """The rank that has come to its point waits there for what does not strike inside it, unless that is a notice to it."""
+        """The rank waits at its point, as the strike comes from outside and is not just a notice to it."""
         return self.inside is None and not self.notice

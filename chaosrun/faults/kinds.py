@@ -13,11 +13,11 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
     onto: tuple(kind.name for kind in KINDS.values() if kind.loss and kind.family == family)
     for onto, family in (("ranks", "process"), ("nodes", "node"))
 }
-"""Kinds that a loss in a recorded trace may be played as, by what is lost."""
+"""Kinds that `faults.replay` may use for a loss in a recorded trace, by what is lost."""
 
 
 def kind_at(name: str, phase: str | None) -> Kind:
-    """What a kind is where it strikes: inside a script's own save some are shown otherwise."""
+    """The kind as it is at this phase: inside a script's own save, some kinds strike and are shown differently."""
     return saves.AT_SAVE.get(name, KINDS[name]) if phase == "save" else KINDS[name]
 
 

@@ -1,6 +1,6 @@
-"""Whether a fault happened as planned: the one place that says so, by the records of who struck and of who saw it. Pure.
+"""Decides, alone, whether a fault happened as planned, by the records of those that struck and of those that saw it. Pure.
 
-What is seen of a death, a hang or by a note says `observed`; what is particular to a kind, its `shows` and its `aftermath`.
+`observed` has what was seen: a death, a hang or a note. Each kind adds checks of its own, `shows` and `aftermath`.
 """
 
 import signal
@@ -14,11 +14,11 @@ from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdraw
 from chaosrun.records.history import Attempt, LegHistory
 
 BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
-"""Phases of a step that is not recorded yet."""
+"""Phases within a step, before it is recorded."""
 
 
 def requests_of(fault: Fault, leg: LegHistory) -> list[FaultRequested]:
-    """Its `fault.requested` records, those left out that were withdrawn: nothing came of them."""
+    """The fault's `fault.requested` records, without the withdrawn ones, after which nothing was done."""
     standing: list[FaultRequested] = []
     for record in leg.journal:
         if isinstance(record, FaultRequested) and record.fault == fault.id:
@@ -48,7 +48,7 @@ def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
     if problem := _elsewhere(fault, asked, record):
         return problem
     if record.how != fault.facts.evidence:
-        # Whoever was to strike may say why it could not.
+        # The process that was to strike may have noted why it could not.
         other = f"it was seen by its {record.how}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
         return Problem("other_evidence", seen.problem or other)
     if attempt is None:
@@ -85,7 +85,7 @@ def _wrong_process(seen: Observation, attempt: Attempt) -> Problem | None:
 
 
 def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) -> Problem | None:
-    """Whatever the phase, a step is recorded before its checkpoint and its faults, and a restore before its end."""
+    """Why its rank was at another point by its trace, which has a step before its checkpoint and faults; None if it was not."""
     fault, kind = seen.fault, seen.fault.facts
     if fault.phase is None or fault.phase == "rendezvous" or not kind.ends_attempt:
         return None
@@ -98,7 +98,7 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
     reached = trace.steps.last or trace.start.position.step
     before = step - 1 if fault.phase in BEFORE_THE_STEP else step
     if kind.notice:
-        # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.
+        # On notice, a rank finishes its step, and with others the next; or it goes on as the script likes until grace runs out.
         in_order = seen.signal is None if kind.evidence == "death" else seen.note.left_in_order(fault.rank)
         wrong = reached not in (step, step + 1) if in_order and attempt.by == "chaosrun" else reached < before
     else:
@@ -143,7 +143,7 @@ def death_problem(seen: Observation) -> Problem | None:
 
 
 def _collected_problem(seen: Observation) -> Problem | None:
-    """Its launcher has collected how it ended. Known are that it claimed the fault, and what it left behind."""
+    """Only the launcher knows how it ended: judge by what it left behind, and by its claim on the fault."""
     if seen.fault.facts.shows:
         return seen.fault.facts.shows(seen)
     if seen.death.killed or seen.death.end is not None:
@@ -163,7 +163,7 @@ def _grace_problem(seen: Observation) -> Problem | None:
 
 
 def hang_problem(seen: Observation) -> Problem | None:
-    """Why a rank that stopped first, as it was found then (`hang.declared`), did not stop by the fault; None when it did."""
+    """Why the rank that `hang.declared` found to have stopped first did not stop by the fault; None when it did."""
     if seen.hang is None:
         return Problem("nothing_said", "there is no record of what was found of it")
     return (seen.fault.facts.shows or alive)(seen)
@@ -180,4 +180,4 @@ def note_problem(seen: Observation) -> Problem | None:
 
 
 _PROOFS: Mapping[Evidence, Callable[[Observation], Problem | None]] = {"death": death_problem, "hang": hang_problem}
-"""How the evidence that a kind asks for is looked at; what is no death and no hang, a note shows."""
+"""The check for each kind of evidence; all others are shown by a note (`note_problem`)."""

@@ -1,8 +1,8 @@
 """Faults of a rank's memory: one bit of one element flipped, one element made NaN, a whole tensor moved away from its replicas.
 
-The rank lives on and says nothing: what was damaged, and its bits before and after, stand in the note alone. Where there is
-nothing to damage (no gradient at this point, no moment before the first step) the note says so, and nothing is touched.
-Draws from a stream of its own, never from those of the training.
+The rank goes on silently: only the note tells what was damaged, with its bits before and after. Where there is nothing to
+damage (no gradient at this point, no moment before the first step) the note says so, and nothing is touched. Random choices
+use a generator of their own, never those of the training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RELATIVE_SHIFT = 2.0**-6
-"""By how much `diverge` moves a tensor, of its largest absolute value: far above rounding in every floating type."""
+"""How far `diverge` moves a tensor, relative to its largest absolute value: far above rounding in every floating type."""
 
 
 class MemoryNote(Note, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def diverge(strike: Strike) -> None:
         return
     values = target.values
     before = _fingerprint(values)
-    # In double: the small types know no arithmetic of their own.
+    # In double: the small types have no arithmetic of their own.
     wide = values.double()
     largest = float(wide.abs().max())
     values.copy_(wide + (RELATIVE_SHIFT * largest or 1.0))
@@ -121,7 +121,7 @@ def _stream(strike: Strike) -> random.Random:
 
 
 def _draw(strike: Strike, state: str, stream: random.Random) -> tuple[_Target, int]:
-    """A tensor and the number of one of its elements, each element of all that could be meant as likely as any other."""
+    """Draw a tensor and the index of one of its elements, each element of all candidates with the same probability."""
     import torch
 
     if strike.training is None:
@@ -162,12 +162,12 @@ def _targets(training: Training, state: str) -> Iterator[_Target]:
 
 
 def _here(tensor: Tensor) -> Tensor:
-    """What this rank holds of it. `.data`: a damage from outside is none of autograd's business, its version counters stay."""
+    """The part of the tensor that this rank holds. `.data`, so that autograd does not notice: its version counters stay."""
     return getattr(tensor, "_local_tensor", tensor).data
 
 
 def _moments(training: Training, name: str, parameter: torch.nn.Parameter) -> Iterator[_Target]:
-    """Running averages of this parameter, as the optimizers keep them; a counter of steps is none."""
+    """Running averages of this parameter that the optimizers keep; counters of steps are left out."""
     import torch
 
     for optimizer in training.optimizers():

@@ -1,4 +1,4 @@
-"""Faults of a node: all of it is killed, its raylet is, or it is drained."""
+"""Faults of a node: all its processes are killed, its raylet is killed, or it is drained."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from chaosrun.wording import count
 
 POLL_S = 0.005
 TELL_LIMIT_S = 5.0
-"""For the fork server to say how ranks have ended that are gone."""
+"""How long to wait for the fork server to tell how the ranks ended, once they are gone."""
 
 
 def end_raylet(strike: OutsideStrike) -> bool:
@@ -23,16 +23,16 @@ def end_raylet(strike: OutsideStrike) -> bool:
 
 
 def drain(strike: OutsideStrike) -> None:
-    """A notice to every rank of this node, and when they have gone, or grace has run out, the end of the node."""
+    """Give notice to every rank of this node; end the node when they are gone, or grace has run out."""
     began, node, grace_s = time.monotonic(), strike.node, strike.option("grace_s")
     victims = node.everybody()
     told = tuple(rank for rank, identity in node.ranks.items() if send_signal(identity, signal.SIGTERM))
-    # A rank that has come to the fault's point waits for this.
+    # A rank that is at the fault's point waits for this note.
     strike.note(EndNote(final=False, told=told))
     left = wait_gone([node.ranks[rank] for rank in told], timeout_s=grace_s)
     waited_s = time.monotonic() - began
     while not left and not node.ends.keys() >= set(told) and time.monotonic() - began < waited_s + TELL_LIMIT_S:
-        time.sleep(POLL_S)  # gone, and about to be told how
+        time.sleep(POLL_S)  # they are gone; the fork server is about to tell how
     ends = {rank: node.ends[rank] for rank in told if rank in node.ends}
     strike.end(node.everybody(), watch=victims, told=told, ends=ends, waited_s=round(waited_s, 3))
 
@@ -41,7 +41,7 @@ _gone = ended(struck=("agent", "fork server"), gone=BELOW)
 
 
 def _drained(seen: Observation) -> Problem | None:
-    """Told, and then gone in order, or killed when grace had run out."""
+    """Why the ranks were not told and then gone in order, or killed when grace had run out; None when they were."""
     if problem := _gone(seen):
         return problem
     note: EndNote = seen.note

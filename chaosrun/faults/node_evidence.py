@@ -1,4 +1,4 @@
-"""What shows that a node went, or the supervisor and Ray's head: who was struck, who was seen gone, by pid and start time.
+"""What shows the end of a node, or of the supervisor and Ray's head: who was struck and seen gone, by pid and start time.
 
 Pure. The note of a node's end is written by `faults.witness`, that of the supervisor's by `faults.control_plane`.
 """
@@ -15,7 +15,7 @@ from chaosrun.records.history import LegHistory
 from chaosrun.records.markers import Note
 
 BELOW = ("agent", "fork server", "{rank}")
-"""What goes with an agent."""
+"""Processes that end with an agent."""
 UNNAMED = "process below"
 _ORDER = ("raylet", "head", "supervisor", "agent", "fork server")
 
@@ -39,12 +39,12 @@ class RankEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class EndNote(Note, frozen=True, kw_only=True):
-    """Of a fault that ends a node, an agent, a supervisor or Ray's head."""
+    """The note of a fault that ends a node, an agent, a supervisor or Ray's head."""
 
     struck: tuple[NamedProcess, ...] = ()
     gone: tuple[NamedProcess, ...] = ()
     left: tuple[NamedProcess, ...] | None = None
-    """Who was still there. None: nobody has looked."""
+    """Processes that were still there. None: nobody has looked yet."""
     node: str | None = None
     agent: int | None = None
     told: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class EndNote(Note, frozen=True, kw_only=True):
     ends: dict[int, RankEnd] = msgspec.field(default_factory=dict)
     waited_s: float = 0.0
     host: str | None = None
-    """Of a supervisor: the machine, until its next restart."""
+    """For the end of a supervisor: the machine, until its next restart."""
     successor: int | None = None
 
     def left_in_order(self, rank: int) -> bool:
@@ -60,13 +60,13 @@ class EndNote(Note, frozen=True, kw_only=True):
 
 
 def named(what: str, pid: int) -> NamedProcess | None:
-    """A live process."""
+    """The live process with this pid, under the name `what`; None when there is none."""
     identity = identify(pid)
     return None if identity is None else NamedProcess(what=what, pid=pid, start_ticks=identity.start_ticks)
 
 
 def ended(struck: tuple[str, ...], gone: tuple[str, ...], *, alone: bool = False) -> Callable[[Observation], Problem | None]:
-    """What has to be seen of a fault that strikes these and, where `alone`, nobody else, and ends those."""
+    """The check for a fault that strikes the processes `struck` (if `alone`, no others) and ends the processes `gone`."""
 
     def shows(seen: Observation) -> Problem | None:
         note: EndNote = seen.note
@@ -91,7 +91,7 @@ def ended(struck: tuple[str, ...], gone: tuple[str, ...], *, alone: bool = False
 
 
 def on_its_node(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
-    """Why it was not the node where that rank was then; None when it was."""
+    """Why the node that was ended was not the one where the rank was then; None when it was."""
     placed = [event.nodes for event in leg.events(PlacementAcquired) if event.seq < asked.seq]
     here = [node for node, about in (placed[-1] if placed else {}).items() if seen.fault.rank in about.ranks]
     if (node := seen.note.node) in here:
@@ -101,12 +101,12 @@ def on_its_node(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pr
 
 
 def tell_node(seen: Observation) -> str:
-    """Who went, by name."""
+    """The processes that are gone, by name."""
     return f"gone: {_names(_ordered(seen.note))}"
 
 
 def tell_one(seen: Observation) -> str:
-    """The one that was struck by its pid, whoever went with it by a name."""
+    """The process that was struck, with its pid, and those that ended with it, by name."""
     struck = {each.identity for each in seen.note.struck}
     direct = [f"{each.what} {each.pid}" for each in _ordered(seen.note) if each.identity in struck]
     below = _names(each for each in _ordered(seen.note) if each.identity not in struck)

@@ -1,4 +1,4 @@
-"""What was seen of a fault, and why that does not prove it: values that every family judges and tells by."""
+"""What was seen of a fault, and why that does not prove it: values by which every family judges and reports."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ if TYPE_CHECKING:
     from chaosrun.faults.fault import Fault
 
 BRIEF = 60
-"""Characters of a value or an error that are told."""
+"""How many characters of a value or an error are shown."""
 
 
 class Problem(NamedTuple):
-    """Why what was written down does not show that a fault happened."""
+    """Why the records do not show that a fault happened."""
 
     code: str
     words: str
 
 
 class LastWords(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """What is told of the end record of a rank that a fault ended."""
+    """The end record of a rank that a fault ended, as far as it is needed here."""
 
     status: str
     error: str | None = None
     """ "Type: message"."""
     fault: str | None = None
     errno: int | None = None
-    """Of a storage that failed."""
+    """Set if its storage failed."""
     told: bool = False
-    """It left because it was told to itself."""
+    """It left because it got the notice itself."""
 
 
 class Death(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """What is seen of a death, beside its exit code or signal."""
+    """What is seen of a death, apart from its exit code or signal."""
 
     end: LastWords | None = None
     """None when it left no end record."""
     note: Mapping[str, object] | None = None
-    """What the fault wrote down before the harm."""
+    """What the fault wrote down before it did harm."""
     after_s: float | None = None
-    """From the marker to the death."""
+    """Time from the marker to the death."""
     killed: bool = False
-    """By chaosrun itself, because its attempt was over."""
+    """chaosrun itself killed it, because its attempt was over."""
     collected: bool = False
-    """Nobody but its launcher knows by which signal or exit code: what it left behind has to show the rest."""
+    """Only its launcher knows the signal or exit code: what the process left behind has to show the rest."""
     alone: bool = False
-    """It was one of several that strike together, and the others had not come."""
+    """Its fault was one of a group that strikes together, and the others had not come."""
 
 
 class HungRank(SilentRank, frozen=True, kw_only=True):
@@ -76,11 +76,11 @@ class Observation:
     death: Death = _UNSEEN
     hang: HungRank | None = None
     note: Any = None
-    """A note of the fault's kind; of a death, what it had written down before."""
+    """The note of the fault's kind; for a death, what the fault had written down before."""
 
     @classmethod
     def of(cls, fault: Fault, record: FaultObserved) -> Observation:
-        """Raises ValueError when what was found is not what whoever observes such a fault writes down."""
+        """Raises ValueError when what the record found does not have the form for this kind of fault."""
         about = {"pid": record.pid, "attempt": record.attempt, "exit_code": record.exit_code, "signal": record.signal}
         found = record.found
         if record.how == "death":
@@ -92,7 +92,7 @@ class Observation:
 
     @property
     def problem(self) -> str | None:
-        """Said by whoever was to strike, or to see it."""
+        """Why it failed, by the process that was to strike, or to see it."""
         return self.hang.problem if self.hang else self.note.problem if self.note is not None else None
 
     @property
@@ -132,7 +132,7 @@ def _note(fault: Fault, found: Mapping[str, object] | None) -> Any:
 
 
 def alive(seen: Observation) -> Problem | None:
-    """A rank that hangs is there, and not stopped by a signal."""
+    """Why the rank was gone, or stopped by a signal, instead of hanging; None when it hung."""
     assert seen.hang is not None
     state = seen.hang.state
     told = f"its process was in state {state}, a fault of kind {seen.fault.kind} leaves it alive"
@@ -140,20 +140,20 @@ def alive(seen: Observation) -> Problem | None:
 
 
 def other_error(seen: Observation, *, unless: bool) -> Problem | None:
-    """For a rank that left with an error: whether it is the one that this very fault brings about."""
+    """Why the rank did not leave with the error that this very fault causes; None when it did, which `unless` says."""
     if not seen.error:
         return Problem("no_error", f"the process left no error behind, a fault of kind {seen.fault.kind} does")
     return None if unless else Problem("other_error", f"the process left with another error: {seen.error}")
 
 
 def own_error(seen: Observation) -> Problem | None:
-    """Its error has to be the one that this very fault raised."""
+    """Why the rank's error is not the one that this very fault raised; None when it is."""
     end = seen.death.end
     return other_error(seen, unless=end is not None and end.fault == seen.fault.id)
 
 
 def signal_name(number: int | None) -> str:
-    """SIGKILL; "signal 40" of one that has no name, as the real-time signals."""
+    """SIGKILL; "signal 40" for a signal without a name, such as the real-time signals."""
     if number is None:
         return "no signal"
     try:

@@ -1,4 +1,4 @@
-"""A strike from outside: what the agent of a rank's node, or the supervisor itself, is given to do it with.
+"""Strikes from outside the rank: what the agent of its node, or the supervisor itself, needs to carry one out.
 
 Every signal goes to a process known by pid and start time that this agent's own fork server forked, to the agent itself, or to
 its raylet; nothing else is ever struck. The supervisor has claimed the fault before.
@@ -30,12 +30,12 @@ class NodeProcesses:
     """How ranks have ended; filled in as they do."""
 
     def everybody(self) -> tuple[NamedProcess, ...]:
-        """From the agent down, those first that would notice the loss of the others."""
+        """All processes of the node, from the agent down: first those that would notice the loss of the others."""
         ranks = {identity.pid: f"rank {rank}" for rank, identity in self.ranks.items()}
         known = [("agent", os.getpid()), ("fork server", self.server_pid)]
         known += [(ranks.get(pid, UNNAMED), pid) for pid in _descendants(self.server_pid)]
         found = [each for what, pid in known if (each := named(what, pid)) is not None]
-        # A rank that has just gone is told of too: it was meant to go.
+        # A rank that has just ended is listed, too: it was meant to end.
         listed = {each.pid for each in found}
         gone = [each for each in self.ranks.items() if each[1].pid not in listed]
         return (*found, *(NamedProcess(what=f"rank {r}", pid=i.pid, start_ticks=i.start_ticks) for r, i in gone))
@@ -61,7 +61,7 @@ class StrikeOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideStrike:
-    """An order in the hands of the agent."""
+    """A strike order that the agent carries out."""
 
     order: StrikeOrder
     node: NodeProcesses
@@ -78,7 +78,7 @@ class OutsideStrike:
         return send_signal(self.victim, number)
 
     def later(self, act: Callable[[], None]) -> bool:
-        """Do what takes its time beside the agent. True: it is being done."""
+        """Start `act`, which takes time, in a thread of its own. Returns True: the strike is under way."""
         threading.Thread(target=act, name=f"fault {self.order.fault}", daemon=True).start()
         return True
 
@@ -87,7 +87,7 @@ class OutsideStrike:
         write_note(LegLayout(Path(self.order.leg_path)), self.order.fault, note)
 
     def end(self, strike: Collection[NamedProcess], *, watch: Collection[NamedProcess] = (), **more: Any) -> bool:
-        """Have a witness kill these processes, and write down who of them, of `watch` and of the node is gone then."""
+        """Have a witness kill these processes, and write down which of them, of `watch` and of the node are gone then."""
         node = self.node
         about = EndNote(node=node.node_id, agent=os.getpid(), **more)
         whom = {"strike": tuple(strike), "watch": (*watch, *node.everybody()), "mark": node.mark}
@@ -97,12 +97,12 @@ class OutsideStrike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastAct:
-    """What the supervisor does that does not outlive it."""
+    """A strike by the supervisor that the supervisor does not outlive."""
 
     leg: LegLayout
     fault: str
     head: Callable[[], ProcessIdentity | None]
-    """Ray's head process, where it is this process's own."""
+    """Returns Ray's head process, if this process started it."""
 
 
 def _descendants(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The named points of a worker, and which fault is due when the worker comes by one.
+"""The named points of a worker, and which fault is due when the worker reaches one.
 
 Every rank of every attempt has one `FaultPoints`, from its first moment on. Points are reached from the same places whether
 anything is armed there or not; with nothing armed they cost a dictionary lookup.
@@ -33,7 +33,7 @@ LOOK_EVERY_S = 0.002
 
 
 class SurveyedPoint(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """A point that a surveyed rank came by."""
+    """A point that a surveyed rank reached."""
 
     phase: str
     step: int
@@ -44,15 +44,15 @@ class FaultPoints:
     """The faults armed for this rank in this attempt."""
 
     def __init__(self, order: WorkerOrder, leg: LegLayout, *, rank_pid: int | None = None, ask: Ask | None = None) -> None:
-        """`rank_pid`, `ask`: of a process that saves for the rank, which process that is, and what has it strike itself."""
+        """In a process that saves for the rank, `rank_pid` is the rank's process, and `ask` has the rank strike itself."""
         self._order = order
         self._leg = leg
         self._pid, self._ask = rank_pid or os.getpid(), ask
         faults = [Fault.from_json(fault) for fault in order.faults]
-        # A fault of the supervisor that comes after a delay is none of ours.
+        # A fault without a phase comes after a delay, from outside.
         self._armed: dict[str, list[Fault]] = {}
         self._witnessed: list[Fault] = []
-        """Of other ranks."""
+        """Faults of other ranks, during which this rank records its own operations."""
         for fault in faults:
             if fault.phase is not None and fault.attempt in (None, order.attempt):
                 own = self._armed.setdefault(fault.phase, []) if fault.rank == order.rank else self._witnessed
@@ -62,36 +62,36 @@ class FaultPoints:
         for phase, count in order.passed.items():
             self._seen[phase, None, None] = count
         self._survey: int | None = None
-        """The file that says what a surveyed rank came by."""
+        """Descriptor of the file that lists the points which a surveyed rank reached."""
         if order.survey:
             path = leg.attempt(order.attempt).points(order.rank)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._survey = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self.training: Training | None = None
-        """What there is to damage; None until the script has attached."""
+        """The training that faults may damage; None until the script has attached."""
         self.pace = Pace()
 
     def reach(self, phase: Phase, step: int, *, target: str | None = None, **at: Any) -> None:
-        """Strike with what is due here, if anything is. Most kinds do not return.
+        """Strike with the faults that are due here, if any. Most kinds do not return.
 
         `step`: the step that `Fault.at_step` means at this phase; 0 at the rendezvous. `target`: the checkpoint's file of an
-        fsync. `at` is handed to the arm as it is.
+        fsync. `at` is passed to the strike as it is.
         """
         for fault in self.due(phase, step, target=target):
             self.fire(fault, step, **at)
 
     def awaits(self, phase: Phase) -> bool:
-        """Whether it matters that this phase is reached: for what is worked out for that alone."""
+        """Whether a fault or the survey waits for this phase; if not, its arguments need not be worked out."""
         return phase in self._armed or self._survey is not None
 
     def witnesses(self, phase: Phase, step: int) -> bool:
-        """Whether a fault of another rank asks for what this one does here."""
+        """Whether a fault of another rank needs a record of what this rank does here."""
         return any(fault.phase == phase and fault.at_step in (None, step) for fault in self._witnessed)
 
     def due(self, phase: Phase, step: int, *, target: str | None = None) -> list[Fault]:
-        """Faults that are to strike now, that `phase` is reached at `step`. Counts: call it once each time."""
+        """The faults that strike now, as `phase` is reached at `step`. Counts how often: call it once each time."""
         if self._survey is not None:
-            # Not fsynced: a rank that is killed at this very point leaves the line all the same.
+            # No fsync: the line stays even if this rank is killed at this very point.
             os.write(self._survey, encode(SurveyedPoint(phase=phase, step=step, target=target)) + b"\n")
         armed = self._armed.get(phase)
         if not armed:
@@ -102,11 +102,11 @@ class FaultPoints:
     def _agrees(self, fault: Fault, step: int, target: str | None) -> bool:
         if fault.at_step not in (None, step) or fault.target not in (None, target):
             return False
-        # A fault that has struck is disarmed: what comes by later than the n-th time is not due, it is overdue.
+        # "Or later": a fault that has struck is disarmed, so one that is still armed after its n-th time is overdue.
         return self._seen[fault.phase or "", fault.target, fault.at_step] >= fault.occurrence
 
     def fire(self, fault: Fault, step: int, **at: Any) -> None:
-        """Claim the fault durably, wait for the others of its group, then let the arm of its kind strike."""
+        """Claim the fault durably, wait for the others of its group, then strike as its kind does."""
         self._armed[fault.phase or ""].remove(fault)
         if self._ask and not fault.facts.beside:
             return self._ask(fault, step, at)
@@ -121,16 +121,16 @@ class FaultPoints:
         (fault.facts.inside or wait_for_the_supervisor)(strike)
 
     def fire_by_id(self, fault: str, step: int, **at: Any) -> None:
-        """One that another process of this rank has found due."""
+        """Fire a fault that another process of this rank has found due."""
         self.fire(next(each for armed in self._armed.values() for each in armed if each.id == fault), step, **at)
 
     def fire_inside_reduce(self, tensors: Sequence[torch.Tensor], step: int) -> None:
         """Arrange for a due `reduce` fault to fire in the coming backward pass, after this rank has launched its gradient
         all-reduces and before it has waited for them.
 
-        `tensors`: the loss, or all parameters. Their first gradient to arrive queues the shot as an engine callback; DDP queues
-        its own, which waits for the all-reduces, when the last bucket is ready, FSDP when a gradient first comes to the model,
-        hence behind ours.
+        `tensors`: the loss, or all parameters. Their first gradient to arrive queues the strike as an engine callback. DDP and
+        FSDP queue theirs, which wait for the all-reduces, behind it: DDP when the last bucket is ready, FSDP when a gradient
+        first reaches the model.
         """
         import torch
 
@@ -155,9 +155,9 @@ class FaultPoints:
 
 
 def wait_for_the_supervisor(strike: Strike) -> None:
-    """Stay at exactly this point until the supervisor, who looks for the marker, has done what the fault says.
+    """Stay at exactly this point until the supervisor, which looks for the marker, has done what the fault says.
 
-    A drain notice is for the ranks to act on: there it is only the notice that is waited for.
+    At a drain it waits for the notice only, as the ranks themselves have to act on that.
     """
     while strike.fault.facts.waits:
         signal.pause()

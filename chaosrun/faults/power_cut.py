@@ -1,8 +1,8 @@
-"""A power cut: the script's outputs as they would be if what its save had not synced were lost, rebuilt from its operations.
+"""A power cut: rebuilds the script's outputs, from the recorded operations of its save, as if what was not synced were lost.
 
 `take` keeps the outputs as they were before the save, since what a save overwrites or removes may come back. When every process
-of the attempt is gone, `rebuild` puts in their place what the disk would hold. The bytes of a file are those that lie there
-now; of one that was written to after its last sync, the part that was synced is taken to be its beginning.
+of the attempt is gone, `rebuild` replaces the outputs by what the disk would hold. A file's bytes are those that lie there now;
+if it was written to after its last sync, the synced part is assumed to be its beginning.
 """
 
 import os
@@ -18,17 +18,17 @@ from chaosrun.records.operations import FileOperation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What a power cut changed of the outputs, as paths."""
+    """Paths of the outputs that a power cut changed."""
 
     gone: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
-    """Names that had been removed, or renamed."""
+    """Names that are there again, after the save had removed or renamed them."""
     torn: tuple[str, ...] = ()
     """Files whose contents changed."""
 
 
 def take(outputs: Sequence[str], into: Path) -> None:
-    """Keep a copy of the outputs. Raises OSError, of a disk that is full for one."""
+    """Copy the outputs to `into`. Raises OSError, for example when the disk is full."""
     into.mkdir(parents=True)
     for number, output in enumerate(outputs):
         if os.path.isdir(output):
@@ -42,7 +42,7 @@ def rebuild(
 ) -> Rebuilt:
     """Put the outputs into the state that the disk would have after these operations. `before`: what `take` kept, at `taken_s`.
 
-    The new state is whole in `scratch` before anything is replaced.
+    The new state is complete in `scratch` before anything is replaced.
     """
     replay = _Replay()
     made = {path for each in operations if each.time_s < taken_s for path in _given(each)}
@@ -70,13 +70,13 @@ def rebuild(
 class _Replay:
     model: Model = field(default_factory=Model)
     written: Counter[int] = field(default_factory=Counter)
-    """Bytes of each file, since it was created."""
+    """Bytes written to each file since it was created."""
     synced: dict[int, int] = field(default_factory=dict)
-    """Of a file that was synced in this save: how many of its bytes."""
+    """How many bytes of each file were synced in this save."""
     touched: set[int] = field(default_factory=set)
 
     def begin(self, output: Path, kept: Path, made: Collection[str]) -> None:
-        """What was there before is on the disk."""
+        """Enter what was there before the save, as durable."""
         self._folder(output.parent)
         for path in (kept, *sorted(kept.rglob("*"))):
             real = output / path.relative_to(kept)
@@ -103,7 +103,7 @@ class _Replay:
         elif each.kind in ("write", "truncate") and node in self.model.files:
             self._write(node, each.size)
         elif node is None:
-            pass  # made and removed where nobody looked
+            pass  # created and removed unseen
         elif each.kind == "sync":
             self._sync(node)
         elif each.kind == "rename" and each.target is not None:
@@ -116,7 +116,7 @@ class _Replay:
             self.model.change(_parts(path), None)
 
     def look(self) -> None:
-        """Take the bytes of what was touched from where it lies now."""
+        """Take the bytes of each touched file from where it lies now."""
         paths = self.model.paths()
         for node in self.touched:
             file, path = self.model.files[node], Path("/") / paths[node] if node in paths else None
@@ -149,7 +149,7 @@ class _Replay:
             self.synced[node] = self.written[node]
 
     def _folder(self, path: Path) -> None:
-        """With all above it, on the disk already."""
+        """Enter a folder and all folders above it, as durable."""
         for folder in (*reversed(path.parents), path):
             if self.model.find(_parts(folder)) is None:
                 self.model.new(_parts(folder), folder=True).durable = True

@@ -1,6 +1,6 @@
-"""Faults of one process that end it: it is killed, told to leave, raises, leaves, runs out of something.
+"""Faults that end one process: it is killed, told to leave, raises, exits silently, runs out of memory, loses a loader worker.
 
-Those that are signals, the rank sends to itself when it comes to its point; after a delay its agent sends them.
+A rank sends itself the signals among these when it reaches their point; after a delay, its agent sends them.
 """
 
 import ctypes
@@ -23,9 +23,9 @@ from chaosrun.records.markers import Note
 
 MIB = 1 << 20
 BALLAST_LIMIT = 2
-"""Give up when this many times the allowance could be taken: the limit does not hold."""
+"""Give up once this many times the allowance was allocated: the limit does not hold."""
 TORCH_HEARS_WITHIN_S = 1.0
-"""torch hears of a dead loader worker by SIGCHLD, at once; else when it has waited 5 s for a batch, which is not here."""
+"""torch hears of a dead loader worker at once, by SIGCHLD; otherwise only after waiting 5 s for a batch, not done here."""
 
 
 class InjectedError(Exception):
@@ -36,7 +36,7 @@ class InjectedError(Exception):
 
 class NoticeNote(Note, frozen=True, kw_only=True):
     unhandled: bool = False
-    """Nothing handled SIGTERM in the process that was told."""
+    """The process that got SIGTERM had no handler for it."""
 
 
 class MemoryNote(Note, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class LoaderWorkerNote(Note, frozen=True, kw_only=True):
 
 
 def preempt(strike: Strike) -> None:
-    """The notice, and SIGKILL when grace runs out. What the rank makes of it is `train.preemption`, or the script's own."""
+    """Send the notice, and SIGKILL when grace runs out. `train.preemption`, or the script, decides what the rank does."""
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         strike.note(NoticeNote(unhandled=True))
     signal_later(strike, strike.option("grace_s"), "kill")
@@ -74,13 +74,13 @@ def segfault(strike: Strike) -> None:
 
 
 def abort(strike: Strike) -> None:
-    """As NCCL's watchdog ends a process whose collective has timed out, and C++ one whose exception nobody catches."""
+    """End as by NCCL's watchdog after a collective has timed out, or by C++ after an exception that nobody catches."""
     _dump_nothing()
     os.abort()
 
 
 def _dump_nothing() -> None:
-    """A dump of the whole process would only cost time and disk."""
+    """Switch off the core dump, which would only cost time and disk."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
@@ -92,7 +92,7 @@ def exception(strike: Strike) -> None:
 
 
 def memory(strike: Strike) -> None:
-    """Limit the address space of this process to what it has and a little more, and take memory until there is none."""
+    """Limit the address space of this process to what it has and a little more, and allocate memory until there is none."""
     allowance = strike.option("mebibytes")
     has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit, hard = has_bytes + allowance * MIB, resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -100,10 +100,10 @@ def memory(strike: Strike) -> None:
     ballast: list[bytearray] = []
     try:
         while len(ballast) < BALLAST_LIMIT * allowance + 1024:
-            ballast.append(bytearray(b"\1") * MIB)  # written to: these pages are there
+            ballast.append(bytearray(b"\1") * MIB)  # written to, so that the pages really exist
     except MemoryError as error:
         taken = len(ballast)
-        ballast.clear()  # or there would be no memory to say so
+        ballast.clear()  # else no memory is left to report it
         strike.note(MemoryNote(taken_mib=taken, limit_mib=limit // MIB))
         error.chaosrun_fault = strike.fault.id  # type: ignore[attr-defined]
         error.args = (f"fault {strike.fault.id}: {taken} MiB taken, then the limit ({limit // MIB} MiB) of this process held",)
@@ -114,13 +114,13 @@ def memory(strike: Strike) -> None:
 
 
 def loader_worker(strike: Strike) -> None:
-    """Kill one live loader worker of this rank; torch then raises here, or where it next wants a batch of it."""
+    """Kill one live loader worker of this rank; torch then raises here, or where it next needs a batch from it."""
     assert strike.training is not None
     for victim, started in strike.training.loader_workers():
         if not is_alive(ProcessIdentity(victim, started)) or victim not in children(strike.pid):
             continue  # it has ended
         strike.note(LoaderWorkerNote(victim=victim, start_ticks=started))
-        # Our own child: its pid is not given out again before this process has reaped it, which nobody does meanwhile.
+        # Our own child: its pid is not used again before this process reaps it, which it does not do meanwhile.
         os.kill(victim, signal.SIGKILL)
         time.sleep(TORCH_HEARS_WITHIN_S)
         return
@@ -128,9 +128,9 @@ def loader_worker(strike: Strike) -> None:
 
 
 def signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
-    """A tiny process that signals this one later (`faults.delayed_signal`); in our process group, so it dies with the rank."""
+    """Start a tiny process that signals this one later (`faults.delayed_signal`); its process group dies with the rank."""
     command = [sys.executable, "-P", "-S", "-m", "chaosrun.faults.delayed_signal"]
-    # The script's own directory, or its PYTHONPATH, must not stand in the way.
+    # The script's own directory, or its PYTHONPATH, must not hide this package.
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}
     own = identify(strike.pid)
     assert own is not None
@@ -154,7 +154,7 @@ def _on_notice(seen: Observation) -> Problem | None:
 
 
 def _lost_worker(seen: Observation) -> Problem | None:
-    """In torch's words."""
+    """Why the error is not torch's about this very loader worker; None when it is."""
     note: LoaderWorkerNote | None = seen.note
     if note is None or note.victim is None:
         return Problem("nothing_said", "the fault's record names no victim")
@@ -166,9 +166,9 @@ def _tell_preempt(seen: Observation) -> str:
         return f"{seen.process}: left on the notice ({seen.end})"
     after_s = seen.death.after_s
     if seen.signal == signal.SIGTERM:
-        return f"{seen.process}: SIGTERM, no handler of the script's"
+        return f"{seen.process}: SIGTERM, which the script did not handle"
     when = "" if after_s is None else f" {after_s:.1f} s after the notice"
-    return f"{seen.process}: {seen.end}{when}, out of grace"
+    return f"{seen.process}: {seen.end}{when}, when grace had run out"
 
 
 def _tell_memory(seen: Observation) -> str:

@@ -1,4 +1,4 @@
-"""Faults of the rendezvous: its port is somebody else's, or a rank does not come."""
+"""Faults of the rendezvous: another process has its port, or a rank never arrives."""
 
 import os
 import re
@@ -27,9 +27,9 @@ class PortNote(Note, frozen=True, kw_only=True):
 
 
 def port_taken(strike: Strike) -> None:
-    """Give the port up that was held for the rendezvous, have a stranger take it, and host the rendezvous there all the same.
+    """Give up the port held for the rendezvous, have another process take it, and host the rendezvous there all the same.
 
-    The stranger is a process of its own, in this rank's process group, so that it dies with the rank.
+    That process, the stranger, is in this rank's process group, so that it dies with the rank.
     """
     import torch
 
@@ -59,7 +59,7 @@ def no_arrival(strike: Strike) -> None:
 
 
 def _port_in_use(seen: Observation) -> Problem | None:
-    """In torch's words."""
+    """Why the error is not torch's about this very port; None when it is."""
     note: PortNote | None = seen.note
     if note is None or note.port is None:
         return Problem("nothing_said", "the fault's record names no port")
@@ -69,7 +69,7 @@ def _port_in_use(seen: Observation) -> Problem | None:
 
 def _not_arrived(seen: Observation) -> Problem | None:
     assert seen.hang is not None
-    told = f"it was at the stage {seen.hang.stage}, beyond the rendezvous that it was not to come to"
+    told = f"it was at the stage {seen.hang.stage}, past the rendezvous that it was never to reach"
     return alive(seen) or (None if seen.hang.stage == "started" else Problem("beyond_the_rendezvous", told))
 
 

@@ -1,7 +1,7 @@
 """The points inside the script's own saves: from the first change of a file below its outputs after a step, to the first step
 that changes none.
 
-Nothing is attached to the rank but while a save goes on that a fault is armed for, or that is surveyed.
+strace is attached to the rank only during a save that has an armed fault, is witnessed, or is surveyed.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ ANYBODY = ctypes.c_ulong(-1)
 
 
 class SavePoints:
-    """Of one rank. `begin` is called at each change that Python knows of, before it is made; it costs a comparison."""
+    """The save points of one rank. `begin` is called before each file change that Python knows of; it costs a comparison."""
 
     def __init__(self, faults: FaultPoints, order: WorkerOrder, leg: LegLayout) -> None:
         self._faults = faults
@@ -39,16 +39,16 @@ class SavePoints:
         self._step: int | None = None
         self._lock = threading.RLock()
         self._is_busy = False
-        """What is changed now is our own doing."""
+        """Files that change now are changed by this class."""
         self._operations = leg.attempt(order.attempt).operations(order.rank)
         self._size: int | None = None
-        """Of the operations, when the last step ended."""
+        """Size of the file of operations when the last step ended."""
         self._tracer: subprocess.Popen[bytes] | None = None
         self._over = ExitStack()
         self.began_s = 0.0
 
     def begin(self, step: int) -> None:
-        """The script is about to change a file, when it has made so many steps."""
+        """The script, which has done `step` steps, is about to change a file."""
         if step == self._step or os.getpid() != self._pid:
             return
         with self._lock:  # another thread that saves waits until strace is attached
@@ -64,7 +64,7 @@ class SavePoints:
                 self._step = step
 
     def step_done(self, step: int) -> None:
-        """The script goes on from this step to the next. A save is over when a step went by without an operation of it."""
+        """The script goes on from this step to the next. A save is over once a step passed without an operation."""
         if self._step is None:
             return
         size = self._operations.stat().st_size if self._operations.exists() else 0
@@ -73,7 +73,7 @@ class SavePoints:
         self._size = size
 
     def end(self) -> None:
-        """The save is over, or the training."""
+        """End the save that is under way, if any: it is over, or the training is."""
         with self._lock, self._busy():
             self._end()
 
@@ -85,7 +85,7 @@ class SavePoints:
         finally:
             self._is_busy = False
 
-    # For what strikes here
+    # For the faults that strike here
 
     def when_over(self, act: Callable[[], None]) -> None:
         self._over.callback(act)
@@ -96,7 +96,7 @@ class SavePoints:
         self._start(strike.step, act=act, before=before, error=error, wait_s=wait_s, **whose)
 
     def _start(self, step: int, **more: Any) -> None:
-        """`more`: what the tracer is to do, beside writing down the operations."""
+        """`more`: what the tracer is to do, apart from recording the operations."""
         own = identify(self._pid)
         assert own is not None
         order = TraceOrder(
@@ -107,7 +107,7 @@ class SavePoints:
             operations=str(self._operations),
             **more,
         )
-        # A process that is not root lets none but its parents trace it, where the kernel is that strict (yama).
+        # Where the kernel restricts tracing (yama), only its parents may trace a process that is not root's.
         ctypes.CDLL(None).prctl(PR_SET_PTRACER, ANYBODY, 0, 0, 0)
         command = [sys.executable, "-P", "-m", "chaosrun.faults.tracer", encode(order).decode()]
         environment = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}

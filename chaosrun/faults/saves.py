@@ -1,6 +1,6 @@
-"""Faults inside the script's own save, and of the files that it saves: what kinds are at the phase `save`, and the power cut.
+"""Faults inside the script's own save, and of the files that it saves: the kinds at the phase `save`, and the power cut.
 
-Where in the save is counted by the tracer (`faults.tracer`); damage is done when the save is over (`faults.save_points`).
+The tracer counts operations to find the place in the save (`faults.tracer`); files are damaged after it (`save_points`).
 """
 
 import os
@@ -34,7 +34,7 @@ def _traced(act: Act, error: str = "") -> Callable[[Strike], None]:
 
 
 def _cut_power(strike: Strike) -> None:
-    """Keep what lies there now, and kill the rank; the supervisor does the rest when all are gone."""
+    """Keep a copy of the outputs, and kill the rank; the supervisor does the rest when all ranks are gone."""
     try:
         take(strike.order.outputs, strike.leg.outputs_before(strike.fault.id))
     except OSError as error:
@@ -54,7 +54,7 @@ def _damage(pattern: str, spoil: Callable[[Path], object]) -> Callable[[Strike],
 
 
 def _spoiled(strike: Strike, pattern: str, spoil: Callable[[Path], object], since_s: float) -> DamageNote:
-    """Of the files that this save left, the largest one that matches."""
+    """Damage the largest file of this save that matches the pattern."""
     found = {name: path for path, name in _saved(strike.order.outputs, since_s) if fnmatchcase(name, pattern)}
     if not found:
         return DamageNote(problem=f"the save left no file that matches {pattern}")
@@ -70,7 +70,7 @@ def _saved(outputs: tuple[str, ...], since_s: float) -> Iterator[tuple[Path, str
 
 
 def _struck(seen: Observation) -> Problem | None:
-    """It died between the two operations that were named."""
+    """Why it did not die before the operation that the plan names; None when it did."""
     note: SaveNote | None = seen.note
     if note is None or note.struck_s is None:
         return Problem("nothing_said", "there is no record of the operations before its death")
@@ -153,7 +153,7 @@ AT_SAVE: Mapping[str, Kind] = {
         _damaged(name="missing_file", words="remove a file that {rank} saved", inside=_damage(OPTIMIZER, Path.unlink)),
     )
 }
-"""What kinds are that can strike elsewhere, too."""
+"""Kinds that exist at other phases, too, as they are at the phase `save`."""
 
 KINDS = (
     _at_save(

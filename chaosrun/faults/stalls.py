@@ -1,4 +1,4 @@
-"""Faults of one process that keep it from its work and leave it there: stopped, paused, slowed down, hanging."""
+"""Faults that keep one process from its work but leave it alive: stopped, paused, slowed down, hanging."""
 
 import ctypes
 import json
@@ -21,7 +21,7 @@ from chaosrun.wording import duration
 
 
 class PauseNote(Note, frozen=True, kw_only=True):
-    """States are letters of /proc/PID/stat: when it was seen stopped, before it was told to go on, and after that."""
+    """States are letters of /proc/PID/stat: when it was seen stopped, before SIGCONT, and after it."""
 
     signal: str = "SIGSTOP"
     state_stopped: str | None = None
@@ -37,10 +37,10 @@ class SlowNote(Note, frozen=True, kw_only=True):
 
 
 def pause(strike: Strike) -> None:
-    """Stop; another process sees it stopped, tells it to go on, sees it running, and reports."""
+    """Stop this process; another one sees it stopped, sends SIGCONT, sees it running, and reports."""
     with signal_later(strike, strike.option("duration_s"), "resume", stdout=subprocess.PIPE) as watcher:
         assert watcher.stdout is not None
-        if report := watcher.stdout.readline():  # it is there, and watches
+        if report := watcher.stdout.readline():  # the watcher is ready
             os.kill(strike.pid, signal.SIGSTOP)
             report = watcher.stdout.readline()
     died = PauseNote(problem="the process that watched the pause died")
@@ -64,7 +64,7 @@ def slow(strike: Strike) -> None:
 
 
 class Stretch:
-    """Steps that are being stretched. What became of them is noted at every step: the attempt may end before the last."""
+    """The steps that are being stretched. The note is renewed at every step: the attempt may end before the last one."""
 
     def __init__(self, strike: Strike, before_s: float) -> None:
         self._strike = strike
@@ -87,7 +87,7 @@ class Stretch:
         during_s = statistics.median(self._took) if self._took else None
         problem = f"only {done} of {done + self.left} steps were stretched" if self.left else None
         if during_s is not None and during_s < self._factor * self._before_s:
-            problem = f"steps took {during_s:.3g} s, not {self._factor:g} times the {self._before_s:.3g} s of before"
+            problem = f"steps took {during_s:.3g} s, not {self._factor:g} times the {self._before_s:.3g} s before it"
         rounded = None if during_s is None else round(during_s, 6)
         before_s = round(self._before_s, 6)
         self._strike.note(SlowNote(final=not self.left, steps=done, before_s=before_s, during_s=rounded, problem=problem))
@@ -125,7 +125,7 @@ def _slowed(seen: Observation) -> Problem | None:
         return Problem("other_steps", f"{note.steps} steps were stretched, not {wanted}")
     # Both were rounded when they were written down.
     if not note.before_s or not note.during_s or note.during_s < factor * note.before_s - 1e-4:
-        told = f"steps took {note.during_s} s, not {factor:g} times the {note.before_s} s of before"
+        told = f"steps took {note.during_s} s, not {factor:g} times the {note.before_s} s before it"
         return Problem("not_slower", told)
     return None
 

@@ -26,14 +26,14 @@ class WaitNote(Note, frozen=True, kw_only=True):
 
 class RequestNote(Note, frozen=True, kw_only=True):
     requests: int = 0
-    """That the store was made to answer otherwise."""
+    """Requests that the store was made to answer wrongly, or not at all."""
     accepted: int = 0
-    """Requests after those that it answered."""
+    """Later requests that it answered."""
 
 
 def no_space(strike: Strike) -> None:
     """The kernel's own ENOSPC, in the middle of the file: from here on its descriptor leads to a device that is always full.
-    Devices are not synced, so at an fsync it is said in the kernel's words."""
+    A device cannot be synced: at an fsync the error is raised here, in the kernel's words."""
     descriptor = strike.at.get("descriptor")
     if descriptor is None or not os.path.exists(FULL_DEVICE):
         raise _failure(strike, errno.ENOSPC)
@@ -66,13 +66,13 @@ def slow_storage(strike: Strike) -> None:
         tell(final=True)
 
     tell(final=False)
-    # First of all: what is slow is slow before any other fault strikes there.
+    # As the first listener: it waits before any other fault strikes there.
     disk.listeners.insert(0, wait)
     strike.at["until_saved"].callback(stop)
 
 
 def failed_put(strike: Strike) -> None:
-    """Of the next file that this rank puts half is there, and the connection breaks."""
+    """Break the connection when half of the next file that this rank puts is stored."""
     objects = strike.at["objects"]
 
     def cut(request: str, key: str, moment: Moment) -> None:
@@ -87,19 +87,19 @@ def failed_put(strike: Strike) -> None:
 
 
 def lost_reply(strike: Strike) -> None:
-    """The conditional put that commits is done, and nobody hears of it."""
+    """Let the conditional put that commits succeed, and lose its reply."""
 
     def answer(request: str, moment: Moment, note: RequestNote) -> RequestNote:
         if (request, moment, note.requests) == ("create", "after", 0):
             return RequestNote(requests=1)
-        accepted = (request, moment) == ("read", "after")  # what it holds was asked for
+        accepted = (request, moment) == ("read", "after")  # the object was read back
         return RequestNote(requests=note.requests, accepted=note.accepted + (accepted and note.requests))
 
     _meddle(strike, answer, lambda: TimeoutError("no reply"))
 
 
 def throttled_store(strike: Strike) -> None:
-    """Refuse this rank's requests for a while, as a store does that has too many of them."""
+    """Refuse this rank's requests for a while, as an overloaded store does."""
     until_s = time.monotonic() + strike.option("duration_s")
 
     def answer(request: str, moment: Moment, note: RequestNote) -> RequestNote:
@@ -111,7 +111,7 @@ def throttled_store(strike: Strike) -> None:
 
 
 def late_listing(strike: Strike) -> None:
-    """Until this checkpoint is saved, and retention is done, listings show what was there when it was begun."""
+    """Until this checkpoint is saved and retention is done, have listings show only objects that existed at its beginning."""
     objects = strike.at["objects"]
     list_now, stood = objects.listed, objects.listed("")
     left_out: list[list[str]] = []
@@ -125,7 +125,7 @@ def late_listing(strike: Strike) -> None:
     def stop() -> None:
         objects.listed = list_now
         there = sum(objects.size(key) is not None for key in {key for keys in left_out for key in keys})
-        problem = None if left_out else "nothing was listed that had come meanwhile"
+        problem = None if left_out else "no listing had a new object to leave out"
         strike.note(RequestNote(final=True, requests=len(left_out), accepted=there, problem=problem))
 
     strike.note(RequestNote(final=False, problem="the checkpoint was never saved"))
@@ -134,12 +134,12 @@ def late_listing(strike: Strike) -> None:
 
 
 def _meddle(strike: Strike, answer: Callable[[str, Moment, RequestNote], RequestNote], error: Callable[[], OSError]) -> None:
-    """Have a request fail wherever `answer` counts one more of `requests`, until the checkpoint is saved."""
+    """Fail each request for which `answer` counts one more in `requests`, until the checkpoint is saved."""
     objects = strike.at["objects"]
     note = RequestNote()
 
     def tell(*, final: bool) -> None:
-        problem = None if note.requests else "nothing was asked of the store"
+        problem = None if note.requests else "no request was made to the store"
         strike.note(RequestNote(final=final, requests=note.requests, accepted=note.accepted, problem=problem))
 
     def meddle(request: str, key: str, moment: Moment) -> None:
@@ -204,7 +204,7 @@ def _tell_error(seen: Observation) -> str:
 
 def _tell_late(seen: Observation) -> str:
     lacked = f"{count(seen.note.requests, 'listing')} left out {count(seen.note.accepted, 'object')}"
-    return f"{seen.process}: {lacked} that had come meanwhile and stayed"
+    return f"{seen.process}: {lacked} that were new, and are still there"
 
 
 _by_requests = partial(

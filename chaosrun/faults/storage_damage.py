@@ -1,7 +1,7 @@
 """Faults of the storage that spoil what lies there: damage to a committed checkpoint, a folder left half-written.
 
-A damage strikes nothing but the newest checkpoint of this very leg: whatever leads out of it, by a link, a second name of the
-same file or "..", is refused and the note says so. What a damage does shows when the checkpoint is read.
+Only the newest checkpoint of this very leg is damaged: a path that leads out of it, by a link, a hard link or "..", is refused,
+and the note says so. The damage takes effect when the checkpoint is read.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ class RefusedError(Exception):
 
 
 class Look(Record, frozen=True, kw_only=True):
-    """At a file."""
+    """What a file holds: its size and hash."""
 
     size: int
     sha256: str
@@ -48,7 +48,7 @@ class StagedNote(Note, frozen=True, kw_only=True):
 
 
 def stale_staging(strike: Strike) -> None:
-    """A folder as an attempt leaves it that was killed while it wrote: one file whole, one cut off, no manifest."""
+    """Leave a folder as an attempt does that is killed while it writes: one file whole, one cut off, no manifest."""
     folder = strike.leg.staging / f"{checkpoint_name(strike.step)}.attempt-{strike.order.attempt - 1}"
     try:
         _expect_own(strike, folder.parent)
@@ -62,7 +62,7 @@ def stale_staging(strike: Strike) -> None:
 
 
 def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object]) -> Callable[[Strike], None]:
-    """Spoil a file of the newest checkpoint: the one that the plan names, else the chosen one."""
+    """Spoil a file of the newest checkpoint: the one that the plan names, else the one that `choose` returns."""
 
     def inside(strike: Strike) -> None:
         committed = [] if "checkpoint" in strike.at else _checkpoints(strike.leg.checkpoints)
@@ -112,7 +112,7 @@ def truncate(path: Path) -> None:
 
 
 def zero_tail(path: Path) -> None:
-    """As after a power cut: the size is right, the last page was never written. More than that where it held zeros anyway."""
+    """Zero the last page, as if a power cut had lost it; the size stays. Zero more if that page holds zeros anyway."""
     size = path.stat().st_size
     tail = min(TAIL_BYTES, size)
     with path.open("r+b") as file:
@@ -136,7 +136,7 @@ def flip_bit(path: Path) -> None:
 
 
 def _replace_manifest(path: Path) -> None:
-    """By that of the checkpoint before; of the first one by its own, made out for the step before."""
+    """Replace it by the manifest of the checkpoint before; for the first checkpoint, by its own with the step before."""
     from chaosrun.records.manifest import Manifest
 
     older = [place for place in _checkpoints(path.parents[1]) if place < path.parent]
@@ -151,12 +151,12 @@ def _replace_manifest(path: Path) -> None:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Those that are committed, the newest last."""
+    """The committed checkpoints, the newest last."""
     return sorted(path for path in folder.glob("*") if checkpoint_step(path.name) is not None)
 
 
 def look(path: Path) -> Look | None:
-    """None when there is no file."""
+    """The file's size and hash, None when there is no file."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -191,7 +191,7 @@ def _own_folders(strike: Strike) -> tuple[Path, ...]:
 
 
 def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
-    """A damage shows when a later attempt comes upon it."""
+    """Why no later attempt read the damaged checkpoint and put it into quarantine; None when one did."""
     name, later = seen.note.checkpoint, [each for each in leg.attempts if each.number > seen.attempt]
     if any(name in attempt.quarantined for attempt in later):
         return None

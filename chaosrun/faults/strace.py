@@ -20,7 +20,7 @@ WRITES = (
 )
 SYNCS = ("fsync", "fdatasync", "sync", "syncfs", "msync", "sync_file_range")
 _NAMES = ("openat", "renameat", "renameat2", "linkat", "symlinkat", "unlinkat", "mkdirat")
-# Those that newer architectures have not.
+# Calls that newer architectures lack.
 _OLD_NAMES = ("open", "creat", "rename", "link", "symlink", "unlink", "mkdir", "rmdir")
 CALLS = ",".join([*WRITES, *SYNCS, *_NAMES, *(f"?{name}" for name in _OLD_NAMES)])
 HINT = "install strace (apt-get install strace), and let processes be traced: a container may need --cap-add SYS_PTRACE"
@@ -45,24 +45,24 @@ def expect_strace() -> None:
 
 
 def command(pid: int, log: str, *more: str) -> list[str]:
-    """Attach to a process, all its threads and what they start, and write a line for each call into `log`."""
+    """The strace command that attaches to a process, its threads and children, and writes a line for each call into `log`."""
     return ["strace", "-f", "-y", "-ttt", "-s", "0", "-o", log, "-e", f"trace={CALLS}", *more, "-p", str(pid)]
 
 
 @dataclass(slots=True)
 class Reader:
-    """Makes operations of strace's lines, those below `outputs`."""
+    """Turns strace's lines into operations on files below `outputs`."""
 
     outputs: Sequence[str]
     save: int
     stopped: int | None = None
-    """The thread that the last line says to be stopped by the SIGSTOP that was injected into its call."""
+    """The thread that, by the last line, was stopped by the SIGSTOP injected into its call."""
     _count: int = 0
     _pending: dict[str, str] = field(default_factory=dict)
     _signalled: set[str] = field(default_factory=set)
 
     def read(self, line: str) -> FileOperation | None:
-        """What one line says that happened to the outputs."""
+        """The operation on the outputs that one line tells of, if any."""
         self.stopped = None
         match = _LINE.fullmatch(line.rstrip("\n"))
         if match is None:
@@ -127,9 +127,9 @@ _ONE_NAME: dict[str, OperationKind] = {
 
 
 def _change(name: str, arguments: str, thread: int) -> tuple[OperationKind, str, str | None] | None:
-    """(kind, path, target), or None of what changes nothing."""
+    """(kind, path, target) of a call, None for one that changes nothing."""
     if name in ("sync", "syncfs", "msync"):
-        # msync names no file; who calls it wrote through a mapping, which nothing here sees.
+        # msync names no file, and writes through a mapping are not seen here.
         return None if name == "msync" else ("sync", "/", None)
     found = list(_PATHS.finditer(arguments))
     files = [_plain(each["fd"]) for each in found if each["fd"] is not None]
@@ -141,7 +141,7 @@ def _change(name: str, arguments: str, thread: int) -> tuple[OperationKind, str,
     if name in ("open", "openat"):
         return ("create", names[0], None) if names and re.search("O_CREAT|O_TRUNC", arguments) else None
     if name.startswith("symlink"):
-        # The first is what it points to.
+        # The first name is what the link points to.
         return ("symlink", names[1], None) if len(names) == 2 else None
     if name.startswith(("rename", "link")):
         return ("rename" if name.startswith("rename") else "link", names[0], names[1]) if len(names) == 2 else None
@@ -151,7 +151,7 @@ def _change(name: str, arguments: str, thread: int) -> tuple[OperationKind, str,
 
 
 def _names(found: Sequence[re.Match[str]], thread: int) -> list[str]:
-    """Names that are given as text, made absolute by the folder that stands before them, else by the working folder."""
+    """Names that are given as text, made absolute by the folder before them, else by the working folder."""
     names: list[str] = []
     folder: str | None = None
     for each in found:
@@ -162,16 +162,16 @@ def _names(found: Sequence[re.Match[str]], thread: int) -> list[str]:
             try:
                 folder = os.readlink(f"/proc/{thread}/cwd")
             except OSError:
-                folder = "/"  # it has ended: what it did cannot be placed
+                folder = "/"  # it has ended, and its folder is unknown
         path = os.path.normpath(os.path.join(folder or "/", text))
-        # As descriptors are shown: with links on the way followed.
+        # With links on the way followed, as strace shows descriptors.
         names.append(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
         folder = None
     return names
 
 
 def _plain(quoted: str) -> str:
-    """A name as strace writes it: bytes that are no ASCII as octal escapes."""
+    """Decode a name as strace writes it, with octal escapes for bytes that are not ASCII."""
     return os.fsdecode(quoted.encode("latin-1", "replace").decode("unicode_escape").encode("latin-1", "replace"))
 
 

@@ -1,4 +1,4 @@
-"""A strike: a fault at the moment it is due, with everything an arm may need to do it and to say what it did."""
+"""A strike: a fault at the moment it is due, with everything needed to carry it out and to note what was done."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 GROUP_LIMIT_S = 60.0
 MEASURED_STEPS = 20
-"""Steps before a fault that are compared with those during it."""
+"""How many steps before a fault are compared with those during it."""
 LOOK_EVERY_S = 0.002
 
 
 class Training(Protocol):
-    """What there is to damage in a training: `protocol.state.TrainingState`."""
+    """What faults may damage in a training; `protocol.state.TrainingState` is one."""
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
@@ -38,7 +38,7 @@ class Training(Protocol):
 
 
 class Pace:
-    """The clock of one rank's steps: from the end of one to the end of the next; the first of an attempt from its first batch.
+    """Times one rank's steps, each from the end of the step before; the first of an attempt from its first batch.
 
     The time of a step contains the waiting for other ranks, as it does in any training.
     """
@@ -47,7 +47,7 @@ class Pace:
         self._since_s: float | None = None
         self.took: deque[float] = deque(maxlen=MEASURED_STEPS)
         self.stretches: list[Stretch] = []
-        """What makes a straggler of this rank."""
+        """Slow-downs in force, which make this rank a straggler."""
 
     def begin(self) -> None:
         """A batch is there: the first step of the attempt begins, if none has begun."""
@@ -55,7 +55,7 @@ class Pace:
             self._since_s = time.monotonic()
 
     def step_done(self) -> None:
-        """A step is over, but for its faults. Waits here when it is to be stretched."""
+        """A step is over, except for its faults. Waits here if the step is to be stretched."""
         if self._since_s is not None:
             own_s = time.monotonic() - self._since_s
             for stretch in self.stretches:
@@ -77,11 +77,11 @@ class Strike:
     """None before the script has attached."""
     pace: Pace
     at: Mapping[str, Any]
-    """What this point hands over. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk` (Filesystem),
+    """What the point passes on. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk` (Filesystem),
     `objects` (ObjectStorage, where there is one) and `until_saved` (ExitStack, closed when it is saved). While it is: `path` of
     the file concerned, and its `descriptor` if it is being written."""
     pid: int = field(default_factory=os.getpid)
-    """Of the rank; of what strikes beside it, too."""
+    """The rank's process, even if another process strikes for it."""
 
     @property
     def rank(self) -> int:
@@ -101,10 +101,10 @@ class Strike:
             signal.pause()  # the signal is on its way
 
     def wait_for_group(self) -> None:
-        """Wait until every fault of the group has come to its own point: until all of them have a marker.
+        """Wait until every fault of the group has reached its own point, that is, until all of them have a marker.
 
-        The markers rather than the rendezvous store, which is not there yet at a rendezvous. Each looks at them once, when its
-        own is there: the last to come sees them all, and tells the others. Raises RecoveryError after GROUP_LIMIT_S.
+        It uses markers, as the rendezvous store does not exist yet at a rendezvous. Each rank looks at them once, after it has
+        written its own: the last one sees them all, and tells the others. Raises RecoveryError after GROUP_LIMIT_S.
         """
         size = int((self.fault.group or "").rpartition("/")[2])
         complete = self.leg.complete(self.fault.group, self.order.attempt)
@@ -118,6 +118,6 @@ class Strike:
             time.sleep(LOOK_EVERY_S)
 
     def _came(self) -> int:
-        # Of an attempt before this one there may be markers that nobody has withdrawn yet.
+        # Markers of an earlier attempt may not have been withdrawn yet.
         ours = (self.fault.group, self.order.attempt)
         return sum(each is not None and (each.group, each.attempt) == ours for each in read_markers(self.leg).values())

@@ -2,8 +2,8 @@
 these operations. `python -m chaosrun.faults.tracer ORDER` (a TraceOrder as JSON): prints "ready" once strace is attached, and
 ends when its standard input does, or the rank.
 
-strace stops the rank (SIGSTOP) in every call that could be an operation; the tracer counts, and lets it go on: when the
-operations before the strike are done nothing else is under way, and what it writes down of them is on the disk before the harm.
+strace stops the rank (SIGSTOP) in every call that could be an operation; the tracer counts it and lets the rank go on. So no
+other operation is under way at the strike, and the record of those before it is on the disk before harm is done.
 """
 
 import os
@@ -29,7 +29,7 @@ from chaosrun.records.operations import FileOperation
 
 ATTACH_LIMIT_S = 10.0
 DEAD_WITHIN_S = 5.0
-"""After its SIGKILL strace has nothing more to say of a rank; seen once: it waited for a thread that was killed as it began."""
+"""When to kill strace after the rank's SIGKILL: once it was seen to wait on, for a thread that was killed as it began."""
 Act = Literal["watch", "kill", "cut", "fail", "slow"]
 
 
@@ -38,13 +38,13 @@ class SaveNote(Note, frozen=True, kw_only=True):
 
     save: int = 0
     done: int = 0
-    """Operations that were done when it struck; of a fault with a file, those on it."""
+    """Operations that were done before the strike; for a fault with a file, those on that file."""
     last: str | None = None
     struck_s: float | None = None
     failed: int = 0
-    """Calls that were given an error."""
+    """Calls that were made to fail."""
     waits: int = 0
-    """Syncs that were made to wait."""
+    """Syncs that were delayed."""
 
 
 class TraceOrder(Record, frozen=True, kw_only=True):
@@ -53,14 +53,14 @@ class TraceOrder(Record, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     save: int
     operations: str
-    """The file that each operation is added to."""
+    """The file to which each operation is appended."""
     act: Act = "watch"
     leg: str = ""
     fault: str = ""
     before: int | None = None
     """Strike before the operation with this number; None: right after the first write."""
     file: str | None = None
-    """Only operations on files below the outputs that match count."""
+    """Count only operations on files below the outputs that match this pattern."""
     error: str = ""
     wait_s: float = 0.0
 
@@ -90,11 +90,11 @@ class Tracer:
             while lines is not None:
                 lines = self._follow(lines)
         finally:
-            _go_on(order.pid)  # whatever happened here, it is not left standing
+            _go_on(order.pid)  # whatever happened here, the rank must not stay stopped
         self._conclude()
 
     def _follow(self, lines: Iterator[str]) -> Iterator[str] | None:
-        """Until strace has nothing more to say. Returns what another one says that took its place."""
+        """Read strace's lines to their end. Returns the lines of the strace that replaced it, None if none did."""
         for line in lines:
             if (operation := self._reader.read(line)) is not None:
                 os.write(self._file, encode(operation) + b"\n")
@@ -135,7 +135,7 @@ class Tracer:
         send_signal(ProcessIdentity(order.pid, order.start_ticks), signal.SIGKILL)
 
     def _fail(self, thread: int, lines: Iterator[str]) -> Iterator[str]:
-        """Writes to the file that is being written fail from here on. The rank stays stopped while strace changes places."""
+        """Make writes to the file that is being written fail from here on. The rank stays stopped while strace is replaced."""
         assert self._strace is not None and self._writing is not None
         self._strace.terminate()
         for line in lines:
@@ -163,7 +163,7 @@ class Tracer:
         write_note(LegLayout(Path(self._order.leg)), self._order.fault, note)
 
     def _attach(self, *more: str) -> Iterator[str]:
-        """Raises RuntimeError, in strace's words, when it could not."""
+        """Attach strace; returns its lines. Raises RuntimeError, in strace's words, when it could not."""
         reading, writing = os.pipe()
         line = command(self._order.pid, f"/dev/fd/{writing}", *more)
         strace = subprocess.Popen(line, pass_fds=[writing], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -177,7 +177,7 @@ class Tracer:
         return self._lines(open(reading, encoding="utf-8", errors="surrogateescape"))
 
     def _lines(self, pipe: IO[str]) -> Iterator[str]:
-        """What strace writes, up to its end; it is ended when the rank does not want it any more."""
+        """What strace writes, up to its end; it is terminated when the rank closes our standard input."""
         assert self._strace is not None
         strace, wanted = self._strace, True
         buffered = ""
@@ -213,7 +213,7 @@ class Tracer:
 
 
 def _go_on(thread: int) -> None:
-    """The whole process of this thread, which may be a child of the rank."""
+    """Continue the whole process of this thread, which may be a child of the rank."""
     with suppress(ProcessLookupError):  # it was killed with its attempt
         os.kill(thread, signal.SIGCONT)
 

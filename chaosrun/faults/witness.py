@@ -1,8 +1,8 @@
-"""The witness of a node's end: a small process that outlives the agent it was started by, strikes, and writes down what it saw.
+"""The witness of a node's end: a small process that outlives the agent that started it, strikes, and writes down what it saw.
 
-`python -m chaosrun.faults.witness` with a `WitnessOrder` on its standard input. It sends SIGKILL to whom it is to strike, known
-by pid and start time, and waits until those, whom it is to watch, and every process with that mark are gone. Its note lists
-whom it struck, who is gone and who is not. Imports neither ray nor torch.
+`python -m chaosrun.faults.witness` with a `WitnessOrder` on its standard input. It sends SIGKILL to the processes of `strike`,
+known by pid and start time, and waits until these, those of `watch`, and every process with that mark are gone. Its note lists
+which it struck, which are gone and which are not. Imports neither ray nor torch.
 """
 
 import os
@@ -28,7 +28,7 @@ class WitnessOrder(Record, frozen=True, kw_only=True):
     leg_path: str
     fault: str
     about: EndNote
-    """What it writes down, but for what it sees."""
+    """The note that it writes, still without what it sees."""
     strike: tuple[NamedProcess, ...]
     watch: tuple[NamedProcess, ...]
     mark: str
@@ -36,7 +36,7 @@ class WitnessOrder(Record, frozen=True, kw_only=True):
 
 
 def call_witness(order: WitnessOrder) -> None:
-    """Start a witness and return; it is nobody's child, so it outlives whoever dies here."""
+    """Start a witness and return; it is nobody's child, so it outlives the processes that die here."""
     process = subprocess.Popen(
         [sys.executable, "-m", "chaosrun.faults.witness"],
         stdin=subprocess.PIPE,
@@ -50,7 +50,7 @@ def call_witness(order: WitnessOrder) -> None:
 
 def main() -> int:
     order = decode(sys.stdin.buffer.read(), msgspec.json.Decoder(WitnessOrder))
-    # A process that Ray ends kills its direct children first: be none.
+    # A process that Ray ends kills its direct children first: be no child of it.
     if os.fork() > 0:
         os._exit(0)
     # In a process that others have come to know by this mark; ours is not one of them.
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _still_there(every: dict[ProcessIdentity, NamedProcess], mark: str) -> tuple[NamedProcess, ...]:
-    """Who of them lives. Marked processes that nobody had named are named from now on."""
+    """Which of them are alive. Marked processes that are not listed yet are added to `every`."""
     for found in marked(mark) if mark else ():
         every.setdefault(found, NamedProcess(what=UNNAMED, pid=found.pid, start_ticks=found.start_ticks))
     return tuple(each for each in every.values() if is_alive(each.identity))

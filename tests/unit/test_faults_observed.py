@@ -120,7 +120,7 @@ SEEN: dict[str, tuple[dict[str, Any], Any, str]] = {
     "late_listing": (
         {},
         {"requests": 1, "accepted": 4},
-        "pid 7: 1 listing left out 4 objects that had come meanwhile and stayed",
+        "pid 7: 1 listing left out 4 objects that were new, and are still there",
     ),
     "throttled_store": ({}, {"requests": 3, "accepted": 9}, "pid 7 was refused 3 requests, and saved the checkpoint"),
     "power_cut": (
@@ -161,7 +161,7 @@ def test_the_fact_is_told(kind: str) -> None:
 
 def test_out_of_grace() -> None:
     seen = observed({"end": None, "note": None, "after_s": 30.04, "killed": False, "alone": False}, {"signal": 9})
-    assert Observation.of(fault_of("preempt"), seen).words == "pid 7: SIGKILL 30.0 s after the notice, out of grace"
+    assert Observation.of(fault_of("preempt"), seen).words == "pid 7: SIGKILL 30.0 s after the notice, when grace had run out"
 
 
 def test_at_an_fsync() -> None:

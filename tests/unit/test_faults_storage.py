@@ -349,7 +349,7 @@ def remote(tmp_path: Path) -> Leg:
 def test_a_lost_reply_is_withheld_once_and_the_checkpoint_is_saved(remote: Leg) -> None:
     with ExitStack() as until_saved:
         storage.lost_reply(remote.strike("lost_reply", {"objects": remote.store.objects, "until_saved": until_saved}))
-        assert remote.note("lost_reply").problem == "nothing was asked of the store"
+        assert remote.note("lost_reply").problem == "no request was made to the store"
         remote.save(30)
         # Whatever ends the rank before the save is over: this was shown already.
         assert (remote.note("lost_reply").final, remote.note("lost_reply").accepted) == (True, 1)
@@ -385,7 +385,7 @@ def test_a_listing_in_which_nothing_was_late_is_not_shown(remote: Leg) -> None:
     with ExitStack() as until_saved:
         storage.late_listing(remote.strike("late_listing", {"objects": remote.store.objects, "until_saved": until_saved}))
         remote.store.retain()
-    assert remote.note("late_listing").problem == "nothing was listed that had come meanwhile"
+    assert remote.note("late_listing").problem == "no listing had a new object to leave out"
     found = KINDS["late_listing"].shows(seen_of(RequestNote(requests=1)))  # type: ignore[misc]
     assert found is not None, "what it left out is gone: that is a loss, and no late listing"
 

@@ -280,7 +280,7 @@ def test_what_the_journal_says_of_it() -> None:
         ("hang", "R", "backward", None),
         ("hang", "T", "forward", "its process was in state T, a fault of kind hang leaves it alive"),
         ("no_arrival", "S", "started", None),
-        ("no_arrival", "S", "rendezvous", "it was at the stage rendezvous, beyond the rendezvous that it was not to come to"),
+        ("no_arrival", "S", "rendezvous", "it was at the stage rendezvous, past the rendezvous that it was never to reach"),
         ("no_arrival", "Z", "started", "its process was in state Z, a fault of kind no_arrival leaves it alive"),
     ],
 )
