@@ -43,7 +43,7 @@ app = App(
 OF_ANY_JOB = "Usage: chaosrun {command} [OPTIONS] JOB [KEY=VALUE...] [-- ARGUMENTS...]"
 
 DRILL_HERE = ("suite", "sweep", "shrink", "diagnose", "preflight")
-"""Commands that connect their own process to Ray; the others leave that to a process that supervises."""
+"""Commands that connect their own process to Ray; the others leave that to the supervising process."""
 TAKE_COMMANDS = ("submit", "run", "plan", "validate", "sweep")
 for command in (drills.submit, drills.run, drills.plan, drills.validate, campaigns.sweep):
     app.command(command, usage=OF_ANY_JOB.format(command=command.__name__))
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by who started this process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):
-        # A job's name that the terminal's encoding lacks is no reason to lose the account of a drill.
+        # A character that the terminal's encoding lacks must not cost the report of a drill.
         sys.stdout.reconfigure(errors="replace")
     try:
         if arguments is None and tokens and tokens[0] in DRILL_HERE:
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(tokens: Sequence[str]) -> int | None:
-    """A command line; of those commands that take them, what comes after two dashes is passed on as it is."""
+    """Run a command line; what comes after two dashes is passed on as it is, to commands that take it."""
     if "--" in tokens:
         dashes = tokens.index("--")
         command, bound, unparsed = app.parse_args(tokens[:dashes])
@@ -121,7 +121,7 @@ def _report(tokens: Sequence[str], kind: str, message: str, hint: str | None, ex
 
 
 def _asks_for_json(tokens: Sequence[str]) -> bool:
-    """Whether the command line wants JSON, also when it cannot be parsed."""
+    """Whether the command line asks for JSON, even if it cannot be parsed."""
     own = tokens[: tokens.index("--")] if "--" in tokens else tokens
     pairs = zip(own, [*own[1:], ""], strict=True)
     return any(

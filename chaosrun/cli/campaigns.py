@@ -22,28 +22,28 @@ def suite(
     /,
     *,
     only: Annotated[
-        list[str] | None, Parameter(help="Only these: a name, or a pattern such as 'digits*'; several times.")
+        list[str] | None, Parameter(help="Run only these drills: a name, or a pattern such as 'digits*'; repeatable.")
     ] = None,
-    except_: Annotated[list[str] | None, Parameter(name="--except", help="Leave these drills out; several times.")] = None,
-    shard: Annotated[str, Parameter(help="Run one part of several that together are all, such as 2/5.")] = "",
-    seed: Annotated[str, Parameter(help="Draw all faults anew: 'today' (the date in UTC, which is printed) or a number.")] = "",
+    except_: Annotated[list[str] | None, Parameter(name="--except", help="Leave these drills out; repeatable.")] = None,
+    shard: Annotated[str, Parameter(help="Run only one part of the suite, such as 2/5: the second of five.")] = "",
+    seed: Annotated[str, Parameter(help="Draw all faults anew: the seed, or 'today' (the UTC date, printed).")] = "",
     list_: Annotated[bool, Parameter(name="--list", help="Show what would run, and start nothing.")] = False,
-    fail_fast: Annotated[bool, Parameter(help="Begin no more drills after the first surprise.")] = False,
-    keep_going: Annotated[bool, Parameter(help="Run all drills whatever becomes of each (the default).")] = False,
+    fail_fast: Annotated[bool, Parameter(help="Begin no more drills after the first unexpected verdict.")] = False,
+    keep_going: Annotated[bool, Parameter(help="Run all drills, whatever their verdicts (the default).")] = False,
     at_once: options.AtOnce = None,
     to_the_end: options.ToTheEnd = False,
     from_the_beginning: options.FromTheBeginning = False,
-    resume: Annotated[str | None, Parameter(help="Go on with a suite: its id, the beginning of it, or 'latest'.")] = None,
+    resume: Annotated[str | None, Parameter(help="Continue a suite: its id, the beginning of its id, or 'latest'.")] = None,
     history: Annotated[Path | None, Parameter(help="File of past nights (default: ROOT/suites/history/SUITE.jsonl).")] = None,
-    junit: Annotated[Path | None, Parameter(help="Write JUnit XML here, too.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Add a summary to this file, such as $GITHUB_STEP_SUMMARY.")] = None,
+    junit: Annotated[Path | None, Parameter(help="Also write JUnit XML to this file.")] = None,
+    markdown: Annotated[Path | None, Parameter(help="Append a summary to this file, such as $GITHUB_STEP_SUMMARY.")] = None,
     address: options.Address = None,
     root: options.Root = None,
     quiet: options.Quiet = False,
     output: options.Format = "text",
 ) -> int:
     """Run a suite's drills and compare each verdict with the expected one. Exit code 0 when all are as expected, 3 when one is
-    not, 6 when all that are not are inconclusive, were cancelled or could not be run."""
+    not, 6 when every exception is inconclusive, was cancelled or could not be run."""
     from chaosrun import api
     from chaosrun.campaign.report.pages import hand_out
     from chaosrun.campaign.report.text import render_plan, render_suite
@@ -54,7 +54,7 @@ def suite(
     options.one_or_more("--at-once", at_once)
     for option, file in (("--history", history), ("--junit", junit), ("--markdown", markdown)):
         if file is not None and not list_:
-            expect_writable(option, file)  # told now, not after hours of drills
+            expect_writable(option, file)  # refused now, not after hours of drills
     now_s = time.time()
     request = SuiteRequest(
         path=path,
@@ -80,7 +80,7 @@ def suite(
 def _run_suite(
     run: "Callable[..., SuiteResult]", junit: Path | None, markdown: Path | None, *, quiet: bool, output: str
 ) -> "SuiteResult":
-    """When it is cut short, what had ended is shown, and handed out, before the error is raised."""
+    """If it is cut short, the drills that had ended are shown and reported before the error is raised."""
     from chaosrun.campaign.report.pages import hand_out
     from chaosrun.campaign.report.text import render_suite
 
@@ -110,18 +110,17 @@ def sweep(
     after: options.After = (),
     steps: Annotated[
         str,
-        Parameter(help="Steps at which the training's phases are tried, such as 1,27,66 (default: five that stand for all)."),
+        Parameter(help="Steps at which the training's phases are tried, such as 1,27,66 (default: five representative ones)."),
     ] = "",
     only: Annotated[
-        list[str] | None,
-        Parameter(help="Points to try, by phase or name, such as 'checkpoint.*' or 'recovery/*'; several times."),
+        list[str] | None, Parameter(help="Points to try, by phase or name, such as 'checkpoint.*' or 'recovery/*'; repeatable.")
     ] = None,
     at_once: options.AtOnce = None,
     keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
     to_the_end: options.ToTheEnd = False,
     from_the_beginning: options.FromTheBeginning = False,
-    saves: Annotated[bool, Parameter(help="Try instead the points inside one save of a script's own, and power cuts.")] = False,
-    resume: Annotated[str | None, Parameter(help="Go on with a sweep: its id, the beginning of it, or 'latest'.")] = None,
+    saves: Annotated[bool, Parameter(help="Try points inside one of the script's own saves, and power cuts.")] = False,
+    resume: Annotated[str | None, Parameter(help="Continue a sweep: its id, the beginning of its id, or 'latest'.")] = None,
     address: options.Address = None,
     root: options.Root = None,
     quiet: options.Quiet = False,
@@ -169,8 +168,8 @@ def shrink(
     quiet: options.Quiet = False,
     output: options.Format = "text",
 ) -> int:
-    """Reduce the faults of a run that failed to a smallest plan that fails in the same way. It prints that as part of a job
-    file; exit code 0, or 6 when the run does not fail again."""
+    """Reduce the faults of a run that failed to a smallest plan that fails in the same way, and print it as part of a job file.
+    Exit code 0, or 6 when the run does not fail again."""
     from chaosrun import api
     from chaosrun.campaign.report.text import render_shrunk
 

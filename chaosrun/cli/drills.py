@@ -88,7 +88,7 @@ def run(
     metrics: Annotated[
         str | None,
         Parameter(
-            help="[HOST:]PORT to serve /metrics for Prometheus on; this machine's loopback without a HOST. Default: nowhere."
+            help="Serve /metrics for Prometheus on [HOST:]PORT (without HOST: on the loopback interface). Default: not served."
         ),
     ] = None,
     detach: Detach = False,
@@ -142,7 +142,7 @@ def _shown(result: "RunResult", output: str, *, quiet: bool, verbose: bool) -> i
 
 
 def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, verbose: bool, output: str) -> int:
-    """Follow a drill in another process to its verdict, or leave it to itself."""
+    """Follow a drill in another process to its verdict, or, if `detach`, let it run on by itself."""
     from chaosrun.campaign.drill import RunResult
 
     def watch() -> None:
@@ -162,7 +162,7 @@ def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, verbose: bool
 
 
 def _show_detached(run: RunLayout, pid: int, *, quiet: bool, output: str) -> None:
-    """That a drill goes on by itself, and how to follow it."""
+    """Print that a drill goes on by itself, and how to follow it."""
     then = _line("follow", "status -w", run) + _line("wait", "wait", run) + _line("cancel", "cancel", run)
     said = f"run {run.run_id} goes on by itself (supervisor: process {pid})\n"
     show(output, lambda: about(run, detached=True, pid=pid), lambda: said + ("" if quiet else then))
@@ -245,7 +245,7 @@ def compare(
     run: Run,
     /,
     *others: Annotated[str, Parameter(name="RUN", help="The runs to compare with the first.")],
-    atol: Annotated[float, Parameter(help="Largest absolute difference of a step's loss.")] = 1e-5,
+    atol: Annotated[float, Parameter(help="Largest accepted absolute difference of a step's loss.")] = 1e-5,
     leg: Annotated[Literal["reference", "chaos"], Parameter(help="reference: undisturbed; chaos: under faults.")] = "reference",
     root: Root = None,
     quiet: Quiet = False,
@@ -281,12 +281,12 @@ def cancel(
     run: Run,
     /,
     *,
-    timeout: Annotated[str, Parameter(help="How long to wait for its end, such as 90s.")] = "2m",
+    timeout: Annotated[str, Parameter(help="How long to wait until the run has ended, such as 90s.")] = "2m",
     root: Root = None,
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """End a live run in order, wherever it runs; it can be resumed."""
+    """End a live run cleanly, wherever it runs; it can be resumed."""
     from chaosrun import api
     from chaosrun.records.supervision import read_supervision
     from chaosrun.supervise.drill import has_ended
@@ -298,7 +298,7 @@ def cancel(
     except UsageError:
         if layout.run_json.is_file():
             raise
-        ended, seen = False, None  # removed meanwhile, by the command that had begun it
+        ended, seen = False, None  # the command that began it has removed it meanwhile
     error = None if seen is None or seen.error is None or seen.error.kind == InterruptedRunError.__name__ else seen.error
     name = f"run {layout.run_id}"
     if error is not None:
@@ -317,8 +317,8 @@ def wait(
     run: Run,
     /,
     *,
-    until: Annotated[str | None, Parameter(help=f"Not for its end: {MOMENTS}. Exit code 2 when it ends before.")] = None,
-    timeout: Annotated[str | None, Parameter(help="Such as 90s, 10m, 2h; exit code 124 when it passes.")] = None,
+    until: Annotated[str | None, Parameter(help=f"Wait only until {MOMENTS}. Exit code 2 when the run ends before.")] = None,
+    timeout: Annotated[str | None, Parameter(help="Wait at most so long, such as 90s, 10m, 2h; then exit code 124.")] = None,
     root: Root = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -340,19 +340,19 @@ def inject(
     run: Run,
     /,
     *,
-    kind: Annotated[str, Parameter(help="What is done: kill, preempt, stop, pause, segfault, node, agent, …")] = "kill",
-    rank: Annotated[str, Parameter(help="The rank it is done to, 'all' at once, or 'random'.")],
-    set_: Annotated[list[str] | None, Parameter(name="--set", help="An option, such as grace=5s; several times.")] = None,
-    seed: Annotated[int | None, Parameter(help="Of --rank random; default: drawn, and printed.")] = None,
-    when: Annotated[str | None, Parameter(help=f"Wait for it first, however long: {MOMENTS}. Default: now.")] = None,
-    timeout: Annotated[str, Parameter(help="How long to wait until it is seen to have landed.")] = "2m",
+    kind: Annotated[str, Parameter(help="Kind of fault: kill, preempt, stop, pause, segfault, node, agent, …")] = "kill",
+    rank: Annotated[str, Parameter(help="The rank to strike, 'all' at once, or 'random'.")],
+    set_: Annotated[list[str] | None, Parameter(name="--set", help="Its options, such as grace=5s; repeatable.")] = None,
+    seed: Annotated[int | None, Parameter(help="Seed for --rank random (default: drawn, and printed).")] = None,
+    when: Annotated[str | None, Parameter(help=f"First wait, without a limit, until {MOMENTS}. Default: now.")] = None,
+    timeout: Annotated[str, Parameter(help="How long to wait until the fault is seen to have landed.")] = "2m",
     no_wait: Annotated[bool, Parameter(help="Return as soon as the fault is part of the run's plan.")] = False,
     root: Root = None,
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """Strike a live drill now; the fault becomes part of its plan and of its verdict: exit code 0 once it has landed, 6 when it
-    cannot be shown to, 124 when nothing of it is seen in time."""
+    """Strike a live drill now; the fault becomes part of its plan and of its verdict. Exit code 0 once it has landed, 6 when
+    that cannot be shown, 124 when nothing of it is seen in time."""
     from chaosrun import api
     from chaosrun.verify.ruling import EXIT_CODES
 

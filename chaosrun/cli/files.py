@@ -1,4 +1,4 @@
-"""Commands that write files to begin with, or to run elsewhere: parse, call `chaosrun.api`, print, return the exit code."""
+"""Commands that write files to start from, or to run elsewhere: parse, call `chaosrun.api`, print, return the exit code."""
 
 import shlex
 from pathlib import Path
@@ -11,19 +11,19 @@ from chaosrun.report.output import as_json, warn, write_json, write_out, write_p
 
 
 def init(
-    directory: Annotated[Path, Parameter(name="DIR", help="Where to (default: this directory); made if need be.")] = Path(),
+    directory: Annotated[Path, Parameter(name="DIR", help="Where to write (default: here); made if missing.")] = Path(),
     /,
     *,
     template: Annotated[
         Literal["accelerate", "trainer", "lightning", "torch"],
-        Parameter(help="The script to begin with: of accelerate, transformers' Trainer, Lightning, or a plain torch loop."),
+        Parameter(help="The script to start from: for accelerate, transformers' Trainer, Lightning, or a plain torch loop."),
     ] = "accelerate",
     ci: Annotated[Literal["github", "none"], Parameter(help="Write a GitHub Actions workflow, or none.")] = "github",
     force: Annotated[bool, Parameter(help="Overwrite files of the same names.")] = False,
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """Write a job to begin with: job.yaml, train.py and a CI workflow, which pass as they are."""
+    """Write a job to start from: job.yaml, train.py and a CI workflow, which pass as they are."""
     from chaosrun import api
 
     made = api.init(directory, template=template, ci=ci, force=force)
@@ -52,7 +52,7 @@ def schema(
     """Print the JSON Schema of a job, a suite, a verdict or a preflight's result, for editors and programs."""
     from chaosrun import api
 
-    # The same for people and for programs: it is a file of its own kind.
+    # The same for people and for programs: a schema is JSON anyway.
     return write_product(as_json(api.schema(of)))
 
 
@@ -67,9 +67,9 @@ def export(
     path: Annotated[Path, Parameter(name="FILE", help="The job file, or a suite.")],
     /,
     *overrides: Overrides,
-    to: Annotated[Path | None, Parameter(help="Write it there (default: to stdout).")] = None,
-    shards: Annotated[int | None, Parameter(help="github: as many jobs side by side, each a part of the suite.")] = None,
-    nodes: Annotated[int | None, Parameter(help="slurm: nodes that the workers are spread over (default: 1).")] = None,
+    to: Annotated[Path | None, Parameter(help="Write to this file (default: to stdout).")] = None,
+    shards: Annotated[int | None, Parameter(help="github: how many parallel jobs, each with a part of the suite.")] = None,
+    nodes: Annotated[int | None, Parameter(help="slurm: how many nodes the workers are spread over (default: 1).")] = None,
     image: Annotated[str | None, Parameter(help="rayjob: container image with chaosrun and the job.")] = None,
     quiet: Quiet = False,
     output: Format = "text",

@@ -44,10 +44,9 @@ def environment_lines(facts: "Facts", indent: str = "") -> Iterator[str]:
 def clean(
     *,
     older_than: Annotated[
-        str | None,
-        Parameter(help=f"Only what was begun longer ago, such as 36h (default: {DEFAULT_AGE}; with --keep: any age)."),
+        str | None, Parameter(help=f"Only what is older than this, such as 36h (default: {DEFAULT_AGE}; with --keep: any age).")
     ] = None,
-    keep: Annotated[int, Parameter(help="Leave the newest so many of each kind.")] = 0,
+    keep: Annotated[int, Parameter(help="Keep this many of the newest of each kind.")] = 0,
     failed: Annotated[bool, Parameter(help="Also what did not PASS: failed, inconclusive, interrupted, damaged.")] = False,
     dry_run: Annotated[bool, Parameter(help="Only say what would go.")] = False,
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="Do not ask.")] = False,
@@ -88,7 +87,7 @@ def clean(
 
 
 def _cleaning_page(cleaning: "Cleaning", *, short: bool = False) -> "RenderableType":
-    """A line for each, what stays and why, and the room that it makes. `short`: the last line alone."""
+    """A line for each thing removed, what stays and why, and the space that is freed. `short`: only the last line."""
     from rich.console import Group
 
     from chaosrun.report.page import columns, unwrapped
@@ -107,12 +106,12 @@ def _cleaning_page(cleaning: "Cleaning", *, short: bool = False) -> "RenderableT
         parts += [table, ""]
     reasons = Counter((kept.found.kind, kept.why) for kept in choice.kept)
     kept = [f"{count(number, kind)}: {why}" for (kind, why), number in reasons.items()]
-    kept += [f"{place}: nothing shows that these checkpoints are no other run's" for place in cleaning.spared]
+    kept += [f"{place}: these checkpoints may belong to another run" for place in cleaning.spared]
     return Group(*parts, *(unwrapped(f"kept      {line}") for line in kept), last)
 
 
 def _cleaning_sentence(cleaning: "Cleaning") -> str:
-    """What was removed, or would be, and how much room that makes."""
+    """What was removed, or would be, and how much space that frees."""
     counts = Counter(found.kind for found in cleaning.choice.removed)
     what = [count(number, kind) for kind, number in counts.items()]
     if cleaning.leftovers:
@@ -126,10 +125,10 @@ def completion_of(app: App) -> Callable[..., int]:
     """The command that completes the command line of `app`."""
 
     def completion(
-        shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(name="SHELL", help="Default: this one.")] = None,
+        shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(name="SHELL", help="Default: your shell.")] = None,
         /,
         *,
-        install: Annotated[bool, Parameter(help="Put it where the shell looks, and have its startup file load it.")] = False,
+        install: Annotated[bool, Parameter(help="Write it where the shell looks, and load it in its startup file.")] = False,
         quiet: Quiet = False,
         output: Format = "text",
     ) -> int:

@@ -28,14 +28,14 @@ Format = Annotated[
 ]
 Root = Annotated[Path | None, Parameter(name="--root", help="Where runs are kept (default: $CHAOSRUN_ROOT, else ./.chaosrun).")]
 Address = Annotated[str | None, Parameter(name="--address", help="Ray cluster to join (default: start a local Ray).")]
-Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="No progress, and no more than a line where a verdict is told.")]
+Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="Show no progress, and at most one line for a verdict.")]
 Verbose = Annotated[
-    bool, Parameter(name=["--verbose", "-v"], help="Also tables of faults, attempts, checks; not with --quiet.")
+    bool, Parameter(name=["--verbose", "-v"], help="Also show tables of faults, attempts, checks; not with --quiet.")
 ]
 Job = Annotated[Path, Parameter(help="The job file (YAML).")]
 Drilled = Annotated[Path | None, Parameter(name="JOB", help="A job file, or a script (.py); else a command after two dashes.")]
 Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
-ToTheEnd = Annotated[bool, Parameter(help="Run every chaos leg to its end, also where its state is the undisturbed run's.")]
+ToTheEnd = Annotated[bool, Parameter(help="Run every chaos leg to its end, even once its state is the undisturbed run's.")]
 
 
 def early_of(to_the_end: bool, otherwise: "Early" = "always") -> "Early":
@@ -47,27 +47,27 @@ FromTheBeginning = Annotated[bool, Parameter(help="Begin chaos legs at step 0, n
 
 
 def begun(from_the_beginning: bool) -> tuple[str, ...]:
-    """What that changes in a job."""
+    """The changes to a job that `--from-the-beginning` makes."""
     return ("verify.begin=beginning",) if from_the_beginning else ()
 
 
-AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]
+AtOnce = Annotated[int | None, Parameter(help="Largest number of drills at the same time (default: as many as fit).")]
 
 
-MOMENTS = "chaos (its ranks are started), attempt=N (of the chaos leg) or step=N (completed there)"
-After = Annotated[tuple[str, ...], Parameter(parse=False, help="After two dashes: arguments of the script, or a command.")]
+MOMENTS = "chaos (the chaos leg's ranks are started), attempt=N (of that leg has begun) or step=N (completed in it)"
+After = Annotated[tuple[str, ...], Parameter(parse=False, help="After two dashes: arguments for the script, or a command.")]
 """`cli.main` fills it in."""
 
 
-@Parameter(name="*", help="In the place of a job file, or over one.")
+@Parameter(name="*", help="Used instead of a job file, or on top of one.")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayIn:
-    """Options that stand in the place of a job file, or go over one."""
+    """Options that are used instead of a job file, or on top of one."""
 
     workers: Annotated[int | None, Parameter(help="How many ranks (default: guessed from the command or the script).")] = None
-    kill: Annotated[list[str] | None, Parameter(help="RANK@STEP or RANK@STEP:PHASE: SIGKILL it there; several times.")] = None
-    preempt: Annotated[list[str] | None, Parameter(help="RANK@STEP: give notice there; several times.")] = None
-    write: Annotated[Path | None, Parameter(help="Keep what was typed, and guessed, as a job file.")] = None
+    kill: Annotated[list[str] | None, Parameter(help="SIGKILL a rank: RANK@STEP or RANK@STEP:PHASE; repeatable.")] = None
+    preempt: Annotated[list[str] | None, Parameter(help="Send a rank a preemption notice: RANK@STEP; repeatable.")] = None
+    write: Annotated[Path | None, Parameter(help="Write what was typed, and guessed, to this job file.")] = None
 
 
 NOTHING = WayIn()
@@ -76,7 +76,7 @@ NOTHING = WayIn()
 def job_asked(
     job: Path | None, overrides: Sequence[str], after: Sequence[str], asked: WayIn, *, quiet: bool
 ) -> "tuple[Path | TypedJob, tuple[str, ...]]":
-    """The job that a command is about, and the changes to it; what was guessed is told. Raises UsageError."""
+    """The job that a command is about, and the changes to it; what was guessed is printed. Raises UsageError."""
     from chaosrun.spec.command_line import Asked, is_job_file, keep, typed_job
     from chaosrun.spec.job_file import load_job
 
@@ -96,7 +96,7 @@ def job_asked(
                 hint=f"write all of it after --; {key}[]=… adds to that",
             )
     typed = typed_job(job, after, options, Path.cwd())
-    load_job(typed, overrides)  # nothing is told of a job, or kept, that is wrong
+    load_job(typed, overrides)  # a wrong job is refused before anything is printed or written
     if asked.write is not None:
         keep(typed, overrides, asked.write)
     if not quiet:
@@ -105,7 +105,7 @@ def job_asked(
 
 
 def _names_of_runs(context: Any) -> list[str]:
-    """What a shell may complete the name of a run to: nothing of a run is read."""
+    """Names of runs for a shell's completion; it reads no run."""
     from chaosrun.records.naming import default_root
 
     given = next((argument.value for name in ("root", "--root") if (argument := context.get(name)) is not None), None)
@@ -147,7 +147,7 @@ def numbers(option: str, text: str, of: str) -> tuple[int, ...]:
 
 
 def names(given: Sequence[str] | None) -> tuple[str, ...]:
-    """Of an option that may be given several times, with several names each, separated by commas."""
+    """All names of an option that is repeatable and takes several names at once, separated by commas."""
     return tuple(name for each in given or () for part in each.split(",") if (name := part.strip()))
 
 
@@ -162,7 +162,7 @@ def about(run: "RunLayout", **more: object) -> dict[str, object]:
 
 
 def show(output: str, value: Callable[[], Mapping[str, object]], page: "Callable[[], RenderableType]") -> None:
-    """As JSON for programs, or for people: text as it is."""
+    """Print the result: as JSON for programs, or as a page for people."""
     if output == "json":
         write_json(value())
     else:
@@ -186,7 +186,7 @@ def as_text(page: "RenderableType") -> str:
 
 @contextmanager
 def ticking(*, quiet: bool, preflight: bool = False) -> "Iterator[Callable[[EventRecord], None] | None]":
-    """As `report.live.progress`, for many drills, or a preflight."""
+    """Like `report.live.progress`, but for many drills, or a preflight."""
     from chaosrun.preflight.report.ticker import PreflightTicker
     from chaosrun.report.live import is_live_terminal
     from chaosrun.report.ticker import DrillsTicker

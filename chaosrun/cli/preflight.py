@@ -1,4 +1,4 @@
-"""The command that looks at a cluster before a job does: parse, call `chaosrun.api`, print, return the exit code."""
+"""The command that checks a cluster before a job uses it: parse, call `chaosrun.api`, print, return the exit code."""
 
 import json
 import os
@@ -35,15 +35,15 @@ def preflight(
     ] = "standard",
     only: Annotated[
         list[str] | None,
-        Parameter(help="Make these checks alone, whatever their level: a name, or several as host,bits; several times."),
+        Parameter(help="Run only these checks, whatever their level: one name, or several as host,bits; repeatable."),
     ] = None,
-    skip: Annotated[list[str] | None, Parameter(help="Leave these checks out, in the same way.")] = None,
+    skip: Annotated[list[str] | None, Parameter(help="Leave these checks out; names as for --only.")] = None,
     duration: Annotated[str | None, Parameter(help="How long a deep preflight may take, such as 2h.")] = None,
-    baseline: Annotated[Path | None, Parameter(help="Compare with an earlier preflight: a file of its -o json.")] = None,
+    baseline: Annotated[Path | None, Parameter(help="Compare with an earlier preflight: the file of its -o json.")] = None,
     write_good_nodes: Annotated[
         Path | None, Parameter(help="Write the names of the nodes that can be used here, one a line, for a scheduler.")
     ] = None,
-    strict: Annotated[bool, Parameter(help="A WARN speaks against a node as a FAIL does.")] = False,
+    strict: Annotated[bool, Parameter(help="A WARN makes a node unfit, as a FAIL does.")] = False,
     mtbf: Annotated[
         str | None, Parameter(help="Mean time between failures of a node, such as 5000h, for the forecast.")
     ] = None,

@@ -1,4 +1,4 @@
-"""Commands about runs that are there, also while they go on: parse, call `chaosrun.api`, print, return the exit code."""
+"""Commands about existing runs, live or ended: parse, call `chaosrun.api`, print, return the exit code."""
 
 import json
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chaosrun.report.sentences import Told
 
 POLL_S = 0.2
-Leg = Annotated[Literal["reference", "chaos", "confirm", "run"] | None, Parameter(help="Default: chaos, or run, once begun.")]
+Leg = Annotated[Literal["reference", "chaos", "confirm", "run"] | None, Parameter(help="Default: chaos/run, else reference.")]
 
 
 def list_(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
@@ -59,7 +59,7 @@ def status(
         except KeyboardInterrupt:
             if output != "json":
                 print(f"run {layout.run_id} goes on", file=sys.stderr)
-            return InterruptedRunError.exit_code  # nothing has ended but the looking
+            return InterruptedRunError.exit_code  # only watching has ended, not the run
         if output == "json":
             return 0
     seen = read_status(layout, supervised=is_supervised(layout))
@@ -71,8 +71,8 @@ def logs(
     run: Run,
     /,
     *,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="Go on with what comes, until the run ends.")] = False,
-    events: Annotated[bool, Parameter(help="What happened, as sentences, instead of what the workers wrote.")] = False,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="Keep printing what comes, until the run ends.")] = False,
+    events: Annotated[bool, Parameter(help="Print events, as sentences, instead of what the workers wrote.")] = False,
     leg: Leg = None,
     attempt: Annotated[int | None, Parameter(help="Default: the leg's last attempt.")] = None,
     rank: Annotated[int | None, Parameter(help="Default: every rank.")] = None,
@@ -80,9 +80,9 @@ def logs(
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """Print what the workers, and a command that started them, wrote to stdout and stderr.
+    """Print what the workers, and the command that started them, wrote to stdout and stderr.
 
-    With --follow: later attempts and legs, too, each line after its leg/attempt/rank; of a run that has ended, all of them.
+    With --follow: also later attempts and legs, each line after its leg/attempt/rank; all attempts if the run has ended.
     With --events: all events, or those about this leg, attempt, rank. With --follow and -o json: a JSON object a line.
     """
     from chaosrun import api
@@ -113,7 +113,7 @@ def trace(
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """Print what the ranks recorded, a JSON object a line: what `verify` compares. docs/traces.md tells what is in them."""
+    """Print what the ranks recorded, a JSON object a line: what `verify` compares. docs/traces.md explains them."""
     from chaosrun import api
     from chaosrun.records.codec import encode
     from chaosrun.records.naming import run_argument
@@ -127,7 +127,7 @@ def trace(
         raise UsageError(f"there is no such trace of the {name} leg", hint=hint)
     for number, of, path in found:
         for record in all_records(path, 0, 0):
-            # Of its file, so that lines of many files tell where they are from.
+            # The origin of its file, so that each line tells where it is from.
             about = {"leg": name, "attempt": number, "rank": of}
             if not write_out(json.dumps({**about, **json.loads(encode(record))}) + "\n"):
                 return 0
@@ -175,7 +175,7 @@ def report(
 
 
 def _watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
-    """Until the run ends: the live view on stderr, or JSON lines on stdout."""
+    """Show the live view on stderr, or JSON lines on stdout, until the run ends."""
     from chaosrun.records.supervision import is_supervised
 
     if output != "json" and (quiet or not is_supervised(run)):
@@ -195,7 +195,7 @@ def _watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
     def tell() -> bool:
         nonlocal last
         now = read_status(run, supervised=is_supervised(run), follower=follower).to_json()
-        # What is left of the time changes by itself.
+        # The remaining time changes by itself.
         lasting = {key: value for key, value in now.items() if key != "eta_s"}
         if lasting == last:
             return True
@@ -221,7 +221,7 @@ def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
         told = f"this is attempt {chosen[0].attempt} of the {chosen[0].leg} leg; --attempt, --leg and -f show others"
         print(told, file=sys.stderr)
     for log in chosen:
-        # As tail(1) has it: a single file needs no heading.
+        # As tail(1) does: no heading for a single file.
         heading = f"==> {log.heading} <==\n" if len(chosen) > 1 else ""
         text = read_log(log)
         if sys.stdout.isatty():
@@ -230,7 +230,7 @@ def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
 
 
 def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, output: str) -> None:
-    """From the last attempt on; of a run that has ended, all of them. Raises UsageError when there never was such a log."""
+    """Print logs from the last attempt on; all attempts of an ended run. Raises UsageError when there never was such a log."""
     from chaosrun.records.supervision import is_supervised
     from chaosrun.report.escapes import harmless
     from chaosrun.report.logs import LogFollower, LogLine, select_logs
@@ -278,11 +278,11 @@ def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank:
 
 
 def _until_ended(run: RunLayout, tell: Callable[[], bool], *, or_when: Callable[[], bool] = lambda: False) -> None:
-    """Call `tell` again and again, once more after the end; until it says that nobody reads any more."""
+    """Call `tell` repeatedly, and once more after the run's end, unless `tell` returns that nobody reads any more."""
     from chaosrun.records.supervision import is_supervised
 
     while True:
-        # Asked first: what was written before the end is then there to be read.
+        # Asked before `tell`, which then reads all that was written before the end.
         over = or_when() or not is_supervised(run)
         if not tell() or over:
             return

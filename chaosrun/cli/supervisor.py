@@ -1,6 +1,6 @@
-"""`python -m chaosrun.cli.supervisor`: the supervisor of a drill that a command only follows, or has left to itself.
+"""`python -m chaosrun.cli.supervisor`: the supervisor of a drill that a command follows, or has detached.
 
-`chaosrun.supervise.process`, with what `submit` and `resume` do beside supervising: reports, and progress, which is its log.
+It is `chaosrun.supervise.process` with what `submit` and `resume` add: reports, and progress, which is its log.
 """
 
 import sys

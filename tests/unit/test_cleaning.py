@@ -353,7 +353,7 @@ class TestStorage:
         assert done.to_json()["spared"] == [str(big / "reference"), str(big / "chaos")]
         shutil.copytree(root, tmp_path / "another")
         assert cli.main(["clean", "--root", str(tmp_path / "another"), "--yes"]) == 0
-        assert f"kept      {big / 'chaos'}: nothing shows" in capsys.readouterr().out
+        assert f"kept      {big / 'chaos'}: these checkpoints may belong to another run" in capsys.readouterr().out
         assert cleaned(root).spared == () and not big.exists()
 
     @pytest.mark.parametrize("owner", [None, "", "{}", '{"v": 1, "run": "{run}", "nonce": "0"}', "link"])
