@@ -1,4 +1,4 @@
-"""One entry of a spec at one moment: the faults it stands for, one for each rank that it strikes at once. Pure."""
+"""The faults that one entry of a spec stands for at one moment: one for each rank that it strikes at once. Pure."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
 
 MAX_FAULTS = 10_000
-"""Of one plan."""
+"""Most faults of one plan."""
 
 
 class RefusedError(Exception):

@@ -1,4 +1,4 @@
-"""From the words of `chaosrun inject` to faults that the plan gets in addition, struck from outside, at once. Pure."""
+"""Turns the arguments of `chaosrun inject` into faults that are added to the plan and struck at once, from outside. Pure."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.spec.validation import nearest
 
 MOST_DIGITS = 9
-"""Of a rank; no cluster has more."""
+"""Most digits of a rank; no cluster needs more."""
 OUTSIDE_KINDS: tuple[str, ...] = tuple(name for name, kind in KINDS.items() if kind.timed)
 
 
@@ -64,7 +64,7 @@ def _rank(text: str) -> int | str:
 
 
 def _options(name: str, kind: Kind, settings: Sequence[str]) -> dict[str, object]:
-    """Of what is done from outside every option is a time."""
+    """Parse key=value settings: every option of a fault from outside is a time."""
     known = [option.removesuffix("_s") for option in kind.options]
     takes = f"{name} takes {', '.join(f'{key}=TIME' for key in known)}" if known else f"{name} takes no options"
     options: dict[str, object] = {}
@@ -82,5 +82,5 @@ def _options(name: str, kind: Kind, settings: Sequence[str]) -> dict[str, object
 
 
 def _number(name: str) -> int:
-    """Of "F12" or "G3"; 0 for a name of another kind."""
+    """The number in "F12" or "G3"; 0 for any other name."""
     return int(name[1:]) if name[1:].isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Which planned fault can no longer happen, found while the job runs: what `plan.rules` leaves to chance. Pure."""
+"""Finds, while the job runs, a planned fault that can no longer happen: what `plan.rules` has to leave to chance. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ class Outlook:
 
     attempt: int
     resume: int
-    """The step of the checkpoint that it goes on from, 0: the beginning."""
+    """The step of the checkpoint that the next attempt goes on from; 0: it starts from the beginning."""
     restores: int
-    """Attempts before it that went on from a checkpoint."""
+    """How many earlier attempts went on from a checkpoint."""
     every: int
     last: int | None
     """The job's last step, where it is known."""
     struck: Mapping[str, int | None]
-    """Of each fault that has struck, in which attempt; None where that is not known."""
+    """The faults that have struck, by id, with their attempt; None if the attempt is not known."""
     observed: Collection[str]
     ended_by: str
-    """What ended the attempt before, in words."""
+    """What ended the previous attempt, in words."""
 
 
 def first_missed(faults: Sequence[Fault], outlook: Outlook) -> Missed | None:
@@ -54,7 +54,7 @@ def first_missed(faults: Sequence[Fault], outlook: Outlook) -> Missed | None:
 
 
 class _Due:
-    """What the coming attempt, and those that the faults left lead to, can come by."""
+    """What can still be reached by the next attempt, and by those to which the remaining faults lead."""
 
     def __init__(self, outlook: Outlook, pending: Sequence[Fault]) -> None:
         self._at = outlook
@@ -77,7 +77,7 @@ class _Due:
         return None
 
     def _passed(self, fault: Fault) -> Iterator[str]:
-        """What lies behind the job for good."""
+        """Why the fault's place has been passed for good."""
         at, step = self._at, fault.at_step
         if fault.attempt is not None and fault.attempt < at.attempt:
             yield f"attempt {fault.attempt} is over"
@@ -93,7 +93,7 @@ class _Due:
             yield on
 
     def _left(self, fault: Fault, last: int) -> int:
-        """How often the job comes by the fault's phase from the checkpoint on; often enough where nobody knows."""
+        """How often the job reaches the fault's phase from the checkpoint on; if unknown, often enough for the fault."""
         assert fault.phase is not None
         if fault.phase in RESTORE_PHASES or fault.phase == "rendezvous" or fault.phase.startswith("checkpoint.fsync"):
             return fault.occurrence
@@ -102,7 +102,7 @@ class _Due:
         return last - self._at.resume
 
     def _waits_for_restart(self, fault: Fault) -> int:
-        """How many attempts have to end before it can strike, at the least."""
+        """How many attempts, at least, have to end before the fault can strike."""
         at = self._at
         needed = max(0, (fault.attempt or 0) - at.attempt)
         if fault.phase == "rendezvous":

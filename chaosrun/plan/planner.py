@@ -1,5 +1,5 @@
-"""From the faults that a spec asks for (scheduled, random, replayed, a preset's) to the plan: every fault with its rank and
-moment, or why there can be no plan. Pure, and the same on every machine (`plan.sampling`)."""
+"""Makes the plan of the faults that a spec asks for (scheduled, random, replayed, a preset's): each gets its rank and moment;
+or says why there can be no plan. Pure, and the same on every machine (`plan.sampling`)."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ def make_plan(
     spec: JobSpec, trace: Source | None = None, refuse: Callable[[Sequence[Objection], str], UsageError] = _refusal
 ) -> FaultPlan:
     """The plan of a job in the order in which it meets the faults, with ids F1, F2, …; `trace` is what `faults.replay` names.
-    Raises UsageError, naming every entry at fault (`refuse` makes it, of the reasons and a hint), or SpecError when the trace
-    cannot be read."""
+    Raises UsageError, made by `refuse`, which names every entry that cannot be planned, or SpecError when the trace cannot be
+    read."""
     chance = random.Random(spec.faults.seed)
     if spec.faults.preset is not None:
         try:
@@ -51,7 +51,7 @@ def make_plan(
         except RefusedError as error:
             refused.append(error.objection)
     if spec.faults.replay is not None:
-        assert trace is not None, "whoever loads the job reads its trace"
+        assert trace is not None, "the trace is read when the job is loaded"
         faults += replayed(spec, spec.faults.replay, trace)
     if not refused and len(faults) > MAX_FAULTS:
         refused.append(Objection("faults", f"{len(faults)} faults are more than a drill can do (at most {MAX_FAULTS})"))
@@ -62,7 +62,7 @@ def make_plan(
 
 
 def _numbered(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """With ids, and groups called G1/2, G2/3, … by their size."""
+    """The faults with ids, and with groups renamed to G1/2, G2/3, …, number and size."""
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for fault in faults:

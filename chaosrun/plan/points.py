@@ -1,6 +1,6 @@
-"""What a sweep tries: one small plan for each point that a job was seen to come by. Pure.
+"""What a sweep tries: one small plan for each point that a job was seen to reach. Pure.
 
-A point is a phase on a rank, at a step, of a checkpoint's fsync with the file.
+A point is a phase on a rank at a step; for the fsyncs of a checkpoint, also the file.
 """
 
 from collections import Counter
@@ -16,34 +16,34 @@ from chaosrun.spec.model import JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A rank came by a point."""
+    """One time that a rank reached a point."""
 
     rank: int
     phase: str
     step: int
     """The step that `Fault.at_step` means at this phase; 0 at a rendezvous."""
     target: str | None = None
-    """What is synced, at an fsync of the checkpoint."""
+    """At an fsync of the checkpoint, the file that is synced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One thing to try: whom to kill, and when."""
+    """One thing to try: which rank to kill, and when."""
 
     id: str
-    """The same point of the same job always has the same."""
+    """The same point of the same job always has the same id."""
     phase: str
     rank: int
     step: int
     target: str | None
     recovering: bool
-    """In the attempt after a first kill, which is then part of the plan; else in the first attempt."""
+    """It is in the attempt after a first kill, which is then part of the plan; if False, in the first attempt."""
     schedule: tuple[Entry, ...]
     """The faults of the drill that tries it; the last one strikes here."""
 
     @property
     def place(self) -> tuple[str, int, str | None, bool]:
-        """What it is one moment of."""
+        """The place, without the step, of which this point is one moment."""
         return self.phase, self.rank, self.target, self.recovering
 
 
@@ -53,8 +53,8 @@ def saved_steps(passed: Iterable[Passage]) -> list[int]:
 
 
 def chosen_steps(epoch_of_step: Mapping[int, int], saved: Collection[int]) -> tuple[int, ...]:
-    """Steps that stand for all: the first, also of the second epoch, the last, and near the middle one with a checkpoint and
-    one without."""
+    """Representative steps: the first of the job, the first of its second epoch, the last, and near the middle one with a
+    checkpoint and one without."""
     steps = sorted(epoch_of_step)
     if not steps:
         return ()
@@ -69,7 +69,7 @@ def chosen_steps(epoch_of_step: Mapping[int, int], saved: Collection[int]) -> tu
 
 
 def first_kill(spec: JobSpec) -> Entry:
-    """The kill that brings a restore about: after the first checkpoint; of a script with its own nobody knows where that is."""
+    """The kill that causes a restore: after the first checkpoint, or, as a script's own saves are not known, the first step."""
     rank = spec.workers - 1
     return {"rank": rank, "phase": "checkpoint.postcommit"} if spec.by == "chaosrun" else {"rank": rank, "occurrence": 1}
 
@@ -96,14 +96,14 @@ def enumerate_points(
             if passage.phase in ONCE_AN_ATTEMPT or (passage.phase in TRAINING_PHASES and passage.step == saved[0] + 1)
         ]
     if spec.workers == 1:
-        # One worker alone reduces nothing.
+        # A single worker reduces nothing.
         found = [point for point in found if point.phase != "reduce"]
     return sorted(found, key=_place_in_table)
 
 
 def save_points(passed: Iterable[Passage], step: int) -> list[Point]:
-    """Those inside the script's save of a step: kills before each operation (in the middle of a file's writes none) and at the
-    end; power cuts after each rename and at the end. Operations are in each rank's order."""
+    """Points inside the script's save of a step: kills before each operation (except amid a file's writes) and at the end;
+    power cuts after each rename and at the end. Operations are in each rank's order."""
     found: list[Point] = []
     of_rank: dict[int, list[str]] = {}
     for passage in passed:
@@ -126,13 +126,13 @@ def _save_point(rank: int, step: int, number: int, what: str, more: Entry) -> Po
     """`what`: the operation before which it strikes."""
     cut = [f"power_cut-{more['unsynced']}"] if more else []
     entry = {**more, "rank": rank, "phase": "save", "at_step": step, "operation": number}
-    # Without the file's name, which may be another each time.
+    # Without the file's name, which may differ each time.
     place = "/".join([f"save@{step}", f"rank{rank}", f"{number:03}-{what.partition(' ')[0]}", *cut])
     return Point(id=place, phase="save", rank=rank, step=step, target=what, recovering=False, schedule=(entry,))
 
 
 def matching(points: Iterable[Point], patterns: Collection[str]) -> list[Point]:
-    """Those whose id or phase one of the patterns matches, `*` and `?` as in file names; without patterns all."""
+    """The points whose id or phase matches one of the patterns, `*` and `?` as in file names; all without patterns."""
     return [
         point
         for point in points
@@ -141,11 +141,11 @@ def matching(points: Iterable[Point], patterns: Collection[str]) -> list[Point]:
 
 
 _Times = tuple[int, int, int]
-"""How often a rank has come by: at this step, in its attempt, and at how many steps."""
+"""How often a rank has reached a point: at this step, in its attempt, and at how many different steps."""
 
 
 def _numbered(passed: Iterable[Passage]) -> Iterator[tuple[Passage, _Times]]:
-    """Without repetitions, but for those of an fsync: a step has one of all else."""
+    """The passages with their counts, without repetitions within a step, except for those of fsyncs."""
     here: Counter[Passage] = Counter()
     ever: Counter[tuple[int, str, str | None]] = Counter()
     steps: Counter[tuple[int, str, str | None]] = Counter()
@@ -168,10 +168,10 @@ def _point(passage: Passage, times: _Times, before: tuple[Entry, ...], spec: Job
     if here > 1:
         parts.append(f"#{here}")
     if phase in ONCE_AN_ATTEMPT:
-        # Of a restore the first, of a rendezvous that of the attempt meant.
+        # The first restore; for a rendezvous, the one of the attempt meant.
         entry["occurrence"] = len(before) + 1 if phase == "rendezvous" else 1
     elif phase in CHECKPOINT_PHASES and not Timeline.of(spec).saves(passage.step):
-        # The one at the end of the script, whose step only the script knows.
+        # The checkpoint at the script's end, whose step only the script knows.
         entry["occurrence"] = ever if passage.target is not None else at_steps
     else:
         entry["at_step"] = passage.step

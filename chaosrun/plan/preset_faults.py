@@ -16,17 +16,17 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
 
 TRIES = 30
-"""Draws of one entry, until its faults can happen together with those that are there already."""
+"""How often to draw one entry, until its faults can happen together with those already in the plan."""
 ROUNDS = 30
-"""Draws of the whole preset, until at least one fault comes."""
+"""How often to draw the whole preset, until it has at least one fault."""
 
 
 def preset_faults(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list[Fault]:
     """The preset's faults in the order of the plan, without ids: at least one, all of which can happen; entries for which a
-    short job has no room are left out. Raises RefusedError where none has, or the length is not known."""
+    short job has no room are left out. Raises RefusedError if there is room for none, or the length is not known."""
     if spec.max_steps is None:
         raise RefusedError("faults.preset", f"preset {preset.name}: the job's length is not known, set max_steps")
-    # What comes in a recovery needs what leads to one.
+    # Last, the faults during a recovery: they need those that lead to one.
     entries = sorted(enumerate(preset.faults), key=lambda entry: entry[1].moment in ONCE_AN_ATTEMPT)
     reason = "no fault was drawn"
     for _ in range(ROUNDS):
@@ -50,14 +50,14 @@ def preset_faults(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> l
 
 
 def _successive_notices(faults: Sequence[Fault]) -> list[Objection]:
-    """Ranks leave after the step that follows a notice: whether another one's notice of that step is still seen is chance."""
+    """Objections to notices in successive steps: ranks leave after the second step, and see its notice or not by chance."""
     steps = {fault.at_step: fault for fault in faults if fault.facts.notice and fault.at_step is not None}
     late = (fault for step, fault in steps.items() if step - 1 in steps)
     return [Objection(fault.source, f"{fault.describe()}: ranks leave after this step, on another notice") for fault in late]
 
 
 def _aimed(entry: PresetFault, one: int | None) -> PresetFault:
-    """At the rank that all faults of the preset strike, where they strike one, and this can be done to any."""
+    """The entry with the rank that all faults of the preset strike, if there is one and this fault can strike any rank."""
     if one is None or entry.rank != "random" or only_rank(entry.kind, entry.moment, entry.target) is not None:
         return entry
     return entry.model_copy(update={"rank": one, "at_once": None})
@@ -76,7 +76,7 @@ def _of_entry(spec: JobSpec, entry: PresetFault, source: str, chance: random.Ran
 
 
 def _steps(spec: JobSpec, entry: PresetFault, source: str, chance: random.Random) -> Sequence[int]:
-    """Steps of the entry's part of the training, or the nearest; of a phase of checkpoints those at which one is saved."""
+    """Steps of the entry's part of the training, or the nearest; for checkpoint phases only steps with a checkpoint."""
     last = spec.max_steps or 1
     begin, end = entry.within[0] * last, entry.within[1] * last
     timeline = Timeline.of(spec)

@@ -13,9 +13,9 @@ from chaosrun.spec.faults import RandomFaults
 from chaosrun.spec.model import JobSpec
 
 MAX_DRAWN_STEPS = 10_000_000
-"""Steps that `mean_steps` and `rate` may range over: each is one draw."""
+"""Most steps that `mean_steps` and `rate` may range over: each takes one draw."""
 MEAN_TIMES_WITHIN = 10
-"""How many times their mean apart faults are drawn for by `mtbf`, unless `within` says so."""
+"""For how many times `mtbf` faults are drawn, unless `within` sets the time."""
 
 
 def random_faults(spec: JobSpec, entry: RandomFaults, scheduled: Sequence[Fault], chance: random.Random) -> list[Fault]:
@@ -35,7 +35,7 @@ def random_faults(spec: JobSpec, entry: RandomFaults, scheduled: Sequence[Fault]
 
 
 def _taken(spec: JobSpec, faults: Sequence[Fault], entry: RandomFaults) -> set[int]:
-    """Steps at which a drawn fault would meet one of these: each one's own, and the one that the ranks make on a notice."""
+    """Steps at which a drawn fault would meet one of these faults: its own step, and the one that ranks finish on a notice."""
     drawn = Fault(id="", kind=entry.kind, rank=0, source="")
     taken: set[int] = set()
     for fault in faults:
@@ -50,7 +50,7 @@ def _taken(spec: JobSpec, faults: Sequence[Fault], entry: RandomFaults) -> set[i
 
 
 def _times(mean_s: float, within_s: float, chance: random.Random) -> list[float]:
-    """Seconds, in steps of one millisecond, at which faults come that are independent of each other and this far apart."""
+    """Times of independent faults that are `mean_s` apart on average: in seconds, rounded to milliseconds."""
     times: list[float] = []
     now_s = mean_s * exponential(chance)
     while now_s <= within_s:
@@ -70,7 +70,7 @@ def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[in
     if spec.max_steps is not None and last > spec.max_steps:
         raise RefusedError(source, f"step {last} of between is never reached, max_steps is {spec.max_steps}")
     occupied = sorted(step for step in taken if first <= step <= last)
-    # After a notice the job makes one step more and goes on from there: no other notice comes at that step, none at the last.
+    # After a notice the job makes one step more and goes on from there: no other notice may come at that step or at the last.
     apart = 2 if KINDS[entry.kind].notice else 1
     last -= apart - 1 if last == spec.max_steps else 0
     if entry.count is not None:

@@ -1,10 +1,10 @@
-"""Recorded preemption traces: from their text to the moments at which nodes were lost, and from those to faults. Pure.
+"""Recorded preemption traces: reads when nodes were lost from their text, and makes faults of that. Pure.
 
     bamboo    CSV without a header, a line each: time since the beginning (seconds, or hours), number of live nodes
     parcae    a JSON list a line: [milliseconds, "add" | "remove" | …, {"nodes": [names]}]
     skypilot  one JSON object: {"metadata": {"gap_seconds": s}, "data": [number of live nodes, …]}
 
-A loss is a fall in the number of live nodes, or nodes that are removed by name. That nodes come back is not replayed: the job
+A loss is a drop in the number of live nodes, or nodes that are removed by name. The return of nodes is not replayed: the job
 goes on with as many workers as before, as soon as it can.
 """
 
@@ -38,12 +38,12 @@ _PARCAE_EVENTS = ("add", "remove", "no-op", "migration")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     time_s: float
-    """Since the beginning of the recording."""
+    """Time since the beginning of the recording."""
     count: int
     nodes: tuple[int, ...] | None = None
-    """Which ones, numbered in the order in which the recording first names them; None where it does not."""
+    """The lost nodes, numbered in the order in which the recording first names them; None if it has no names."""
     line: int
-    """Of the file, from 1."""
+    """Line of the file, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +89,12 @@ def replayed(spec: JobSpec, entry: ReplaySpec, trace: Source) -> list[Fault]:
 
 
 def detect(text: str) -> str:
-    """The format that a text is written in, by its first character."""
+    """The format of a text, told by its first character."""
     return {"{": "skypilot", "[": "parcae"}.get(text.lstrip()[:1], "bamboo")
 
 
 def read_recording(trace: Source, form: str = "auto", unit: str = "seconds") -> Recording:
-    """Parse a trace. Raises SpecError with the place of the first thing that is wrong, UsageError for a unit that cannot be."""
+    """Parse a trace. Raises SpecError with the place of the first error, UsageError for a unit that the format cannot have."""
     form = detect(trace.text) if form == "auto" else form
     if unit != "seconds" and form != "bamboo":
         raise UsageError(
@@ -120,12 +120,12 @@ def read_recording(trace: Source, form: str = "auto", unit: str = "seconds") -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Level:
-    """How many nodes were alive from this time on."""
+    """The number of live nodes from this time on."""
 
     time_s: float
     live: int
     removed: tuple[int, ...] | None = None
-    """Nodes with names that were removed now; None where nodes have none."""
+    """Named nodes that were removed at this time; None if nodes have no names."""
     line: int
 
 
@@ -236,7 +236,7 @@ def _line_of(trace: Source, key: str) -> int:
 
 
 def _lines_of_items(trace: Source, count: int) -> list[int]:
-    """The lines, from 0, of the numbers in the list called data. All that is in doubt counts as on the list's own line."""
+    """The lines, from 0, of the numbers in the list called data. If in doubt, a number counts as on the list's own line."""
     begin = re.search(r'"data"\s*:\s*\[', trace.text)
     if begin is None:
         return [0] * count

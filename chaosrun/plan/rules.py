@@ -1,10 +1,10 @@
 """Which faults of a plan can never happen, by simple rules, before anything starts. Pure.
 
-1. Alone: a rank, step or checkpoint that is not there; a point that this rank never comes by; a notice, or steps to slow
+1. Alone: a rank, step or checkpoint that does not exist; a point that this rank never reaches; a notice, or steps to slow
    down, with no step left.
-2. Unled: an attempt, or a restore, that the other faults do not lead to; a damaged checkpoint that none of them has read.
-3. Colliding: of two faults at one point the job goes on beyond it after the first; or one ends the attempt before the other is
-   over: ranks leave on a notice, a hang is declared, slow steps pass.
+2. Unled: an attempt, or a restore, to which no other fault leads; a damaged checkpoint that no fault causes to be read.
+3. Colliding: two faults at one point, which the job does not reach again after the first; or a fault that ends the attempt
+   before another is over: before ranks leave on a notice, a hang is declared, slow steps pass.
 
 What only chance decides, such as which of two racing ranks is the first, is accepted: the supervisor ends a drill in which a
 fault can no longer happen (`plan.missed`).
@@ -27,11 +27,11 @@ from chaosrun.wording import count
 
 RANK_ZERO_PHASES = frozenset({"checkpoint.rename.before", "checkpoint.rename.after"})
 _RANK_FILES = ("chaosrun-rank-{}.pt", "random_states_{}.pkl")
-"""What each rank writes into a checkpoint itself; all else is rank 0's."""
+"""Files that each rank writes into a checkpoint itself; rank 0 writes all others."""
 
 
 def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:
-    """The one rank that comes by there, or that it can be done to; None: any rank may be."""
+    """The only rank that reaches this phase, or that this kind can strike; None: any rank."""
     if (alone := KINDS[kind].only_rank) is not None:
         return alone
     if phase in RANK_ZERO_PHASES:
@@ -42,8 +42,8 @@ def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:
 
 
 def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = False) -> list[Objection]:
-    """One for each fault that can never happen, or only by chance; `faults` in the order of the plan. `some_missing`: others
-    could not be planned, so that nothing can be said of how faults meet."""
+    """An objection for each fault that can never happen, or only by chance; `faults` in the order of the plan.
+    `some_missing`: others could not be planned, so that it cannot be judged how faults meet."""
     timeline = Timeline.of(spec)
     misplaced = elsewhere(spec, faults)
     sound = [fault for fault in faults if fault.source not in {each.entry for each in misplaced}]
@@ -62,7 +62,7 @@ def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = F
     if misplaced or alone or some_missing:
         found = [*misplaced, *alone]
     elif spec.by == "script":
-        # Where it goes on from, only the script knows.
+        # Only the script knows from where it goes on.
         found = list(two_in_one_save(faults))
     else:
         strikes = _strikes(timeline, faults)
@@ -70,7 +70,7 @@ def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = F
     return list(dict.fromkeys(found))
 
 
-# One fault, whatever the others do
+# One fault by itself
 
 
 def _alone(timeline: Timeline, fault: Fault, unusual: set[int] | None) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _alone(timeline: Timeline, fault: Fault, unusual: set[int] | None) -> Iterat
     if fault.kind == "pause" and fault.option("duration_s") >= timeline.patience_s:
         yield (
             f"a rank that is stopped for {fault.option('duration_s'):g} s is a hang after {timeline.patience_s:g} s "
-            "(recovery.hang_timeout): kind stop is that"
+            "(recovery.hang_timeout): use kind stop for a hang"
         )
     if step is None:
         yield from _too_often(timeline, fault, 0 if unusual is None else len(unusual))
@@ -118,7 +118,7 @@ def _too_often(timeline: Timeline, fault: Fault, unusual: int) -> Iterator[str]:
         return
     most = timeline.last
     if fault.phase.startswith("checkpoint.fsync"):
-        return  # nobody knows how many there are
+        return  # their number is unknown
     if fault.phase in CHECKPOINT_PHASES:
         most = -(-timeline.last // timeline.every) + unusual
     if fault.occurrence > most:
@@ -131,7 +131,7 @@ def _without_objects(spec: JobSpec, fault: Fault) -> Iterator[str]:
 
 
 def _beyond_the_timeout(spec: JobSpec, fault: Fault) -> Iterator[str]:
-    # A run that is gone on with has its whole timeout again: what is asked for while it runs is let be.
+    # A resumed run has its whole timeout again, so injected faults are not refused.
     if fault.source != INJECTED and fault.required and fault.after_s and spec.timeout and fault.after_s >= spec.timeout:
         yield f"it comes {fault.after_s:g} s after the start, when the run has been stopped ({spec.timeout:g} s, timeout)"
 
@@ -155,7 +155,7 @@ def _alone_at_its_place(timeline: Timeline, fault: Fault) -> Iterator[str]:
 
 
 def _writer(target: str) -> int:
-    """The rank that writes, and syncs, this file of a checkpoint: its own, or for all rank 0."""
+    """The rank that writes and syncs this file of a checkpoint: the rank in its name, else rank 0."""
     for pattern in _RANK_FILES:
         before, after = pattern.split("{}")
         number = target.removeprefix(before).removesuffix(after)
@@ -169,7 +169,7 @@ def _writer(target: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Strike:
-    """One fault, or all of a group, at the moment when the job first comes by."""
+    """One fault, or all faults of a group, at the moment when the job first reaches them."""
 
     key: str
     fault: Fault
@@ -186,12 +186,12 @@ class _Strike:
 
 
 def _keys(faults: Sequence[Fault]) -> list[str]:
-    """The same for all faults of a group."""
+    """A key for each fault, the same for all faults of a group."""
     return [fault.group or str(index) for index, fault in enumerate(faults)]
 
 
 def _strikes(timeline: Timeline, faults: Sequence[Fault]) -> list[_Strike]:
-    """In the order in which the job comes by them, those left out of which nobody knows it."""
+    """The strikes in the order in which the job reaches them, without those whose moment is unknown."""
     members: dict[str, list[Fault]] = defaultdict(list)
     for key, fault in zip(_keys(faults), faults, strict=True):
         members[key].append(fault)
@@ -205,7 +205,7 @@ def _strikes(timeline: Timeline, faults: Sequence[Fault]) -> list[_Strike]:
 
 def _collisions(timeline: Timeline, strikes: Sequence[_Strike]) -> Iterator[Objection]:
     for place, first in enumerate(strikes):
-        # The step after: a notice takes effect there, and ranks race across the end of a step.
+        # Including the next step, where a notice takes effect; ranks also race across the end of a step.
         until = max(first.moment[0] + 1, first.lasts()[0])
         for second in strikes[place + 1 :]:
             if second.moment[0] > until:
@@ -216,16 +216,16 @@ def _collisions(timeline: Timeline, strikes: Sequence[_Strike]) -> Iterator[Obje
 
 
 def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> Objection | None:
-    """Why one of two can never happen; `first` is the one whose point comes first."""
+    """Why one of two strikes can never happen; the job reaches the point of `first` first."""
     for notice, other in ((first, second), (second, first)):
         if notice.fault.facts.notice and (found := _leaving_collision(timeline, notice, other, after=other is second)):
             return found
     race = timeline.race(first.moment, second.moment)
     if race and first.fault.facts.evidence == "hang" and second.fault.group and first.ranks < second.ranks:
-        hung = f"{first.fault.source} hangs one of them: who is then found to hang, nobody knows"
+        hung = f"{first.fault.source} hangs one of them: which rank is then found to hang is chance"
         return Objection(second.fault.source, f"{second.fault.describe()}: its ranks wait for one another, and {hung}")
     for cut, by in ((first, second), (second, first)):
-        # Ranks that strike together wait for one another: one of them that does not come lets them off.
+        # Ranks of a group wait for one another: if one of them never comes, none is struck.
         exposed = race and (bool(cut.ranks - by.ranks) if by is second else cut.ranks.isdisjoint(by.ranks))
         if by.ends_attempt and _is_cut_short(timeline, cut, by, after=by is second, race=exposed):
             return Objection(
@@ -244,12 +244,12 @@ def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> Objection
 
 
 def _leaving_collision(timeline: Timeline, notice: _Strike, other: _Strike, *, after: bool) -> Objection | None:
-    """Why the ranks may not leave as the notice asks; `after`: the other's point comes later."""
+    """Why the ranks may not leave as the notice asks; `after`: the point of `other` comes later."""
     leaving = timeline.leaving(notice.moment)
     step = leaving[0]
     if other.fault.kind == notice.fault.kind == "preempt":
         if after and other.ranks & notice.ranks and other.moment <= leaving:
-            told = f"{notice.fault.source} has told this rank before, which leaves once, after step {step}"
+            told = f"{notice.fault.source} has given this rank notice before; it leaves once, after step {step}"
             return Objection(other.fault.source, f"{other.fault.describe()}: {told}")
         return None
     if not other.ends_attempt or other.moment > leaving:
@@ -265,7 +265,7 @@ def _leaving_collision(timeline: Timeline, notice: _Strike, other: _Strike, *, a
 
 
 def _is_cut_short(timeline: Timeline, cut: _Strike, by: _Strike, *, after: bool, race: bool) -> bool:
-    """Whether the attempt may end before what happened can be seen, or is over; `after`: the other's point comes later."""
+    """Whether the attempt may end before `cut` can be seen, or is over; `after`: the point of `by` comes later."""
     fault = cut.fault
     if fault.facts.ends_attempt:
         return (
@@ -281,7 +281,7 @@ def _is_cut_short(timeline: Timeline, cut: _Strike, by: _Strike, *, after: bool,
     return race and (fault.kind == "pause" or fault.group is not None)
 
 
-# A fault that others have to lead to
+# A fault to which others have to lead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,13 +290,13 @@ class _Restart:
     by: Fault
     moment: Moment
     resume: int
-    """The step of the checkpoint that the job goes on from, 0: the beginning."""
+    """The step of the checkpoint that the job goes on from; 0: the beginning."""
     unusable: frozenset[int]
-    """Steps of damaged checkpoints that it meets before."""
+    """Steps of damaged checkpoints that it tries before."""
 
 
 def _restarts(timeline: Timeline, strikes: Sequence[_Strike]) -> list[_Restart]:
-    """Those that faults with a moment of their own lead to, in their order."""
+    """The restarts caused by faults with a known moment, in order."""
     found: list[_Restart] = []
     damaged: set[int] = set()
     noticed = 0
@@ -325,7 +325,7 @@ def _unled(timeline: Timeline, faults: Sequence[Fault], strikes: Sequence[_Strik
     ending = {key: fault for key, fault in zip(keys, faults, strict=True) if fault.facts.ends_attempt}
     restarts = _restarts(timeline, strikes)
     at_once = {key for key, fault in ending.items() if fault.phase in ONCE_AN_ATTEMPT}
-    # Of these nobody knows the step: they come after a delay, or wherever another fault leads the job.
+    # Their step is unknown: they come after a delay, or wherever another fault leads the job.
     unknown = ending.keys() - {each.key for each in restarts} - at_once
     for key, fault in zip(keys, faults, strict=True):
         if not fault.required:
@@ -377,7 +377,7 @@ def _unled_attempt(fault: Fault, restarts: Sequence[_Restart], others: int, *, k
 
 
 def _unread(timeline: Timeline, fault: Fault, restarts: Sequence[_Restart]) -> str | None:
-    """Nothing reads a checkpoint once there is a newer one."""
+    """Why the damaged checkpoint is never read: nothing reads a checkpoint once there is a newer one."""
     moment = timeline.moment(fault)
     if moment is None:
         return None

@@ -1,5 +1,5 @@
-"""Chance that is the same on every machine: numbers of `random.Random(seed).random()`, only compared, added, multiplied and
-truncated, which IEEE 754 fixes to the last bit. Logarithms differ between C libraries."""
+"""Random draws that are the same on every machine: numbers of `random.Random(seed).random()`, only compared, added, multiplied
+and truncated, which IEEE 754 fixes to the last bit. Logarithms differ between C libraries."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ def distinct(count: int, among: int, chance: random.Random) -> list[int]:
 
 
 def nth_free(first: int, occupied: Sequence[int], index: int) -> int:
-    """The step number `index` (from 0) of those from `first` on that are not in `occupied` (ascending)."""
+    """The step with index `index` (from 0) among the steps from `first` on that are not in `occupied` (ascending)."""
     step = first + index
     for busy in occupied:
         if busy > step:

@@ -1,4 +1,4 @@
-"""Which points a job has, by who saves it: chaosrun's checkpoints, or a script's own saves. Pure."""
+"""Which points a job has depends on what saves it: chaosrun's checkpoints, or the script's own saves. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from chaosrun.spec.problems import Objection
 
 
 def elsewhere(spec: JobSpec, faults: Sequence[Fault]) -> list[Objection]:
-    """One for each fault whose point jobs of this sort never come by."""
+    """An objection for each fault at a point that jobs of this sort do not have."""
     found = [Objection(fault.source, sentence) for fault in faults for sentence in _elsewhere(spec, fault)]
     return list(dict.fromkeys(found))
 
@@ -27,7 +27,7 @@ def _elsewhere(spec: JobSpec, fault: Fault) -> Iterator[str]:
 
 
 def two_in_one_save(faults: Sequence[Fault]) -> Iterator[Objection]:
-    """strace is attached to a rank once at a time."""
+    """Objections to a second fault in one save: only one strace at a time can be attached to a rank."""
     seen: dict[tuple[int, int | None, int], Fault] = {}
     for fault in faults:
         if fault.phase == "save" and fault.facts.note is SaveNote:

@@ -1,4 +1,4 @@
-"""Where a job's checkpoints lie, and in which order a rank comes by its points. Pure."""
+"""At which steps a job saves checkpoints, and in which order a rank reaches its points. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.spec.model import SHORTEST_HANG_S, JobSpec
 
 Moment = tuple[int, int]
-"""A step, and a slot within it. Of two moments of one attempt the smaller comes first."""
+"""A step, and a slot within it. Within an attempt, the smaller of two moments comes first."""
 
 _SLOTS: Mapping[str, int] = {
     "fetch": 0,
@@ -34,7 +34,7 @@ _REDUCE, _MANIFEST, _PRECOMMIT, _RENAMED, _POSTCOMMIT, END_OF_STEP = 2, 9, 11, 1
 _LATE = 20
 """Added to the slots of a checkpoint that is not due by its step: it is saved after the step's faults, not before them."""
 _LEAVING = 50
-"""Of ranks that leave on a notice, with a checkpoint of that step."""
+"""The slot in which ranks leave on a notice, with a checkpoint of that step."""
 _MANIFEST_FILES = frozenset({"MANIFEST.json", "."})
 _FOLDERS_AROUND = frozenset({"checkpoints", "staging"})
 
@@ -46,7 +46,7 @@ class Timeline:
     last: int | None
     """The job's last step; None: only the script knows."""
     patience_s: float = SHORTEST_HANG_S
-    """How long a stopped rank is certain not to be taken for hung."""
+    """A rank that is stopped for less than this is certainly not taken for hung."""
 
     @classmethod
     def of(cls, spec: JobSpec) -> "Timeline":
@@ -77,7 +77,7 @@ class Timeline:
         return step if self.saves(step) and committed else self.newest_save(step - 1)
 
     def moment(self, fault: Fault) -> Moment | None:
-        """When the job first comes by the fault's point; None where other faults decide that, or the clock."""
+        """When the job first reaches the fault's point; None if that depends on other faults, or on the clock."""
         step, phase = fault.at_step, fault.phase
         if phase is None or phase == "rendezvous" or phase in RESTORE_PHASES or (phase == "save" and step is None):
             return None
@@ -96,21 +96,21 @@ class Timeline:
         return step, slot + (_LATE if phase in CHECKPOINT_PHASES and step % self.every else 0)
 
     def leaving(self, moment: Moment) -> Moment:
-        """When the ranks leave on a notice: after the step that follows it; one rank alone at once."""
+        """When the ranks leave on a notice: after the step that follows it; a single worker leaves at once."""
         return moment[0] + (self.workers > 1), _LEAVING
 
     def race(self, one: Moment, other: Moment) -> bool:
-        """Whether of two ranks either may be the first to come to its moment: no collective lies between."""
+        """Whether either of two ranks may reach its moment first, because no collective lies between the moments."""
         (first, last), (other_first, other_last) = self._between(one), self._between(other)
         return first <= other_last and other_first <= last
 
     def _between(self, moment: Moment) -> tuple[int, int]:
-        """Between which collectives a rank is: the number of the one before, and of the last that others may get past. A step
-        has four: its all-reduce; of a checkpoint the gathering of hashes and the barriers around the rename."""
+        """Between which collectives a rank is: the number of the one before it, and of the last one that others may pass. A
+        step has four: its all-reduce and, for a checkpoint, the gathering of hashes and the barriers around the rename."""
         step, slot = moment
         if slot <= _REDUCE:
             before = 4 * (step - 1) + (3 if self.saves(step - 1) else 0)
-            # Who is inside the all-reduce has launched its share: the others may come out of it.
+            # A rank inside the all-reduce has launched its share: the others may leave it.
             return before, 4 * step if slot == _REDUCE else before
         if step % self.every:
             slot = 0 if slot == END_OF_STEP else slot - _LATE

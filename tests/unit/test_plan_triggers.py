@@ -255,7 +255,7 @@ class TestTogether:
     def test_a_rank_leaves_once(self):
         notice = {"kind": "preempt", "at_step": 43, "rank": 1}
         message = refusal(notice, {**notice, "at_step": 44})
-        assert "faults.schedule[0] has told this rank before, which leaves once, after step 44" in message
+        assert "faults.schedule[0] has given this rank notice before; it leaves once, after step 44" in message
         assert len(faults(notice, {**notice, "at_step": 45})) == len(faults(notice, {**notice, "at_step": 44, "rank": 0})) == 2
 
     def test_a_hang_is_cut_short_by_a_death_beside_it(self):
@@ -281,7 +281,7 @@ class TestTogether:
         # Whoever waits in vain may be taken for the one that hangs.
         message = refusal({"kind": "hang", "at_step": 7, "rank": 0}, together)
         assert "inside the gradient all-reduce of step 8, 3 ranks at once: its ranks wait for one another" in message
-        assert "faults.schedule[0] hangs one of them: who is then found to hang, nobody knows" in message
+        assert "faults.schedule[0] hangs one of them: which rank is then found to hang is chance" in message
 
     def test_what_comes_from_outside_may_lead_anywhere(self):
         outside = {"after": "3s", "rank": 0}
