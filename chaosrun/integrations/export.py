@@ -1,7 +1,7 @@
 """Files that run a job or a suite elsewhere: in GitHub Actions, as a Ray job, on Kubernetes with KubeRay, in Slurm.
 
-A template each, in `templates/`; every value of a user passes through a filter of the language that it is put into. Must not
-know how a drill is run: what is written calls the `chaosrun` command.
+Each has a template in `templates/`; every value of a user passes through a filter that quotes it for the file's language. Must
+not know how a drill is run: the files call the `chaosrun` command.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ RUN_WITH: dict[Kind, str] = {
 }
 SCRIPTS = ("ray", "slurm")
 MOST_SHARDS = 256
-"""Jobs that one matrix of GitHub may have."""
+"""Most jobs that one GitHub matrix may have."""
 INSTALL = """\
 if [ -f requirements.txt ]; then python -m pip install --requirement requirements.txt; fi
 python -m pip install "$CHAOSRUN_REQUIREMENT\""""
 IMAGE = "chaosrun:latest"
-"""As the Dockerfile's first line builds it."""
+"""The name under which the Dockerfile's first line builds it."""
 IN_THE_IMAGE = "/opt/chaosrun"
 """Where the Dockerfile puts the project."""
 LONGEST_NAME = 40
-"""KubeRay makes names of pods and services from it, which may have 63 characters."""
+"""KubeRay derives names of pods and services from it, which may have 63 characters."""
 RAYJOB_SETUP_S, SLURM_SETUP_S = 30 * 60, 15 * 60
-"""What Ray's start, both legs and the verdict take beside the job's own time; on Kubernetes pulling images, too."""
+"""Time for Ray's start, both legs and the verdict, in addition to the job's own; on Kubernetes also for pulling images."""
 SLURM_TIME_S = 2 * 3600
 
 
@@ -56,13 +56,13 @@ class Exported:
 
     @property
     def following(self) -> str:
-        """What to do with it."""
+        """What to do with the file next."""
         return RUN_WITH[self.kind].format(path="FILE" if self.path is None else shlex.quote(str(self.path)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """A job, or a suite with the largest of what its drills need."""
+    """A job, or a suite with the largest resources that any of its drills needs."""
 
     name: str
     path: Path
@@ -73,7 +73,7 @@ class _Subject:
     overrides: tuple[str, ...]
     workers: int
     cpu: float
-    """Of one worker, as is `gpu`."""
+    """For one worker, like `gpu`."""
     gpu: int | Literal["auto"]
     timeout_s: float | None
 
@@ -83,7 +83,7 @@ class _Subject:
         return self.path.relative_to(self.project).as_posix()
 
     def command(self, path: str) -> list[str]:
-        """What runs it, the file being at `path`; options may follow."""
+        """The command line that runs it, with the file at `path`; options may follow."""
         path = f"./{path}" if path.startswith("-") else path
         return ["chaosrun", "suite" if self.suite else "submit", path, *self.overrides]
 
@@ -102,10 +102,10 @@ def export(
     nodes: int | None = None,
     image: str | None = None,
 ) -> Exported:
-    """What runs the job file or suite at `path` in the system `kind`; written to `to`, if given.
+    """The file that runs the job file or suite at `path` in the system `kind`; written to `to`, if given.
 
-    `shards` is for github, `nodes` for slurm, `image` for rayjob. Raises SpecError for what is wrong in the file, UsageError
-    for what does not go together, and for an existing `to`.
+    `shards` is for github, `nodes` for slurm, `image` for rayjob. Raises SpecError for errors in the file, UsageError for
+    arguments that do not go together, and for an existing `to`.
     """
     for name, value, of in (("shards", shards, "github"), ("nodes", nodes, "slurm"), ("image", image, "rayjob")):
         if value is not None and of != kind:
@@ -175,7 +175,7 @@ def _ray_job(subject: _Subject, image: str) -> str:
 
 
 def _batch_script(subject: _Subject, nodes: int) -> str:
-    """For Slurm: a Ray across the job's nodes, one drill or suite on it, gone on with after a preemption."""
+    """A Slurm batch script: Ray across the job's nodes, and one drill or suite on it, which is resumed after a preemption."""
     if not 1 <= nodes <= subject.workers:
         raise UsageError(
             f"{nodes} nodes are not for {count(subject.workers, 'worker')}",
@@ -204,7 +204,7 @@ def _render(template: str, **values: object) -> str:
     environment = Environment(
         loader=PackageLoader("chaosrun.integrations"),
         undefined=StrictUndefined,
-        # Jinja's own marks mean something to shells and to GitHub.
+        # Jinja's default delimiters have a meaning in shells and at GitHub.
         variable_start_string="<<",
         variable_end_string=">>",
         block_start_string="<%",
@@ -214,21 +214,21 @@ def _render(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        # Each filter quotes for its language; what HTML wants quoted is of no use in any of them.
+        # Each filter quotes for its own language; none of them needs HTML's escapes.
         autoescape=False,
     )
     environment.filters |= {
         "sh": shlex.quote,
         "words": shlex.join,
-        "yaml": lambda value: json.dumps(value, ensure_ascii=False),  # which YAML is a superset of
-        # GitHub reads its own expressions before anything else does, anywhere in a workflow.
+        "yaml": lambda value: json.dumps(value, ensure_ascii=False),  # YAML is a superset of JSON
+        # GitHub evaluates its expressions first, anywhere in a workflow.
         "action": lambda text: text.replace("${{", "${{ '${{' }}"),
     }
     return environment.get_template(template).render(**values)
 
 
 def _checked(text: str, what: str) -> str:
-    """`text`, which becomes part of a line. Raises UsageError for one with a line break or another control character."""
+    """`text`, to become part of a line. Raises UsageError if it has a line break or another control character."""
     if not text.isprintable():
         raise UsageError(f"{what} {text!r} holds characters that no script can quote", hint="rename it, or give another")
     return text
@@ -268,7 +268,7 @@ def repository_of(folder: Path) -> Path | None:
 
 
 def _is_suite(path: Path) -> bool:
-    """By its keys: a job has a script. Of a file that is neither, the job's errors say what one is."""
+    """Whether the keys are a suite's: a job has a script. A file that is neither counts as a job, whose errors explain more."""
     root, _ = read_tree(read_source(path, "job file or suite"))
     return isinstance(root, Mapping) and "script" not in root.entries and bool({"drills", "matrix"} & root.entries.keys())
 
@@ -279,7 +279,7 @@ def _write(path: Path, text: str, *, executable: bool) -> None:
             write_to(path, text.encode())
             return
         expect_folder(path)
-        # "x": what somebody has made of an older one is not ours to overwrite.
+        # "x": an older file that somebody has edited must not be overwritten.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o777 if executable else 0o666), "w") as file:
             file.write(text)
     except FileExistsError as error:

@@ -1,7 +1,7 @@
-"""How a drill of a test ended, what the test may ask of it, and what is said when it is not so.
+"""How a test's drill ended, what the test may assert about it, and the message when that fails.
 
-Whoever reads a red test reads what `chaosrun verify` says of its run. Frames of chaosrun are hidden from tracebacks; what is
-left is the line of the test.
+A failed test shows what `chaosrun verify` says of its run. Frames of chaosrun are hidden from tracebacks, which leaves the line
+of the test.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,21 +19,21 @@ WIDTH = 120
 
 
 class DrillFailed(AssertionError):
-    """A drill is not what its test asked for, or could not be carried out."""
+    """A drill did not end as its test asserts, or could not be carried out."""
 
 
-DrillFailed.__module__ = "chaosrun"  # pytest prints the full name: where the class is written is of no use to anybody
+DrillFailed.__module__ = "chaosrun"  # pytest prints the full name, where the defining module would only distract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One drill, carried out. Nothing has been asked of it yet: `assert_exact` and `assert_verdict` do."""
+    """One drill that was carried out. Nothing is asserted yet: `assert_exact` and `assert_verdict` do that."""
 
     run: "RunLayout"
     seed: int
-    """Of everything random in its fault plan."""
+    """The seed of everything random in its fault plan."""
     again: str | None
-    """The command line that runs the same test again, where the session says what the drill does."""
+    """The command line that runs the same test again, if options of the pytest session determined its drill."""
     _verdict: "Verdict"
     _on_look: Callable[[], object] = field(default=lambda: None, repr=False)
 
@@ -62,7 +62,7 @@ class Outcome:
         return self.run.report_html if self.run.report_html.is_file() else None
 
     def assert_exact(self) -> Self:
-        """PASS, that is: every planned fault landed, and everything is equal to the undisturbed run, bit for bit."""
+        """Assert PASS: every planned fault landed, and everything is equal to the undisturbed run, bit for bit."""
         __tracebackhide__ = True
         self.assert_verdict("PASS")
         if not self.exact:
@@ -71,14 +71,14 @@ class Outcome:
         return self
 
     def assert_verdict(self, status: "VerdictStatus", *, kind: str | None = None, cause: str | None = None) -> Self:
-        """The verdict, and, if given, what differed first ("data order", "rng", …) and words that its cause must contain."""
+        """Assert the verdict and, if given, what differed first ("data order", "rng", …) and words that the cause contains."""
         __tracebackhide__ = True
         if surprise := _surprise(self.verdict, status, kind, cause):
             raise DrillFailed(self._account(surprise))
         return self
 
     def unasked(self) -> str:
-        """What is said when a test has never asked for a verdict that is not PASS."""
+        """The message when a test never asserted this verdict, which is not PASS."""
         verdict = self._verdict
         return self._account(f"{verdict.status}, and the test did not ask for the verdict of this drill: {verdict.cause}")
 
@@ -97,7 +97,7 @@ def account(sentence: str, rows: Sequence[tuple[str, str | None]]) -> str:
 
 
 def _surprise(verdict: "Verdict", status: str, kind: str | None, cause: str | None) -> str | None:
-    """The first sentence of the account; None when everything is as it was asked for."""
+    """The first sentence of the message; None when everything is as asserted."""
     seen = verdict.divergence.kind if verdict.divergence else None
     if verdict.status != status:
         expected = "" if status == "PASS" else f" where {status} was expected"

@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--chaos-seed",
         metavar="N|today",
         type=_seed,
-        help="seed of the fault plans of all drills that do not say their own; today: that of the day (UTC).",
+        help="seed of the fault plans of all drills that do not set their own; today: the date (UTC) as seed.",
     )
     group.addoption("--chaos-root", metavar="DIR", help="where runs are (default: $CHAOSRUN_ROOT, else ROOTDIR/.chaosrun).")
     group.addoption("--chaos-address", metavar="ADDRESS", help="Ray cluster to join (default: start a local Ray).")
@@ -76,10 +76,10 @@ def _chaos_ray(pytestconfig: pytest.Config) -> "Iterator[OneRay]":
 
 @pytest.fixture
 def chaos(request: pytest.FixtureRequest, _chaos_ray: "OneRay") -> "Iterator[Chaos]":
-    """Runs drills: `chaos.run("job.yaml", faults=…, seed=3, workers=4, overrides=[…]).assert_exact()`, and without a job file
+    """Run drills: `chaos.run("job.yaml", faults=…, seed=3, workers=4, overrides=[…]).assert_exact()`, and without a job file
     `chaos.run_script("train.py", "--epochs", "3", workers=3, kills=["1@65"])`, `chaos.run_command(["torchrun", …], kills=…)`.
 
-    A drill that is not PASS, and whose verdict the test never asks for, is an error at its end.
+    A drill that is not PASS, and whose verdict the test never asserts, is an error at the end of the test.
     """
     from chaosrun.integrations.testing import Chaos, Plan
 

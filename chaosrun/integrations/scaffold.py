@@ -30,7 +30,7 @@ NEEDS: Mapping[Template, Mapping[str, str]] = {
     "trainer": {"transformers": "transformers"},
     "lightning": {"pytorch_lightning": "pytorch-lightning", "torchdata": "torchdata"},
 }
-"""Modules, and what pip calls them."""
+"""Modules that a template imports, with the names of their packages for pip."""
 PRELOADS: Mapping[Template, str] = {
     "trainer": f"transformers.trainer, {LLAMA}",
     "lightning": "pytorch_lightning, torchdata.stateful_dataloader",
@@ -42,9 +42,9 @@ class Scaffold:
     directory: Path
     template: Template
     files: Mapping[Path, str]
-    """Text by path, in the order in which they are told."""
+    """Text by path, in the order in which the paths are printed."""
     warning: str | None = None
-    """What has yet to be done for the workflow to be found."""
+    """What has yet to be done so that GitHub finds the workflow."""
 
     @property
     def job(self) -> Path:
@@ -52,8 +52,8 @@ class Scaffold:
 
 
 def init(directory: Path, *, template: Template = "accelerate", ci: CI = "github", force: bool = False) -> Scaffold:
-    """Write a job that passes as it is. Raises UsageError, with nothing written, where files are in its way (unless `force`),
-    and when the template needs what is not installed."""
+    """Write a job that passes as it is. Raises UsageError, with nothing written, where files exist already (unless `force`),
+    and when a module that the template needs is not installed."""
     made = _scaffold(directory, template, ci)
     _write(made, force=force)
     return made

@@ -1,7 +1,7 @@
 """JSON Schemas (draft 2020-12) of what chaosrun reads and writes, for editors and other programs.
 
-Made from the models that parse the files: what these refuse for its shape (an unknown key, a wrong type, a value out of bounds)
-the schema refuses, too. It knows nothing of how keys go together, and cannot tell 2.0 from 2.
+They are made from the models that parse the files, and refuse the same shapes: an unknown key, a wrong type, a value out of
+bounds. They do not check how keys go together, and cannot tell 2.0 from 2.
 """
 
 from typing import Any, Literal
@@ -14,12 +14,12 @@ class _Schema(GenerateJsonSchema):
         return {"$schema": self.schema_dialect, **super().generate(schema, mode=mode)}
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """A key needs no second name."""
+        """No titles for fields: they would only repeat the key."""
         return False
 
 
 def schema(of: Literal["job", "suite", "verdict", "preflight"]) -> dict[str, Any]:
-    """Of a job file, a suite, a verdict or a preflight's result."""
+    """The schema of a job file, a suite, a verdict or a preflight's result."""
     if of == "verdict":
         from chaosrun.verify.schema import verdict_schema
 
@@ -36,5 +36,5 @@ def schema(of: Literal["job", "suite", "verdict", "preflight"]) -> dict[str, Any
         made = (JobSpec if of == "job" else SuiteSpec).model_json_schema(schema_generator=_Schema)
         title = f"A chaosrun {of}"
     for part in made.get("$defs", {}).values():
-        part.pop("title", None)  # the name of a class of ours
+        part.pop("title", None)  # it is the name of an internal class
     return {**made, "title": title}

@@ -1,6 +1,6 @@
-"""Drills inside pytest: the fixture `chaos`, the cases that its marks make of a test, and the one Ray of a session.
+"""Drills inside pytest: the fixture `chaos`, the test cases that its marks make, and the one Ray of a session.
 
-Imported when a test asks for the fixture or has a mark; what is heavy, when the first drill runs.
+Imported when a test uses the fixture or has a mark; heavy modules are imported when the first drill runs.
 """
 
 import json
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 Section = Mapping[str, object]
 Faults = str | Section | Sequence[Section] | None
-"""A preset's name, the `faults` section of a job file, its `schedule` alone, or None: the job's own."""
+"""A preset's name, a `faults` section as in a job file, only its `schedule`, or None for the job's own faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One case of a test that is marked with `chaos` or `chaos_plans`."""
+    """The faults and seed of one case of a test that is marked with `chaos` or `chaos_plans`."""
 
     faults: Faults = None
     seed: int | None = None
 
 
 class OneRay:
-    """One Ray for all drills of a session, started by the first. Of one process: each worker of pytest-xdist has its own."""
+    """One Ray for all drills of a session in one process, started by the first; each pytest-xdist worker has its own."""
 
     def __init__(self, address: str | None) -> None:
         """`address`: a cluster to join instead of starting a private Ray."""
@@ -50,8 +50,8 @@ class OneRay:
         self._cpus = 0.0
 
     def make_ready(self, spec: "JobSpec", plan: "FaultPlan") -> None:
-        """Have this process connected to a Ray that is large enough, as the drill will find it; or to none, where the plan
-        strikes Ray itself and the drill must have one to itself. Raises as `api.submit`."""
+        """Connect this process to a Ray that is large enough, for the drill to use; or to none, if the plan strikes Ray itself
+        and the drill needs its own. Raises as `api.submit` does."""
         # Read when Ray is imported; see `supervise.run.placed`.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         from chaosrun.campaign.drill import takes_agents
@@ -76,7 +76,7 @@ class OneRay:
             interrupts.check()
 
     def _serves(self, cluster: "RayCluster", cpus: float) -> bool:
-        """A test may have shut Ray down, and a private Ray has as many CPUs as it was started with."""
+        """Whether Ray still runs (a test may have shut it down), and has enough CPUs if it is private, which cannot grow."""
         from chaosrun.supervise.run import expected_ray
 
         return expected_ray(self._address) is None and (cluster.kind != "private" or cpus <= self._cpus)
@@ -90,14 +90,14 @@ class OneRay:
 
 @dataclass(slots=True, repr=False)
 class Chaos:
-    """The fixture `chaos`: runs drills, all of a session on one Ray."""
+    """The fixture `chaos`: runs drills; all drills of a session share one Ray."""
 
     request: pytest.FixtureRequest
     ray: OneRay
     plan: Plan = Plan()
-    """Of the test's marks; what `run` is told goes before it."""
+    """Faults and seed of the test's marks; arguments of `run` take precedence."""
     _unseen: dict[str, Outcome] = field(default_factory=dict)
-    """Runs whose verdict nobody has asked for, and which is not PASS."""
+    """Runs that are not PASS, and whose verdict the test has not asserted."""
 
     def __repr__(self) -> str:
         return "<the fixture of chaosrun>"  # pytest prints it above every failure
@@ -112,7 +112,7 @@ class Chaos:
         overrides: Sequence[str] = (),
         reference: str = "auto",
     ) -> Outcome:
-        """Run one drill, as `chaosrun submit` does, and return how it ended, whatever that is.
+        """Run one drill, as `chaosrun submit` does, and return how it ended, whatever the verdict.
 
         `job`: a path from the test's folder, or from pytest's rootdir. `faults`: a preset's name (spot, flaky-node, torture), a
         mapping or a list as in the job file's `faults` or `faults.schedule`; None: the mark's, else the job's own. `seed`:
@@ -135,10 +135,10 @@ class Chaos:
         overrides: Sequence[str] = (),
         reference: str = "auto",
     ) -> Outcome:
-        """As `run`, of a training script with its arguments, and no job file: what `chaosrun submit train.py -- ARGS` does,
-        typed in pytest's rootdir. `script`: a path from the test's folder, or from the rootdir. `kills`: "RANK@STEP" or
-        "RANK@STEP:PHASE"; `preempts`: "RANK@STEP"; without faults of any kind the default plan. What saves and resumes is
-        chaosrun where the script imports it, else the script."""
+        """Like `run`, for a training script with its arguments, and no job file: as `chaosrun submit train.py -- ARGS` typed
+        in pytest's rootdir. `script`: a path from the test's folder, or from the rootdir. `kills`: "RANK@STEP" or
+        "RANK@STEP:PHASE"; `preempts`: "RANK@STEP"; without any faults, the default plan. chaosrun saves and resumes if the
+        script imports it, else the script does."""
         __tracebackhide__ = True
         at = (self.request.path.parent, self.request.config.rootpath)
         asked = {"workers": workers, "kills": kills, "preempts": preempts}
@@ -156,8 +156,8 @@ class Chaos:
         overrides: Sequence[str] = (),
         reference: str = "auto",
     ) -> Outcome:
-        """As `run_script`, of a command with the launcher that the team uses: `chaosrun submit -- torchrun … train.py`.
-        `workers`: all ranks; None: as many as the command says."""
+        """Like `run_script`, for a command with the team's own launcher: `chaosrun submit -- torchrun … train.py`.
+        `workers`: the number of ranks; None: as many as the command says."""
         __tracebackhide__ = True
         asked = {"workers": workers, "kills": kills, "preempts": preempts}
         return self._run(lambda: self._typed(None, command, **asked), faults, seed, None, overrides, reference)
@@ -201,11 +201,11 @@ class Chaos:
         except Exception as error:
             error.add_note(f"this is a bug in chaosrun {chaosrun.__version__}; please report it with the traceback above")
             raise
-        # Outside of the handler: what is raised there brings our own stack along.
+        # Outside of the handler: an error raised there would bring our own stack along.
         raise failure
 
     def unseen(self) -> list[str]:
-        """An account of each drill that is not PASS and of which the test never asked."""
+        """A message for each drill that is not PASS and whose verdict the test never asserted."""
         return [outcome.unasked() for outcome in self._unseen.values()]
 
     @property
@@ -236,10 +236,10 @@ class Chaos:
         config = self.request.config
         asked: str | None = config.getoption("chaos_root") or os.environ.get("CHAOSRUN_ROOT")
         loaded, plan = plan_job(job, changes)
-        # Captured, it would come with a red test, and bury what is said of it.
+        # If captured, it would be printed with a failed test, and bury the message.
         captured = config.getoption("capture") != "no"
         with warnings.catch_warnings(), progress(quiet=captured) as on_event:
-            # Of the libraries that a drill imports; a test run may make errors of them.
+            # Warnings of libraries that a drill imports; pytest may be configured to turn them into errors.
             warnings.simplefilter("ignore")
             self.ray.make_ready(loaded.spec, plan)
             result = submit(
@@ -266,13 +266,13 @@ class Chaos:
 
 
 def _found(path: Path, folders: Sequence[Path]) -> Path:
-    """Raises UsageError when it is in none of these."""
+    """The path, found in one of the folders. Raises UsageError when it is in none of them."""
     tried = list(dict.fromkeys(folder / path for folder in folders))
     for candidate in tried:
         if candidate.is_file():
             return candidate
     if len(tried) == 1 or any(candidate.exists() for candidate in tried):
-        return next((candidate for candidate in tried if candidate.exists()), tried[0])  # whose error says it better
+        return next((candidate for candidate in tried if candidate.exists()), tried[0])  # whose own error is clearer
     where = " and ".join(str(candidate) for candidate in tried)
     hint = "a path starts from the test's folder, or from pytest's rootdir"
     raise UsageError(f"no such file: {where}", hint=hint)
@@ -285,7 +285,7 @@ def _section(faults: Faults) -> Section | None:
 
 
 def _yaml(section: Section) -> str:
-    """JSON, which YAML reads. Raises UsageError for what is no value of a job file."""
+    """The section as JSON, which YAML reads. Raises UsageError for a value that no job file can have."""
     try:
         return json.dumps(dict(section))
     except TypeError as error:
@@ -293,7 +293,7 @@ def _yaml(section: Section) -> str:
 
 
 def cases(plans: pytest.Mark | None, seeds: pytest.Mark | None, *, where: str) -> list[tuple[str, Plan]]:
-    """(id, plan) of each drill: every plan with every seed. Raises pytest.UsageError for a mark that says something else."""
+    """(id, plan) of each drill: every plan with every seed. Raises pytest.UsageError for a mark with other arguments."""
     faults = [("", None)] if plans is None else _plans(plans, where)
     drawn = [("", None)] if seeds is None else _seeds(seeds, where)
     return [
