@@ -1,1 +1,1 @@
-"""Looking after an installation and what it keeps: what machine this is, and which of the old runs can go."""
+"""Looks after an installation: describes its machine for bug reports, and removes old runs."""

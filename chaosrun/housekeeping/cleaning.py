@@ -1,7 +1,7 @@
-"""Removing what `inventory.choose` lets go: each first renamed into a trash beside it, then taken apart.
+"""Removes what `inventory.choose` chooses: renames each into a trash folder beside it, then deletes its contents.
 
-Whatever interrupts it, what bears a run's name is whole, and what is in the trash the next cleaning removes. Checkpoints that
-`checkpoint.storage` put elsewhere go while the run.json that names them is still there.
+So after an interruption every folder with a run's name is complete, and the next cleaning removes what is in the trash.
+Checkpoints that `checkpoint.storage` put elsewhere are removed while the run.json that names them still exists.
 """
 
 import os
@@ -33,12 +33,12 @@ class Cleaning:
     root: Path
     choice: Choice
     sizes: tuple[int, ...]
-    """Bytes on the disk of each of `choice.removed`."""
+    """Bytes on the disk, for each of `choice.removed`."""
     leftovers: int
-    """What earlier cleanings did not come to take apart."""
+    """How many things earlier cleanings left in the trash."""
     leftover_bytes: int
     done: bool
-    """False: it is only said what would go."""
+    """False: nothing is removed, only listed."""
 
     @property
     def freed_bytes(self) -> int:
@@ -46,7 +46,7 @@ class Cleaning:
 
     @property
     def spared(self) -> tuple[Path, ...]:
-        """Checkpoints outside the root that what is removed names, and that may be another's."""
+        """Checkpoints outside the root that removed runs name, but that may belong to other runs."""
         return tuple(dict.fromkeys(place for found in self.choice.removed for place in found.storage.doubtful))
 
     @property
@@ -70,8 +70,8 @@ class Cleaning:
 def clean(
     root: Path | None = None, *, older_than_s: float, keep: int, failed: bool, agreed: Callable[[Cleaning], bool]
 ) -> Cleaning:
-    """Remove old runs, references, sweeps and suites, if `agreed` says yes to what it is shown; what did not pass only if
-    `failed`. What has come to be used meanwhile is kept.
+    """Remove old runs, references, sweeps and suites, if `agreed`, which is given the choice, returns True; those that did not
+    pass only if `failed`. What has come into use meanwhile is kept.
 
     Raises UsageError while another process cleans there, ResourcesError when something cannot be removed.
     """
@@ -108,7 +108,7 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
             return intended
         for leftover in leftovers:
             _take_apart(leftover)
-        # The answer may have taken its time.
+        # The answer may have taken long.
         still = chosen().removed
         removed, sizes, kept = [], [], list(choice.kept)
         for found, size in zip(choice.removed, intended.sizes, strict=True):
@@ -130,13 +130,13 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
 
 
 def _insist_on_real(folder: Path) -> None:
-    """Raises UsageError for a link: what lies behind it is not this root's to remove."""
+    """Raises UsageError for a link: its target does not belong to this root."""
     if folder.is_symlink():
         raise UsageError(f"{folder} is a symbolic link: nothing is removed through it", hint="name what it leads to: --root")
 
 
 def _held(root: Path, found: Found) -> AbstractContextManager[Any]:
-    """Keep others from taking it up; raises UsageError where one has."""
+    """Lock it, so that no other process uses it; raises UsageError if one does."""
     match found.kind:
         case "run":
             return lock_run(RunLayout(found.path))
@@ -147,7 +147,7 @@ def _held(root: Path, found: Found) -> AbstractContextManager[Any]:
 
 
 def _thrown_away(found: Found) -> Path:
-    """Rename it into a bin of its own, in which it keeps the name that its checkpoints elsewhere are known by."""
+    """Rename it into a new folder in the trash, keeping its name, by which its checkpoints elsewhere are recognised."""
     trash = found.path.parent / TRASH
     _insist_on_real(trash)
     trash.mkdir(exist_ok=True)
@@ -157,7 +157,7 @@ def _thrown_away(found: Found) -> Path:
 
 
 def _take_apart(place: Path) -> None:
-    """A bin and what is in it; of a link the link."""
+    """Delete a folder of the trash with its contents; for a link, only the link."""
     for thrown in sorted(place.iterdir()) if is_real(place) else ():
         home = place.parent.parent / thrown.name
         for run in _runs_in(thrown, place.name.partition("-")[0]):
@@ -170,7 +170,7 @@ def _take_apart(place: Path) -> None:
             for entry in sorted(run.path.iterdir()):
                 if entry != run.run_json:
                     _remove(entry)
-            # Last: it says where the checkpoints are.
+            # Last, as it says where the checkpoints are.
             run.run_json.unlink()
         _remove(thrown)
     _remove(place)
@@ -190,7 +190,7 @@ def _remove(path: Path) -> None:
 
 
 def _size(*paths: Path) -> int:
-    """Bytes on the disk; what vanishes meanwhile counts nothing."""
+    """Bytes on the disk; files that vanish meanwhile count as 0."""
     total = 0
     for path in filter(is_real, paths):
         for folder, _, files in os.walk(path):

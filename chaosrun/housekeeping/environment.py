@@ -1,6 +1,6 @@
-"""What a bug report has to say of the machine and what is installed. Never fails: what cannot be found out is said to be so.
+"""What a bug report needs to know of the machine and what is installed. Never fails: says so where it cannot find out.
 
-torch is asked in a process of its own: one that is broken may end it. Ray is not imported at all.
+torch is asked in a process of its own, as a broken torch may crash it. Ray is not imported at all.
 """
 
 import json
@@ -40,7 +40,7 @@ import json, sys
 from torch.utils import collect_env
 sys.stdout.write("\\n" + json.dumps(collect_env.get_env_info()._asdict()))
 """
-"""What torch's own bug reports say: of its build, of compilers, driver and GPUs, of the operating system and the processor."""
+"""What torch's own bug reports say: its build, compilers, driver and GPUs, the operating system and the processor."""
 VARIABLES = re.compile(
     r"(CHAOSRUN|RAY|NCCL|OMP|MKL|OPENBLAS|CUDA|CUBLAS|TORCH|PYTORCH|GLOO|ACCELERATE|HF|SLURM)_.*"
     r"|PYTHON(PATH|HASHSEED|UNBUFFERED)|LD_(PRELOAD|LIBRARY_PATH)|MASTER_(ADDR|PORT)|WORLD_SIZE|RANK|LOCAL_RANK|TMPDIR|NO_COLOR|TERM|CI"
@@ -51,7 +51,7 @@ LEFT_OUT = "(left out)"
 
 
 def environment(root: Path | None = None) -> Facts:
-    """Facts by subject, JSON values all."""
+    """Facts by subject, all of them JSON values."""
     return {
         "v": 1,
         "chaosrun": {"version": chaosrun.__version__, "path": str(Path(chaosrun.__file__).parent)},
@@ -92,7 +92,7 @@ def listed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch() -> Facts:
-    """What torch says of itself, or why it does not."""
+    """What torch reports about itself, or why it cannot."""
     installed = installed_version("torch")
     if installed is None:
         return {"version": None, "error": "not installed"}
@@ -129,7 +129,7 @@ def _room(path: Path) -> Facts:
 
 
 def _root(root: Path) -> Facts:
-    """Where runs are kept, or would be: the room of the nearest directory that exists."""
+    """Where runs are, or would be, kept, with the disk space of the nearest directory that exists."""
     place = root.absolute()
     there = next(folder for folder in (place, *place.parents) if folder.is_dir())
     kind = None

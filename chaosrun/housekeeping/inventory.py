@@ -1,6 +1,6 @@
-"""What lies under a root, and what of it may go: runs, cached references, sweeps and suites, by age, number and outcome.
+"""Lists what a root holds (runs, cached references, sweeps, suites), and chooses by age, number and outcome what to remove.
 
-`choose` is pure and says why it keeps what it keeps. Reads; removes nothing.
+`choose` is pure, and gives a reason for all that it keeps. This module only reads.
 """
 
 import time
@@ -19,24 +19,24 @@ from chaosrun.supervise.reference import leg_end
 Kind = Literal["run", "reference", "sweep", "suite"]
 FOLDERS: dict[Kind, str] = {"run": "runs", "reference": "references", "sweep": "sweeps", "suite": "suites"}
 FILES: dict[Kind, str] = {"run": "run.json", "reference": "inputs.json", "sweep": "sweep.json", "suite": "suite.json"}
-"""What each has from its beginning on."""
+"""The file that each kind has from its beginning on."""
 FILED = {"sweep": SweepFolder, "suite": SuiteFolder}
 PASSED = "PASS"
 PARTS = ("checkpoints", "staging", "quarantine")
 STARTING_S = 600.0
-"""For whoever has made a run to take its lock."""
+"""Time that a process has, after it has made a run's folder, to take the run's lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """What a run has put outside its own directory, as far as can be shown."""
+    """What a run has put outside its own directory, as far as that can be shown."""
 
     own: tuple[Path, ...] = ()
     """Directories that this very run made for its checkpoints."""
     around: tuple[Path, ...] = ()
-    """What it made around them."""
+    """Directories that it made around them."""
     doubtful: tuple[Path, ...] = ()
-    """Directories that its run.json names, and that may be another's: a copied run names those of the first."""
+    """Directories that its run.json names, but that may belong to another run: a copied run names those of the original."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,15 @@ class Found:
     kind: Kind
     path: Path
     used_s: float
-    """When it was begun; of a reference, when it was last used."""
+    """When it was begun; for a reference, when it was last used."""
     status: str
-    """A verdict, "interrupted" or "damaged"; of a reference "cached"."""
+    """A verdict, "interrupted" or "damaged"; for a reference "cached"."""
     supervised: bool = False
     needs: frozenset[Path] = frozenset()
-    """Runs whose reference it has yet to copy."""
+    """Runs whose reference it still has to copy."""
     storage: Storage = Storage()
     starting: bool = False
-    """Nobody has supervised it yet."""
+    """It was made recently, and has had no supervisor yet."""
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class Choice:
 
 
 def choose(found: Sequence[Found], *, now_s: float, older_than_s: float, keep: int, failed: bool) -> Choice:
-    """What goes: older, not among the newest `keep` of its kind, not supervised, passed (unless `failed`), needed by none."""
+    """Remove what is older, not of the newest `keep` of its kind, not supervised, passed (unless `failed`), needed by none."""
     newest: dict[Kind, list[Path]] = {}
     for entry in sorted(found, key=lambda entry: (-entry.used_s, entry.name)):
         newest.setdefault(entry.kind, []).append(entry.path)
@@ -107,13 +107,13 @@ def choose(found: Sequence[Found], *, now_s: float, older_than_s: float, keep: i
 
 
 def take_stock(root: Path) -> list[Found]:
-    """What chaosrun keeps under `root`. Links and whatever else it did not make are not in it."""
-    root = root.resolve()  # as the runs that `needs` names are
+    """What chaosrun keeps under `root`, without links and other things that it did not make."""
+    root = root.resolve()  # like the paths in `needs`
     return [found for kind, folder in FOLDERS.items() for found in _all(kind, root / folder)]
 
 
 def _all(kind: Kind, folder: Path) -> list[Found]:
-    """Sorted by name; no links, which lead out of the root, and none whose name begins with a dot."""
+    """All of a kind, sorted by name, without links, which lead out of the root, and names that begin with a dot."""
     if not is_real(folder):
         return []
     places = [path for path in sorted(folder.iterdir()) if is_real(path) and not path.name.startswith(".")]
@@ -121,7 +121,7 @@ def _all(kind: Kind, folder: Path) -> list[Found]:
 
 
 def look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
-    """None for what is being made, or is none of ours. `held`: by this very process."""
+    """What lies at `path`; None if it is still being made, or not ours. `held`: this very process holds its lock."""
     if not (path / FILES[kind]).is_file():
         return None
     match kind:
@@ -134,7 +134,7 @@ def look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
 
 
 def storage_of(run: RunLayout, home: Path) -> Storage:
-    """`home`: where the run lay when it was whole."""
+    """What the run has put elsewhere. `home`: where the run lay before it was moved to the trash."""
     named: list[Path] = []
     try:
         info = _own_info(run)
@@ -150,7 +150,7 @@ def storage_of(run: RunLayout, home: Path) -> Storage:
 
 
 def _is_ours(place: Path) -> bool:
-    """Nothing lies there but what a leg, or a replay of one, puts there."""
+    """Whether the place holds nothing but what a leg, or a replay of one, puts there."""
     names = {entry.name for entry in place.iterdir()}
     return names <= {*PARTS} or (
         place.name == "diagnosis" and names <= {*LEGS} and all(_is_ours(place / name) for name in names)
@@ -179,7 +179,7 @@ def _run(run: RunLayout, held: bool) -> Found:
 
 
 def _own_info(run: RunLayout) -> RunInfo:
-    """run.json. Raises UsageError when it cannot be read, or is of another run."""
+    """Read run.json. Raises UsageError when it cannot be read, or belongs to another run."""
     info = read_run(run)
     if info.run_id != run.run_id:
         raise UsageError(f"{run.run_json} is of another run")
@@ -187,7 +187,7 @@ def _own_info(run: RunLayout) -> RunInfo:
 
 
 def _folder(kind: Kind, path: Path, held: bool) -> Found:
-    """A sweep or suite: a folder with runs of its own."""
+    """A sweep or a suite, which is a folder with runs of its own."""
     inside = _all("run", path / "runs")
     return Found(
         kind=kind,
@@ -204,7 +204,7 @@ def _folder(kind: Kind, path: Path, held: bool) -> Found:
 
 
 def _outcome(path: Path, kind: Kind) -> str:
-    """The worst of what was tried."""
+    """The worst outcome of its drills."""
     try:
         if kind == "sweep":
             sweep = SweepFolder(path).load()
