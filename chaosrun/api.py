@@ -1,6 +1,6 @@
-"""The commands of the command line as Python functions: the one place of public names.
+"""The commands of the command line as Python functions: all public names are here.
 
-Most functions need ray or torch, `chaosrun --help` neither: each is imported from its home when it is first asked for.
+Most functions need ray or torch, `chaosrun --help` neither: each is imported from its home module when it is first used.
 """
 
 import os
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 PROGRAM = "chaosrun.cli.supervisor"
-"""Supervises a drill that this process only follows."""
+"""The program that supervises a drill which this process only follows."""
 _HOMES = {
     name: f"chaosrun.{home}"
     for home, names in {
@@ -112,8 +112,8 @@ def begin(
     kind: "Kind" = "drill",
     metrics: str | None = None,
 ) -> "SupervisorProcess":
-    """Begin a drill, or a run in production, in a process of its own, tied to this one until it is detached; it is being
-    supervised when this returns. Raises as `submit` before anything starts."""
+    """Begin a drill, or a run in production, in a supervisor process, tied to this one until it is detached; it supervises the
+    run when this returns. Raises what `submit` raises before anything starts."""
     from chaosrun.supervise.process import SupervisorProcess
     from chaosrun.supervise.run import create
 
@@ -123,15 +123,15 @@ def begin(
 
 
 def go_on(run: RunLayout, *, address: str | None = None) -> "SupervisorProcess":
-    """As `begin`, to continue a run."""
+    """Continue a run; otherwise like `begin`."""
     from chaosrun.supervise.process import SupervisorProcess
 
     return SupervisorProcess.tied(run, address, program=PROGRAM)
 
 
 def report(run: RunLayout, *, format: "ReportFormat" = "html", to: str | None = None) -> "Report":
-    """Judge a run from its files, as `verify` does, and write a report; `to`: a path, "-" for its text alone, or where it is
-    kept by default. Raises UsageError where it cannot be written, ResourcesError when the disk is full."""
+    """Judge a run from its files, as `verify` does, and write a report; `to`: a path, "-" for the report's text alone, or None
+    for its default place. Raises UsageError if it cannot be written, ResourcesError when the disk is full."""
     from chaosrun.campaign.drill import verify
     from chaosrun.report.write import make_report
 
@@ -139,9 +139,9 @@ def report(run: RunLayout, *, format: "ReportFormat" = "html", to: str | None = 
 
 
 def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "reference") -> "Comparison":
-    """Losses of the runs' undisturbed legs (or of another leg), step by step, against the first run's.
+    """Compare the losses of the runs' undisturbed legs (or of another leg), step by step, with the first run's.
 
-    Raises UsageError for fewer than two runs, a tolerance that is none, and a leg that did not run to its end.
+    Raises UsageError for fewer than two runs, a negative or undefined tolerance, and a leg that did not run to its end.
     """
     from chaosrun.records.run_file import read_run
     from chaosrun.verify.trajectory import ComparedRun, Comparison, compare_trajectories, trajectory
@@ -149,7 +149,7 @@ def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "refere
     if len(runs) < 2:
         raise UsageError("there is nothing to compare a single run with", hint="name two runs or more")
     if not atol >= 0:
-        raise UsageError(f"a tolerance of {atol} is none", hint="give --atol a number, 0 or more")
+        raise UsageError(f"a tolerance of {atol} is not valid", hint="give --atol a number, 0 or more")
     found = [trajectory(run, leg) for run in runs]
     facts = [read_run(run) for run in runs]
     compared = [
@@ -166,10 +166,10 @@ def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "refere
 
 
 def diagnose(run: RunLayout, *, address: str | None = None, on_event: "Listener | None" = None) -> "Diagnosis":
-    """Run both legs of a FAIL again around their first difference, every quantity written down, and say what differs first.
+    """Run both legs of a FAIL again around their first difference, with every quantity recorded, and say what differs first.
 
     The run itself is left as it is; the diagnosis is also in its diagnosis.json. Raises UsageError, before anything starts, for
-    a run without such a difference and for one that is being supervised; otherwise as `submit`.
+    a run without such a difference and for one that is being supervised; otherwise what `submit` raises.
     """
     from chaosrun.supervise.diagnosis import diagnose as replay
     from chaosrun.supervise.diagnosis import open_case
@@ -194,7 +194,7 @@ def preflight(
 ) -> "Result":
     """Check every node of the cluster: which can be used, which cannot, and why.
 
-    Raises UsageError or SpecError before anything starts, ResourcesError when no cluster can be had, InterruptedRunError on
+    Raises UsageError or SpecError before anything starts, ResourcesError when there is no cluster, InterruptedRunError on
     SIGINT and SIGTERM: nothing is left behind then.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
@@ -215,7 +215,7 @@ def ping(run: RunLayout) -> dict[str, object]:
 
 
 def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> "tuple[Landed, ...]":
-    """Where these faults have landed, as soon as that is certain, the leg is over, or `timeout_s` have passed."""
+    """Wait until it is certain where these faults have landed, the leg is over, or `timeout_s` have passed; say where."""
     from chaosrun.report.landings import read_landings
     from chaosrun.supervise import remote
 
@@ -223,8 +223,8 @@ def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> "tup
 
 
 def wait(run: RunLayout, *, timeout_s: float | None = None) -> "RunResult":
-    """The verdict, once a run has ended that another process supervises. Raises what that process ended with, RunTimeoutError
-    when `timeout_s` pass first, InterruptedRunError when it was killed."""
+    """Wait for the end of a run that another process supervises; returns its verdict. Raises the error with which that process
+    ended, RunTimeoutError when `timeout_s` pass first, InterruptedRunError when it was killed."""
     from chaosrun.campaign.drill import RunResult
     from chaosrun.supervise import remote
 
@@ -235,8 +235,8 @@ def wait(run: RunLayout, *, timeout_s: float | None = None) -> "RunResult":
 def wait_until(run: RunLayout, *, attempt: int = 1, step: int = 0, timeout_s: float | None = None) -> None:
     """Return once the chaos leg's attempt `attempt` has begun and some rank has completed `step`, in whichever attempt.
 
-    From then on `inject` finds a leg to strike. Raises RunTimeoutError when `timeout_s` pass first; when the run ends first,
-    what it ended with, or UsageError.
+    From then on `inject` finds a leg to strike. Raises RunTimeoutError when `timeout_s` pass first; if the run ends first, the
+    error with which it ended, or UsageError.
     """
     from chaosrun.report.follow import has_come
     from chaosrun.supervise import remote

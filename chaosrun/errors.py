@@ -13,7 +13,7 @@
     ├── RunTimeoutError               exit 124  `timeout` passed
     └── InterruptedRunError           exit 130  Ctrl-C, SIGTERM
 
-Each carries a message (what happened, where) and a hint (what to do). Anything else that escapes is a bug of ours: exit 1.
+Each carries a message (what happened, where) and a hint (what to do). Any other exception is a bug in chaosrun: exit 1.
 """
 
 
@@ -70,7 +70,7 @@ class RestoreMismatchError(RecoveryError):
 
 
 class RegisteredStateError(RestoreMismatchError):
-    """The state that differs is of an object that the script registered."""
+    """The state that differs belongs to an object that the script registered."""
 
 
 class ParameterOrderError(RestoreMismatchError):
@@ -82,7 +82,7 @@ class HookedStateError(RestoreMismatchError):
 
 
 class OptimizerCastError(RestoreMismatchError):
-    """The state that differs was cast by torch when it was loaded, to the type of its parameter (hazard O3)."""
+    """The state that differs was cast by torch to the type of its parameter when it was loaded (hazard O3)."""
 
 
 class ResourcesError(ChaosrunError):
@@ -102,5 +102,5 @@ class InterruptedRunError(ChaosrunError):
 
 
 def error_of(outcome: str) -> type[ChaosrunError]:
-    """What a leg is raised as that was to complete and came to this outcome."""
+    """The type of error to raise for a leg that ended with this outcome instead of completing."""
     return {"user_error": UserScriptError, "resources": ResourcesError, "timeout": RunTimeoutError}.get(outcome, RecoveryError)

@@ -1,7 +1,7 @@
-"""Processes as the Linux kernel sees them: who they are, whose children they are, and how to be sure that they are gone; and
-how a process that is started finds this package.
+"""Processes as the Linux kernel sees them: their identities and children, and how to be sure that they are gone; also, how a
+process that is started finds this package.
 
-Owns prctl, identities (a pid alone is not one: it is used again), killing of trees and of marked processes, and the entries
+Owns prctl, identities (a pid alone is not one: it is reused), killing of trees and of marked processes, and the entries
 that killed processes leave in /dev/shm. Standard library only, so that processes that import it start quickly; knows
 nothing of attempts, orders or Ray.
 """
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
-"""Where this chaosrun lies: a process that it starts is to find the same one."""
+"""The folder that holds this chaosrun, so that processes it starts import the same one."""
 MARK_VARIABLE = "CHAOSRUN_SESSION"
-"""In the environment of whatever an agent starts: a mark by which it is found again."""
+"""Environment variable with a mark, by which the processes that an agent starts are found again."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 STACKS_SIGNAL = signal.SIGRTMIN + 11
@@ -35,14 +35,14 @@ _libc.prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_u
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process of this boot, for good: a pid can be given out again, a pid with its start time cannot."""
+    """Identifies a process uniquely until the next boot: a pid can be reused, a pid with its start time cannot."""
 
     pid: int
     start_ticks: int
 
 
 def answer_with_stacks(descriptor: int) -> None:
-    """Have this process write the stacks of all its threads to `descriptor` whenever it is asked to; so do its children."""
+    """Have this process, and its children, write the stacks of all threads to `descriptor` at each STACKS_SIGNAL."""
     faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
 
@@ -65,12 +65,12 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Take back what `die_with_parent` asked for."""
+    """Undo `die_with_parent`."""
     _prctl(PR_SET_PDEATHSIG, 0)
 
 
 START_FIELD, EXIT_STATUS_FIELD = 19, 49
-"""Of /proc/PID/stat, counted from the third field on, as `stat_fields` gives them."""
+"""Indices of fields of /proc/PID/stat, counted from the third field on, as in `stat_fields`."""
 
 
 def stat_fields(pid: int) -> list[bytes] | None:
@@ -102,7 +102,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def is_dying(pid: int) -> bool:
-    """Whether it is dead, or the kernel is about to end it after a SIGKILL (which its exit status tells from Linux 6.7 on)."""
+    """Whether a process is dead, or about to end after a SIGKILL (which its exit status tells from Linux 6.7 on)."""
     fields = stat_fields(pid)
     return fields is None or fields[0] in (b"Z", b"X") or int(fields[EXIT_STATUS_FIELD]) == signal.SIGKILL
 
@@ -138,7 +138,7 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
     except ProcessLookupError:
         return False
     try:
-        # The descriptor pins whoever has the pid now; only then is its start time worth looking at.
+        # The descriptor holds the process that has the pid now: only then can its start time be trusted.
         if identify(identity.pid) != identity:
             return False
         signal.pidfd_send_signal(descriptor, number)
@@ -150,7 +150,7 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
 
 
 def pids() -> Iterator[int]:
-    """Every process that this one may know of."""
+    """The pids of all processes that this one can see."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)
@@ -170,9 +170,9 @@ def children(pid: int) -> list[int]:
 
 
 def child_called(name: str, pid: int) -> ProcessIdentity | None:
-    """A direct child of a process by what it runs, of which the kernel keeps 15 characters."""
+    """A direct child of a process, by the name of its program, of which the kernel keeps 15 characters."""
     for child in children(pid):
-        with suppress(FileNotFoundError, ProcessLookupError):  # gone meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             if name[:15] in Path(f"/proc/{child}/comm").read_text():
                 return identify(child)
     return None
@@ -278,7 +278,7 @@ def remove_shared_memory_leftovers(before: frozenset[str]) -> list[str]:
 
 
 def unused_shared_memory(names: Collection[str]) -> list[str]:
-    """Those of the entries in /dev/shm, sorted, that no process maps or holds open, as far as this user may look."""
+    """The entries of /dev/shm among `names`, sorted, that no process maps or holds open, as far as this user can see."""
     used = _shared_memory_in_use() if names else set[int]()
     unused: list[str] = []
     for name in sorted(names):
@@ -289,7 +289,7 @@ def unused_shared_memory(names: Collection[str]) -> list[str]:
 
 
 def _shared_memory_in_use() -> set[int]:
-    """Inodes of /dev/shm in use. Not names: a semaphore's maps go on to show the name under which glibc made it."""
+    """Inodes of /dev/shm in use. Not names: in maps, a semaphore keeps the temporary name under which glibc made it."""
     root = f"{SHARED_MEMORY}/".encode()
     used: set[int] = set()
     for pid in pids():
@@ -306,7 +306,7 @@ def _shared_memory_in_use() -> set[int]:
 
 
 def with_package(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same, with this package on Python's path, behind what PYTHONPATH it may have of its own: an installed package lies
-    among all others, which must not hide the releases that a job puts first."""
+    """The environment with this package appended to PYTHONPATH. Not in front: site-packages, where an installed chaosrun lies
+    among all other packages, must not hide the releases that a job puts first."""
     path = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(PACKAGE_ROOT))))
     return {**environment, "PYTHONPATH": path}

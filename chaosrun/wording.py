@@ -1,4 +1,4 @@
-"""Numbers and lists in the words of people. Pure; knows nothing of drills."""
+"""Numbers and lists, worded for people. Pure; knows nothing of drills."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -13,7 +13,7 @@ def count(number: int | None, one: str, many: str | None = None) -> str:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """The first of them, and how many more there are: "a, b and 3 more"."""
+    """The first names, and how many more there are: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -22,7 +22,7 @@ def rank_list(numbers: Iterable[int]) -> str:
     """[1] → "rank 1", [0, 1] → "ranks 0 and 1", 0 to 39 and 41 → "ranks 0-39 and 41"."""
     parts: list[str] = []
     in_order = sorted(numbers)
-    # What lies next to each other keeps its distance from its place.
+    # Consecutive numbers have the same difference to their index.
     for _, run in groupby(enumerate(in_order), lambda placed: placed[1] - placed[0]):
         near = [str(number) for _, number in run]
         parts += near if len(near) < 3 else [f"{near[0]}-{near[-1]}"]
@@ -33,7 +33,7 @@ def rank_list(numbers: Iterable[int]) -> str:
 def size(number: float) -> str:
     """Bytes: 1610612736 → "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        # Four digits would be told as 1e+03.
+        # Four digits would be printed as 1e+03.
         if abs(number) < 999.5:
             return f"{number:.3g} {unit}"
         number /= 1024
@@ -92,7 +92,7 @@ def with_unit(number: float, unit: str) -> str:
 
 
 def hiding(began_with: str | None) -> str:
-    """What to do where a script went on from a checkpoint of an earlier run: this one, as far as that is known."""
+    """Advice for a script that went on from an earlier run's checkpoint; `began_with`: that checkpoint, if known."""
     if began_with is None:
         return "where it went on from a checkpoint of an earlier run, outputs=[FOLDER] hides that folder from each leg"
     folder = began_with.rpartition("/")[0] or began_with

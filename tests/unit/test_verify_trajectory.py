@@ -177,8 +177,8 @@ def test_the_command_beyond_the_tolerance(root: Path, capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         (["first"], "nothing to compare a single run with"),
-        (["first", "near", "--atol", "-1"], "a tolerance of -1.0 is none"),
-        (["first", "near", "--atol", "nan"], "a tolerance of nan is none"),
+        (["first", "near", "--atol", "-1"], "a tolerance of -1.0 is not valid"),
+        (["first", "near", "--atol", "nan"], "a tolerance of nan is not valid"),
         (["first", "nowhere"], "no run 'nowhere'"),
         (["first", "near", "--leg", "confirm"], "confirm"),
         ([], "RUN"),
