@@ -168,8 +168,8 @@ def shrink(
     quiet: options.Quiet = False,
     output: options.Format = "text",
 ) -> int:
-    """Reduce the faults of a run that failed to a smallest plan that fails in the same way, and print it as part of a job file.
-    Exit code 0, or 6 when the run does not fail again."""
+    """Reduce the faults of a run that failed to a smallest plan that fails in the same way. The plan is printed as part of a
+    job file; exit code 0, or 6 when the run does not fail again."""
     from chaosrun import api
     from chaosrun.campaign.report.text import render_shrunk
 

@@ -34,7 +34,7 @@ def test_what_chaosrun_has_started_may_be_struck_anywhere(kind: FaultKind, ray: 
 
 @pytest.mark.parametrize("kind", ["raylet", "drain"])
 def test_a_private_ray_has_no_other_node_to_go_on_with(kind: FaultKind) -> None:
-    assert "nothing would be left" in (ask(kind, "private", allow=True) or "")
+    assert "no node would be left" in (ask(kind, "private", allow=True) or "")
 
 
 @pytest.mark.parametrize("ray", ["joined", "borrowed"])
