@@ -27,6 +27,10 @@ NO_STATE = re.compile(
     r"(^|[^a-z])(hist\w*|loss(es)?|metrics?|curves?|times?|timings?|durations?|logs?|rng|random|\w*sampler|loaders?)([^a-z]|$)"
 )
 """Names of metrics, times, and positions in the data: they may differ after a correct restart."""
+_DRAWN = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[A-Za-z0-9]{6})(?:[A-Za-z]*\d+[A-Za-z]+\d|[A-Za-z]+\d+[A-Za-z])[A-Za-z0-9]*"
+)
+"""A word that each process draws anew: a UUID, or letters and digits by turns (3f9c12ab)."""
 _ENDS, _END_BYTES = b"PK\x05\x06", 22
 """End of a zip archive; torch.distributed.checkpoint writes several archives into one file."""
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
@@ -205,3 +209,10 @@ def _storage(saved: bytes) -> bytes:
     for _ in range(5):
         _Unpickler(file, {}).load()
     return file.read()[8:]
+
+
+def unnumbered(path: str) -> str:
+    """The path without digits, and without what a process draws to name a folder: the same for files that are numbered by
+    their steps, and in folders that are named anew."""
+    folder, _, name = path.rpartition("/")
+    return "".join(each for each in f"{_DRAWN.sub('', folder)}/{name}" if not each.isdigit())

@@ -4,11 +4,11 @@ Compared are only entries that an undisturbed run saves with the reference's val
 those that the first attempt saved, and for saves that it did not reach, those of a second undisturbed leg.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from chaosrun.records.history import Attempt
+from chaosrun.records.tensor_files import unnumbered
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
 from chaosrun.verify.alignment import named_since
 from chaosrun.verify.check import Check, Drill, failed, passed, skipped
@@ -32,10 +32,6 @@ _OF_A_PROCESS = frozenset({"session", "process", "launch"})
 _OF_A_START = _OF_A_PROCESS | {"start", "started", "begin", "began", "init", "initial", "first", "scratch", "fresh"}
 _STEPS = frozenset({"step", "steps", "iter", "iters", "iteration", "iterations", "update", "updates"})
 _UNITS = _STEPS | {"global", "num", "n", "count", "since", "at", "from", "of", "in", "the"}
-_DRAWN = re.compile(
-    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[A-Za-z0-9]{6})(?:[A-Za-z]*\d+[A-Za-z]+\d|[A-Za-z]+\d+[A-Za-z])[A-Za-z0-9]*"
-)
-"""A word that each process draws anew: a UUID, or letters and digits by turns (3f9c12ab)."""
 _FOLDERS = frozenset({"meta", "metadata", "info", "log", "logs", "extra", "state"})
 """Words in names. A name with another word (`window_start`, `num_ema_updates`) may be that of state which a script has lost and
 begun anew: its values are then those that a process's own beginning has."""
@@ -208,10 +204,3 @@ def _by_place(trace: RankTrace) -> Mapping[tuple[int, str], list[SaveRecord]]:
 
 def _kind(saved: SaveRecord) -> str:
     return unnumbered(saved.path)
-
-
-def unnumbered(path: str) -> str:
-    """The path without digits, and without what a process draws to name a folder: the same for files that are numbered by
-    their steps, and in folders that are named anew."""
-    folder, _, name = path.rpartition("/")
-    return "".join(each for each in f"{_DRAWN.sub('', folder)}/{name}" if not each.isdigit())

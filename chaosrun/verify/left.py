@@ -7,12 +7,12 @@ from itertools import chain, pairwise
 from pathlib import PurePath
 
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.tensor_files import Entry
+from chaosrun.records.tensor_files import Entry, unnumbered
 from chaosrun.records.traces import RankTrace
 from chaosrun.verify.alignment import REMOVED
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.kept import KeptDifference, unnumbered
+from chaosrun.verify.kept import KeptDifference
 from chaosrun.verify.rhythm import Saves, is_of_its_start
 
 _TICK_S = 0.01

@@ -114,7 +114,7 @@ def end(rank: str, exit_code: int | None, by_signal: int | None, **more: Any) ->
         ("supervisor", put(gone=[]), "supervisor was not seen gone"),
         ("supervisor", put(left=[SUPERVISOR]), "none were left"),
         ("supervisor", put(struck=[process("supervisor", 9)], gone=[process("supervisor", 9)]), "the supervisor was process"),
-        ("supervisor", put(successor=13), "not the supervisor that took over"),
+        ("supervisor", put(successor=13), "was not noted by the supervisor that took over"),
         ("supervisor", put(struck=[SUPERVISOR, HEAD], gone=[SUPERVISOR, HEAD]), "others were struck too: head"),
         ("head", without("struck", "head"), "head was not struck"),
         ("head", without("gone", "head"), "head was not seen gone"),

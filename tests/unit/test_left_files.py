@@ -21,8 +21,7 @@ from torch.distributed import checkpoint
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
-from chaosrun.records.tensor_files import entries
-from chaosrun.verify.kept import unnumbered
+from chaosrun.records.tensor_files import entries, unnumbered
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 
