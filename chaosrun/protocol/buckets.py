@@ -10,8 +10,10 @@ learns the order of arrival in the second: it gets the gradients three times.
 This reaches into DDP's private reducer. `prime` checks the outcome (the layout is read back) instead of trusting it.
 """
 
+import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,7 +36,8 @@ class BucketPrimer:
     """Stands before `accelerator.backward` until the first synchronised backward pass has been made.
 
     accelerate keeps the bare models and hands the DDP wrappers to the script only, so each wrapper is met at its first
-    forward pass that leads to gradients: one that makes none reduces nothing.
+    forward pass that leads to gradients: one that makes none reduces nothing. It is seen in DDP's class: what lies on a model
+    is copied, pickled and scripted with it.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], *, saves_itself: bool = False, primes: bool = True) -> None:
@@ -48,21 +51,22 @@ class BucketPrimer:
         """Why a model is left unprimed."""
         self._models: list[DistributedDataParallel] = []
         self._waiting: list[DistributedDataParallel] = []
-        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            for model in models:
-                self.expect(model)
+        self._expected: list[weakref.ref[torch.nn.Module]] = []
+        for model in models:
+            self.expect(model)
+        _primers.add(self)
+        _see_forward_passes()
 
     def expect(self, model: torch.nn.Module) -> None:
-        """Note a model at its first forward pass under DDP."""
-        bare = model.module if isinstance(model, DistributedDataParallel) else model
-        self._hooks[id(bare)] = bare.register_forward_pre_hook(self._meet)
+        """Note a wrapper, or all those around a bare model, at its first forward pass."""
+        self._expected.append(weakref.ref(model))
 
-    def _meet(self, bare: torch.nn.Module, _inputs: Any) -> None:
-        wrapper = DistributedDataParallel._get_active_ddp_module()
-        if wrapper is None or wrapper.module is not bare or not torch.is_grad_enabled():
-            return  # a forward pass outside DDP or without gradients, an evaluation for instance
-        self._hooks.pop(id(bare)).remove()
+    def meet(self, wrapper: DistributedDataParallel) -> None:
+        """Its forward pass begins; without gradients, it is an evaluation for instance."""
+        if not torch.is_grad_enabled() or any(known is wrapper for known in self._models):
+            return
+        if not any(model() is wrapper or model() is wrapper.module for model in self._expected):
+            return
         self._models.append(wrapper)
         if obstacle := _obstacle(wrapper):
             if not self._saves_itself:
@@ -143,6 +147,25 @@ class BucketPrimer:
                 )
             _send_again(models, replay, before)
         self._waiting = [model for model in self._waiting if model not in complete]
+
+
+_primers: weakref.WeakSet[BucketPrimer] = weakref.WeakSet()
+"""Those of this process."""
+
+
+@functools.cache
+def _see_forward_passes() -> None:
+    """Tell the primers of every forward pass under DDP, right before its model is called. Done once a process."""
+    inside = DistributedDataParallel._inside_ddp_forward
+
+    @torch._disable_dynamo
+    @functools.wraps(inside)
+    def _inside_ddp_forward(self: DistributedDataParallel) -> AbstractContextManager[None]:
+        for primer in [*_primers]:
+            primer.meet(self)
+        return inside(self)
+
+    DistributedDataParallel._inside_ddp_forward = _inside_ddp_forward  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

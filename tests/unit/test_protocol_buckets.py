@@ -1,0 +1,95 @@
+"""The primer meets DDP's wrappers at their first pass, and lays nothing on a script's models."""
+
+import copy
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from chaosrun.protocol.buckets import BucketPrimer
+
+INPUTS = torch.ones(1, 2)
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def bare() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+
+
+def wrapped(bare: torch.nn.Module, primer: BucketPrimer) -> DistributedDataParallel:
+    model = DistributedDataParallel(bare)
+    primer.expect(model)
+    return model
+
+
+def train(model: torch.nn.Module, primer: BucketPrimer) -> None:
+    loss: torch.Tensor = model(INPUTS).sum()
+    assert primer.is_due
+    primer.prime(lambda root: root.backward(), loss)
+    assert primer.done and primer.primed
+
+
+@pytest.mark.parametrize("by_chaosrun", [True, False])
+def test_an_expected_model_is_scripted_copied_and_pickled_as_without_chaosrun(bare: torch.nn.Module, by_chaosrun: bool) -> None:
+    before = copy.deepcopy(bare)
+    primer = BucketPrimer([bare] if by_chaosrun else [], saves_itself=not by_chaosrun)
+    model = DistributedDataParallel(bare)
+    if not by_chaosrun:
+        primer.expect(model)
+    for step in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            scripted: Any = torch.jit.script(bare)
+        assert torch.equal(scripted(INPUTS), bare(INPUTS))
+        assert b"chaosrun" not in pickle.dumps(copy.deepcopy(bare))
+        for own, stock in zip(bare.modules(), before.modules(), strict=True):
+            hooks = {name: value for name, value in vars(own).items() if name.endswith("_hooks")}
+            assert hooks == {name: vars(stock)[name] for name in hooks}
+        if not step:
+            train(model, primer)
+
+
+def test_two_wrappers_of_one_model_are_primed_one_after_the_other(bare: torch.nn.Module) -> None:
+    primer = BucketPrimer([], saves_itself=True)
+    first, second = wrapped(bare, primer), wrapped(bare, primer)
+    train(second, primer)
+    train(first, primer)
+    layout = primer.layout()
+    assert layout is not None and len(layout) == 2
+    second(INPUTS)
+    assert not primer.is_due
+
+
+def test_a_wrapper_that_a_script_has_thrown_away_is_not_waited_for(bare: torch.nn.Module) -> None:
+    primer = BucketPrimer([], saves_itself=True)
+    wrapped(bare, primer)
+    train(wrapped(bare, primer), primer)
+
+
+def test_no_pass_outside_a_wrapper_or_without_gradients_or_of_another_model_is_met(bare: torch.nn.Module) -> None:
+    primer = BucketPrimer([bare])
+    model, other = DistributedDataParallel(bare), DistributedDataParallel(torch.nn.Linear(2, 1))
+    bare(INPUTS)
+    other(INPUTS)
+    with torch.no_grad():
+        model(INPUTS)
+    assert not primer.is_due and primer.layout() is None
+    train(model, primer)
+
+
+def test_a_compiled_wrapper_is_met(bare: torch.nn.Module) -> None:
+    primer = BucketPrimer([], saves_itself=True)
+    compiled: Any = torch.compile(wrapped(bare, primer), backend="eager")
+    train(compiled, primer)
