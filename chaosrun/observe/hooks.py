@@ -68,16 +68,27 @@ class _Seen:
             self.kept.append(thing)
 
     def hears(self) -> Listener | None:
-        """The listener; None in another process, during a backward pass (reentrant checkpoints call modules in it), and
-        under torch.func, whose tensors stand for others."""
+        """The listener; None in another process, during a backward pass (reentrant checkpoints call modules in it), under
+        torch.func, whose tensors stand for others, and while a graph is traced."""
         outside = torch._C._current_graph_task_id() == -1 and peek_interpreter_stack() is None
-        return self.listens() if outside else None
+        return self.listens() if outside and not _is_traced() else None
 
     def listens(self) -> Listener | None:
         return self.listener if self.pid == os.getpid() else None
 
 
 _seen = _Seen()
+
+
+def _is_traced() -> bool:
+    """By torch.jit.trace, torch.compile, torch.export or make_fx, or it runs on tensors without values: whatever a listener
+    computes of such tensors would become a part of the script's graph, or fails. No training is made in there."""
+    modes = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+        or any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)
+    )
 
 
 def install(listener: Listener) -> None:

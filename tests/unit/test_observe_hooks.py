@@ -1,0 +1,96 @@
+"""What the hooks in torch do not tell: what a script's tracer calls belongs to its graph, and not to the training."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from chaosrun.observe import hooks
+from chaosrun.observe.canary import canary
+
+INPUTS = torch.ones(2, 3)
+
+
+class Computing:
+    """A listener that computes, as the recorder does."""
+
+    def __init__(self) -> None:
+        self.forwards: list[torch.nn.Module] = []
+        self.backwards: list[torch.Tensor] = []
+
+    def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
+        self.forwards.append(module)
+        told = len(self.backwards)
+        canary(torch.device("cpu"))
+        del self.backwards[told:]  # its own
+
+    def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
+        self.backwards.append(roots[0])
+        run()
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Computing:
+    # Set to what they are, so that each is put back.
+    monkeypatch.setattr(torch.nn.Module, "__call__", torch.nn.Module.__call__)
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        if compiler := sys.modules.get(name):
+            monkeypatch.setattr(compiler, "unpatched_nn_module_call", compiler.unpatched_nn_module_call)
+    listener, seen = Computing(), hooks._Seen()
+    monkeypatch.setattr(seen, "listener", listener)
+    monkeypatch.setattr(seen, "pid", os.getpid())
+    monkeypatch.setattr(hooks, "_seen", seen)
+    hooks._see_forward_passes()
+    hooks._see_backward_passes()
+    return listener
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+def test_a_traced_model_in_training_mode_is_the_scripts_alone(heard: Computing, model: torch.nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced: Any = torch.jit.trace(model, INPUTS)
+    assert not heard.forwards
+    operations = [node.kind() for node in traced.inlined_graph.nodes() if node.kind().startswith("aten::")]
+    assert operations == ["aten::linear", "aten::tanh", "aten::linear"]
+    traced(INPUTS)
+    model(INPUTS)
+    assert len(heard.forwards) == 2, "the hooks are there, and tell of what is called outside"
+
+
+def step(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(inputs).sum()
+    loss.backward()
+    return loss
+
+
+def with_fake_tensors(model: torch.nn.Module) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model(mode.from_tensor(INPUTS))
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        lambda model: torch.export.export(model, (INPUTS,)),
+        lambda model: make_fx(lambda inputs: step(model, inputs))(INPUTS),
+        with_fake_tensors,
+    ],
+    ids=["export", "make_fx", "fake"],
+)
+def test_other_tracers_are_not_told_of(heard: Computing, model: torch.nn.Module, trace: Callable[[Any], Any]) -> None:
+    trace(model)
+    assert not heard.forwards and not heard.backwards
+    step(model, INPUTS)
+    assert len(heard.forwards) == len(heard.backwards) == 1
