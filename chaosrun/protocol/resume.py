@@ -6,8 +6,9 @@ stream reads and drops them. accelerate's `skip_first_batches` builds a second l
 one epoch (D3, D4). Continuing the loader itself avoids all of these.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from accelerate import Accelerator
@@ -195,6 +196,13 @@ class _Resumable:
         if name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._inner, memo)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        # A loader that a script pickles holds its own sampler; this class could not be: pickle compares __class__.
+        return self._inner.__reduce_ex__(protocol)
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]

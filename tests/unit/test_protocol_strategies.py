@@ -1,8 +1,10 @@
 """Resume protocols in one process: what each asks of the loader, and that the ledger names what was really handed out."""
 
+import copy
+import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,18 @@ class TestConfiguration:
         refused = [line.split(": ")[0] for line in done.stdout.splitlines() if "needs torchdata 0.8" in line]
         assert refused == ["stateful", "stateful_skip"]
         assert done.stdout.count("pip install 'chaosrun[stateful]'") == 2
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_loader_that_was_resumed_is_copied_and_pickled_as_one_of_the_scripts(copied: Callable[[Any], Any]) -> None:
+    accelerator, loader = prepared(SEEDABLE)
+    epoch = open_epoch("seedable", accelerator, loader, epoch=0, batches_done=1, seed=0, ledger=SampleLedger())
+    done = list(epoch)
+    base = loader.base_dataloader
+    again = copied(base)
+    assert type(again.batch_sampler).__module__.split(".")[0] != "chaosrun"
+    assert len(list(again)) == len(done) + 1
+    assert b"chaosrun" not in pickle.dumps(base)
 
 
 @pytest.mark.parametrize(
