@@ -190,6 +190,7 @@ class Observer:
                 parts=True,
                 digests=arrival.digests,
                 state=at_start.optimizer,
+                rates=at_start.rates,
                 buffers=arrival.buffers,
                 optimizers=arrival.optimizers,
                 scheduled=arrival.scheduled,

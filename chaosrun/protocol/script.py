@@ -242,8 +242,9 @@ class ScriptTraining:
         found = place.found if place else None
         if self._steps and not (found and found.weights):
             return self._steps  # these weights are of no checkpoint
-        if self._order.attempt == 1 and (found is None or not found.weights or found.step == 0):
-            # The very beginning, or a job that is not reproducible: no step can be told by its state.
+        if self._order.attempt == 1 and (place is None or place.step == 0 or not place.found.weights):
+            # The very beginning, or a job that is not reproducible: no step can be told by its state. What is not the
+            # reference's there shows in the steps.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
         again = self._steps is not None

@@ -84,7 +84,7 @@ class Moment:
     weights: str
     optimizer: str
     rates: tuple[str, ...] | None
-    """Learning rates that this step used; None before the first step."""
+    """Learning rates that this step used; before the first step, those that its forward pass found."""
     rates_after: tuple[str, ...] | None = None
     """Learning rates that the next step used. None after the last step, like all values of the next step."""
     rng_after: str | None = None
@@ -100,7 +100,8 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
         for record in all_records(path, 0, 0):
             if isinstance(record, traces.StartRecord):
                 step = record.position.step
-                moments.append(Moment(step=step, weights=record.param, optimizer=record.state, rates=None))
+                rates = record.rates or None if step == 0 else None
+                moments.append(Moment(step=step, weights=record.param, optimizer=record.state, rates=rates))
             elif isinstance(record, traces.StepRecord) and moments:
                 rates = record.lr or moments[-1].rates
                 after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}

@@ -90,6 +90,8 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     """Of the state that was restored."""
     state: str = ""
     """Of the optimizers' state, where a script resumes by itself."""
+    rates: tuple[HexFloat, ...] = ()
+    """Learning rates as its first forward pass found them: a script that sets them after that pass steps with others."""
     buffers: Mapping[str, Text] = msgspec.field(default_factory=dict)
     """Digests by name; where a script resumes by itself, of a restart."""
     optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)

@@ -71,8 +71,10 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
         return None
     agreeing = {quantity: {rank: _steps(each, quantity) for rank, each in found.items()} for quantity in QUANTITIES}
     step = attempt.resume_step
-    # A quantity that equals step 0's may have been built anew and not restored: it has no vote.
-    votes = Counter(of for by_rank in agreeing.values() for steps in by_rank.values() if 0 not in steps for of in steps)
+    # A quantity that equals step 0's may have been built anew and not restored: it has no vote. Nor have learning rates,
+    # which a script may set anew for every step: those that it begins with may be any step's.
+    voting = (steps for name, by_rank in agreeing.items() if name != "rates" for steps in by_rank.values())
+    votes = Counter(of for steps in voting if 0 not in steps for of in steps)
     chosen = [of for of, cast in votes.items() if cast == max(votes.values())]
     step = step if step in chosen else max(chosen, default=step)
     ranks = {
@@ -92,16 +94,16 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
 def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -> set[str]:
     """Quantities that a rank's first step shows to be the reference's, although the rank seemed to begin with others: the
     script passed other data through its model first and dropped the gradients, or it replaces its optimizer (each epoch, say),
-    after which the optimizer's state and the weights are the reference's."""
+    after which the optimizer's state and the weights are the reference's; or it sets learning rates after a forward pass."""
     own, other = attempt.traces[rank].steps.get(step), _done_before(drill, attempt, rank, step)
     if own is None or other is None:
         return set()
-    shown = {"data"} if same_batches(other, own) else set[str]()
+    shown = {name for name, right in (("data", same_batches(other, own)), ("rates", own.lr and own.lr == other.lr)) if right}
     following = _done_before(drill, attempt, rank, step + 1), attempt.traces[rank].steps.get(step + 1)
     if comes_to_the_same(other, own, *following):
-        shown = {"data", "rng"}
+        shown |= {"data", "rng"}
     if own.state and (own.state, own.param, own.lr, own.settings) == (other.state, other.param, other.lr, other.settings):
-        shown |= {"optimizer", "rates"}
+        shown |= {"optimizer"}
     return shown
 
 

@@ -26,12 +26,13 @@ parameters = dict(model.named_parameters())
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
 if way == "full-batch":
     optimizer = torch.optim.LBFGS(parameters.values(), lr=0.1, max_iter=4)
-step = 0
+step = began = 0
 if path.exists():
     state = torch.load(path)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     step = state["step"]
+    began = step if way == "counts-anew" else 0
     if way != "measures-wrongly":
         torch.set_rng_state(state["rng"])
 
@@ -54,6 +55,9 @@ def update(inputs: torch.Tensor) -> None:
         loss = model(inputs).square().mean()
         optimizer.zero_grad()
         loss.backward()
+    if way in ("warms-by-hand", "counts-anew"):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * min(1, (step - began + 1) / 4)
     optimizer.step()
 
 

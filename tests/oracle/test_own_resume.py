@@ -135,6 +135,7 @@ WAYS = {
     "within-a-step": 6,
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
+PASSES_BY_DAY = ("given", "warms-by-hand")
 PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "measures", "full-batch")
 WAYS_BY_DAY = ("anew", "shares", "zero", "on-notice")
 UNUSUAL_AND_WRONG = {
@@ -243,7 +244,7 @@ def test_an_unusual_right_one_passes(drills: Drills, way: str) -> None:
     assert verdict.attempts[1].resumed_step == WAYS[way], verdict.attempts
 
 
-@pytest.mark.parametrize("way", ["given", *(pytest.param(way, marks=pytest.mark.nightly) for way in PASSES_BY_NIGHT)])
+@pytest.mark.parametrize("way", [*PASSES_BY_DAY, *(pytest.param(way, marks=pytest.mark.nightly) for way in PASSES_BY_NIGHT)])
 def test_unusual_gradients_and_passes_come_back(drills: Drills, way: str) -> None:
     verdict = drills.passes(way)
     assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
@@ -254,6 +255,12 @@ def test_unusual_gradients_and_passes_come_back(drills: Drills, way: str) -> Non
 def test_streams_that_a_pass_drew_from_before_a_save_are_missed_where_they_are_lost(drills: Drills) -> None:
     verdict = drills.passes("measures-wrongly")
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "rng_not_restored", "yours"), verdict.cause
+
+
+@pytest.mark.nightly
+def test_a_learning_rate_that_is_set_just_before_each_step_and_counts_anew_is_caught(drills: Drills) -> None:
+    verdict = drills.passes("counts-anew")
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "lr_scheduler_not_restored", "yours"), verdict.cause
 
 
 @pytest.mark.nightly

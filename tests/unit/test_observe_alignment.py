@@ -56,6 +56,13 @@ def test_rates_that_are_set_after_the_forward_pass_are_still_those_of_the_step_b
     assert find(standing(10, rates=("r9",)), TRACE).found.step is None
 
 
+def test_rates_as_they_were_built_are_the_beginnings_though_a_later_step_has_them_too():
+    warmed = [replace(moment(0, 20), rates=("r9",)), *TRACE[1:]]
+    place = find(standing(0, rates=("r9",)), warmed)
+    assert (place.step, place.found.step, place.found.rates) == (0, 0, (0, 8, 9))
+    assert find(standing(12, rates=("r9",)), warmed).found.step is None
+
+
 def test_an_attempt_that_ended_at_once_is_judged_by_its_state_alone():
     place = find(standing(20, rates=None, rng=None, data=None), TRACE)
     assert (place.step, place.found.step) == (20, 20)

@@ -303,6 +303,16 @@ def test_ends_are_those_of_the_whole(path: Path, monkeypatch: pytest.MonkeyPatch
     assert read_moments(path, at_most=2) == read_moments(path)[:2]
 
 
+def test_the_rates_that_a_beginning_was_found_with_are_held_against_alone(tmp_path: Path) -> None:
+    built = ((0.5).hex(),)
+    for first, expected in ((0, built), (4, None)):
+        trace = tmp_path / f"{first}.trace"
+        writer = TraceWriter(trace)
+        writer.write(changed(start(first), rates=built))
+        writer.close()
+        assert [moment.rates for moment in read_moments(trace)] == [expected]
+
+
 def test_a_trace_of_lines_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     trace = run.leg("chaos").attempt(2).trace(1)

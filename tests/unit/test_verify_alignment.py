@@ -167,6 +167,36 @@ def test_to_begin_again_before_the_first_save_is_right_with_learning_rates_of_ma
     assert verdict.status == "PASS", verdict.cause
 
 
+@pytest.mark.parametrize("at_step", [3, 6], ids=["beginning", "checkpoint"])
+@pytest.mark.parametrize(("used", "status"), [(1.0, "PASS"), (0.5, "FAIL")], ids=["right", "wrong"])
+def test_rates_that_are_set_by_hand_before_each_step_are_judged_by_the_first(
+    tmp_path: Path, at_step: int, used: float, status: str
+) -> None:
+    """A restart begins with those that the optimizer was built with, which are a later step's, and steps with its own."""
+    kill = replace(SCRIPT_KILLS[0], at_step=at_step)
+    run = write_script_run(tmp_path, kills=(kill,), spec={"verify": {"confirm": False}})
+
+    def built(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "scheduled": False, "found": {**line["found"], "step": None, "rates": [8, 9, 10]}}
+
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", built))
+        if used != 1.0:
+            change = only("step", lambda line: {**line, "lr": [(used * float.fromhex(rate)).hex() for rate in line["lr"]]})
+            edit_trace(run, "chaos", 2, rank, change)
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+    assert status == "PASS" or verdict.code.startswith("lr_scheduler"), verdict.cause
+
+
+def test_right_rates_are_not_told_beside_what_is_wrong(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_optimizer=False), kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], "rates": [8]}}))
+    verdict = judge(run)
+    assert verdict.code == "optimizer_state_not_restored" and "learning rates of step 4" in verdict.cause, verdict.cause
+
+
 def test_an_older_checkpoint_is_not_the_newest(tmp_path: Path) -> None:
     verdict = judge(write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True)))
     assert (verdict.status, verdict.code) == ("FAIL", "checkpoint_passed_over"), verdict.cause
