@@ -125,6 +125,16 @@ _DATA: Mapping[str, Row] = {
         "of earlier samples), was not restored: save it with the checkpoint, and load it again",
         hazard="O8",
     ),
+    "batch_contents.beside_tensors": Row(
+        "what goes into the model beside its tensors was not restored",
+        script(
+            "a number, text or list that it gives its model is made of something that a restart does not bring back",
+            likely=True,
+        ),
+        "the tensors that go into the model are those expected, and what goes in beside them (a number, text or list) is "
+        "not: save what that is made of (a temperature, the last loss) with the checkpoint, and load it again",
+        "O8",
+    ),
     "batch_contents.unrepeatable": detail(hint="the same samples came with other contents: {probe}"),
     "batch_contents.held": detail(
         hint="the same samples came with other contents: {name} of the script's dataset is {seen} when epoch {epoch} is opened "

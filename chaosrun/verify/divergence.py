@@ -131,6 +131,10 @@ def _at_restore(drill: Drill, attempt: Attempt) -> Divergence | None:
     return _of_state(moment, difference, causes.of_restored_state(moment, difference))
 
 
+_STRANGE = (("data_order_not_restored", None), ("batch_contents", "beside_tensors"))
+"""Causes of batches that no step of the reference had."""
+
+
 def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     """What a script that resumes by itself began with that is not all of one step of the reference."""
     found = standing(drill, attempt)
@@ -146,7 +150,7 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         # The batches of its first steps tell more.
         first = next((moment for moment in _moments(drill, attempt)), None)
         seen = None if first is None else _in_step(first)
-        strange = seen is not None and (seen.reason.code, seen.reason.because) == ("data_order_not_restored", None)
+        strange = seen is not None and (seen.reason.code, seen.reason.because) in _STRANGE
         drawn = "rng" in found.wrong and strange
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))

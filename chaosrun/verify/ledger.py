@@ -72,6 +72,9 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
         place = _best(other, seen, here) if rank != first.rank else None
         if place is not None:
             return Cause.of("data_of_another_rank", other=rank, step=other[place].step)
+    given = drill.reference_lineage.at(first.rank, first.step)
+    if given and given.tensors[micro_batch:] == first.tensors[micro_batch:] and all(first.tensors):
+        return Cause.of("batch_contents", because="beside_tensors")
     return Cause.of("data_order_not_restored")
 
 

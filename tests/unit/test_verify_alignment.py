@@ -280,11 +280,17 @@ def test_the_one_of_several_optimizers_that_was_not_restored_is_named(
 
 
 @pytest.mark.parametrize(
-    ("tensors", "loss", "status"),
-    [("t", None, "PASS"), ("u", None, "FAIL"), ("t", "0x1.8p+3", "FAIL"), ("t", "0x0p+0", "FAIL")],
+    ("tensors", "loss", "streams", "status", "code"),
+    [
+        ("t", None, {}, "PASS", "exact"),
+        ("u", None, {}, "FAIL", "data_order_not_restored"),
+        ("t", "0x1.8p+3", {}, "FAIL", "batch_contents"),
+        ("t", "0x0p+0", {}, "FAIL", "batch_contents"),
+        ("t", "0x1.8p+3", {"rng": []}, "FAIL", "rng_not_restored"),
+    ],
 )
 def test_inputs_beside_the_tensors_that_have_no_effect_fail_nothing(
-    tmp_path: Path, tensors: str, loss: str | None, status: str
+    tmp_path: Path, tensors: str, loss: str | None, streams: dict[str, Any], status: str, code: str
 ) -> None:
     """As a list of losses that is handed to the model and never read. A loss of zero shows nothing."""
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
@@ -302,10 +308,11 @@ def test_inputs_beside_the_tensors_that_have_no_effect_fail_nothing(
         given(leg, 1, "a", "t", loss if loss == "0x0p+0" else None)
     given("chaos", 2, "b", tensors, loss)
     for rank in range(3):
-        other = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "data": []}})
+        other = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "data": [], **streams}})
         edit_trace(run, "chaos", 2, rank, other)
     verdict = judge(run)
-    assert verdict.status == status, verdict.cause
+    assert (verdict.status, verdict.code) == (status, code), verdict.cause
+    assert code != "batch_contents" or "beside its tensors was not restored" in verdict.cause
     assert any("beside its tensors" in warning for warning in verdict.warnings) == (status == "PASS")
 
 
