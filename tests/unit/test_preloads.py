@@ -106,7 +106,10 @@ def test_ordinary_modules_are_the_same_every_time(tmp_path: Path) -> None:
     assert compare(tmp_path, modules, ["fine"], ["operator_of_ours"]) == [[], []]
 
 
-@pytest.mark.parametrize(("differing", "words"), [(["a.b"], "a.b is another"), (["a.b", "c.d"], "a.b (and 1 more) is another")])
+@pytest.mark.parametrize(
+    ("differing", "words"),
+    [(["a.b"], "a.b differs after every import"), (["a.b", "c.d"], "a.b (and 1 more) differs after every import")],
+)
 def test_it_is_said_which(differing: list[str], words: str) -> None:
     assert words in (_why_unfit_to_share(differing) or "")
 
