@@ -1,5 +1,6 @@
 """What tests share: one local Ray for all tests that need one, placements that stay warm on it, and drills."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,12 @@ settings.register_profile("same", deadline=None, derandomize=True, suppress_heal
 settings.load_profile("same")
 REPOSITORY = Path(__file__).parents[1]
 Submit = Callable[..., Any]
+
+
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has what it starts in the background ignore Ctrl-C, and so would everything that the tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
