@@ -11,7 +11,6 @@ from chaosrun.verify import alignment, corruption, early_end, finals, landed, pr
 from chaosrun.verify.check import Check, Drill, inconclusive
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.kept import own_checkpoints
-from chaosrun.verify.left import compared, left_difference
 
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.records,
@@ -116,7 +115,9 @@ def required(drill: Drill) -> frozenset[str]:
 def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None = None) -> tuple[Check, ...]:
     """`checks`: None for all that are made of such a drill."""
     made = (SCRIPT_CHECKS if drill.by_script else CHECKS) if checks is None else checks
-    return tuple(_run(check, drill) for check in (*made, *_on_occasion(drill)))
+    files = _run(finals.final_files, drill)
+    found = [_run(check, drill) for check in (*made, *_on_occasion(drill))]
+    return (*found, *([files] if files.status != "skip" else []))
 
 
 def _on_occasion(drill: Drill) -> Iterator[Callable[[Drill], Check]]:
@@ -125,8 +126,6 @@ def _on_occasion(drill: Drill) -> Iterator[Callable[[Drill], Check]]:
         yield corruption.silent_corruption
     if drill.by_script and any(saved.held for trace in drill.chaos.traces for saved in trace.saves):
         yield own_checkpoints
-    if compared(drill) or left_difference(drill):
-        yield finals.final_files
 
 
 def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:

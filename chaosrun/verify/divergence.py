@@ -17,7 +17,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, Mismatch, first_difference
 from chaosrun.verify.draws import may_explain
-from chaosrun.verify.kept import KeptDifference, comparable, kept_difference
+from chaosrun.verify.kept import KeptDifference, comparable, first_kept_difference
 from chaosrun.verify.ledger import of_turns
 from chaosrun.verify.left import left_difference
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
@@ -69,15 +69,10 @@ def first_divergence(drill: Drill) -> Divergence | None:
     if found := divergence_of(drill, drill.chaos.attempts):
         return found
     # Differences that only checkpoints show.
-    kept = comparable(drill) if drill.by_script else frozenset()
-    moments = (moment for attempt in drill.chaos.attempts if kept for moment in _moments(drill, attempt))
-    if found := next(filter(None, (_at_own_save(moment, kept) for moment in moments)), None):
-        return found
+    if drill.by_script and (kept := first_kept_difference(drill, drill.chaos.attempts, comparable(drill))):
+        return _of_saved(drill, *kept)
     left = left_difference(drill)
-    if left is None:
-        return None
-    moment = Moment(drill=drill, attempt=drill.chaos.attempts[-1], step=drill.chaos_lineage.final_step, records={})
-    return _of_saved(moment, left)
+    return left and _of_saved(drill, drill.chaos.attempts[-1], drill.chaos_lineage.final_step, left)
 
 
 def divergence_of(drill: Drill, attempts: Iterable[Attempt]) -> Divergence | None:
@@ -177,12 +172,8 @@ def _at_checkpoint(moment: Moment) -> Divergence | None:
     return _of_state(moment, difference, causes.of_saved_state(moment, difference))
 
 
-def _at_own_save(moment: Moment, among: frozenset[tuple[str, str]]) -> Divergence | None:
-    found = kept_difference(moment.drill, moment.attempt, moment.step, among)
-    return found and _of_saved(moment, found)
-
-
-def _of_saved(moment: Moment, found: KeptDifference) -> Divergence:
+def _of_saved(drill: Drill, attempt: Attempt, step: int, found: KeptDifference) -> Divergence:
+    moment = Moment(drill=drill, attempt=attempt, step=step, records={})
     seen = {"tensor": found.name, "expected": found.expected, "seen": found.seen}
     return _found(moment, "saved state", [found.rank], found.cause, **seen)
 

@@ -49,9 +49,10 @@ class KeptDifference:
 def own_checkpoints(drill: Drill) -> Check:
     """What a script's own checkpoints hold after a restart, against those of the same steps of undisturbed runs."""
     among, saves, held = comparable(drill), 0, 0
+    if found := first_kept_difference(drill, drill.chaos.attempts[1:], among):
+        *_, difference = found
+        return failed(difference.cause.code, **difference.cause.params)
     for attempt in drill.chaos.attempts[1:]:
-        if found := next(filter(None, (kept_difference(drill, attempt, step, among) for step in attempt.steps)), None):
-            return failed(found.cause.code, **found.cause.params)
         for rank in sorted(attempt.traces):
             for expected, seen in _pairs(drill, attempt, rank):
                 compared = among & {(_kind(seen), name) for name in expected.held.keys() & seen.held.keys()}
@@ -140,7 +141,20 @@ def _tells_its_start(drill: Drill, kind: str, name: str) -> bool:
     return any(len(each) == 1 and each <= {-1, 0, 1} for each in offsets)
 
 
-def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
+def first_kept_difference(
+    drill: Drill, attempts: Iterable[Attempt], among: frozenset[tuple[str, str]]
+) -> tuple[Attempt, int, KeptDifference] | None:
+    """The first of these attempts, and its first step, after which it saved one of these entries otherwise. No step's record is
+    read for it."""
+    for attempt in attempts:
+        saved = {save.step for trace in attempt.traces.values() for save in trace.saves if save.held}
+        for step in sorted(saved & attempt.steps.keys()):
+            if found := _kept_difference(drill, attempt, step, among):
+                return attempt, step, found
+    return None
+
+
+def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
     """The first of these entries whose value differs in what this attempt saved after `step`; entries whose part of the state
     is known come first."""
     saved_before = {kind for kind, _ in _saved(drill.chaos.attempts[0].traces.values())}

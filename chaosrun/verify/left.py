@@ -208,8 +208,9 @@ def _savers(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: bool) -> M
     """The ranks that saved this file in an attempt, and when, by step. A folder may have been renamed as a whole."""
     if path in leg.left.saves and not by_kind:
         return {leg.left.ranks[path]: dict(leg.left.saves[path])} if attempt is leg.attempts[-1] else {}
-    found = _seen_in(attempt, path, by_kind=by_kind)
-    return found if found or _seen(leg, path, by_kind=by_kind) else _told_by_its_time(leg, attempt, path, by_kind=by_kind)
+    if _seen(leg, path, by_kind=by_kind):
+        return _seen_in(attempt, path, by_kind=by_kind)
+    return _told_by_its_time(leg, attempt, path, by_kind=by_kind)
 
 
 def _seen(leg: LegHistory, path: str, *, by_kind: bool) -> bool:

@@ -42,8 +42,8 @@ def is_of_its_start(undisturbed: Saves, restarted: Saves, *, holds_weights: bool
         return (counted and not holds_weights) or (rhythmic and _is_long_enough(undisturbed, restarted))
     once = len(undisturbed.steps) == len(restarted.steps) == 1 and not holds_weights
     # Weights that are saved again later may be the best, evaluated at every step: without a best value the first are.
-    first = (max if holds_weights else min)(undisturbed.steps)
-    at_once = bool(restarted.steps) and max(restarted.steps) - restarted.begun <= 1 and first <= (2 if holds_weights else 1)
+    at_first = max(undisturbed.steps) <= 2 if holds_weights else min(undisturbed.steps) <= 1
+    at_once = at_first and bool(restarted.steps) and max(restarted.steps) - restarted.begun <= 1
     return counted or once or at_once or rhythmic
 
 
