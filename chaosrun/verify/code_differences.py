@@ -210,8 +210,10 @@ _STEP: Mapping[str, Row] = {
         f"beside the batch of the loader is not what it was: {BESIDE}",
         "O8",
     ),
-    "forward_pass.changed_between": detail(
-        hint="the script changes the weights between the steps (it averages, clips or swaps them), and here with another "
+    "forward_pass.changed_between": Row(
+        "weights changed otherwise between the steps",
+        hint="the script, or an optimizer around another, changes the weights between the steps (it averages, clips or swaps "
+        "them), and here with another "
         f"result than undisturbed: no checkpoint holds what this depends on, or {BESIDE}",
         hazard="O8",
     ),

@@ -233,6 +233,13 @@ _STATES: Mapping[str, Row] = {
         hint=f"the learning rate is that of step {{step}}, not of step {{base}}: {_BY_HAND}{{scope}}",
     ),
     "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: {scheduler}"),
+    "lr_scheduler_not_restored.still": Row(
+        "learning rate stands still",
+        hint="the learning rate stays what it was when the restart began, where it goes on changing undisturbed: its scheduler "
+        "sets that of another optimizer than the one that trains (one that came out of the checkpoint within a scheduler's "
+        "state, param_groups that load_state_dict replaced below a wrapper, an optimizer that was made anew), is not "
+        "stepped any more, or waits for what did not come back (a best loss, a patience){scope}",
+    ),
     "lr_scheduler_not_restored.by_hand": Row("learning rate not restored", hint=f"{{seen}}: {_BY_HAND}{{scope}}"),
     **{
         f"lr_scheduler_not_restored.{because}": detail(hint=f"{seen}: {follows}")

@@ -12,6 +12,8 @@ _Rates = Mapping[int, tuple[str, ...]]
 """Of all parameter groups, by step."""
 _ROUNDED = 1e-9
 """Tolerance for schedules that multiply the current rate: rounding depends on the steps on the way."""
+_OFTEN = 3
+"""So many changes that are missing are no schedule that is merely late."""
 
 
 def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause | None:
@@ -35,6 +37,8 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
     shifts = [step - first for step in expected if step != first and _fits(step - first, expected, seen)]
     if len(shifts) == 1 and (kept is None or _changes(seen) > 1):
         return Cause.of("lr_scheduler_of_another_step", step=first + shifts[0], base=first)
+    if kept and not shifts and _stands_still(expected, seen):
+        return Cause.of("lr_scheduler_not_restored", because="still")
     if shifts or kept:
         return Cause.of("lr_scheduler_not_restored", because="late" if kept else "of_several")
     return None
@@ -48,6 +52,12 @@ def _fits(shift: int, expected: _Rates, seen: _Rates) -> bool:
 def _changes(rates: _Rates) -> int:
     in_order = [rates[step] for step in sorted(rates)]
     return sum(one != other for one, other in pairwise(in_order))
+
+
+def _stands_still(expected: _Rates, seen: _Rates) -> bool:
+    """Whether the rates never change where the undisturbed run's do, time and again."""
+    meanwhile = {step: expected[step] for step in seen if step in expected}
+    return _changes(seen) == 0 and _changes(meanwhile) >= _OFTEN
 
 
 def _begins_anew(expected: _Rates, seen: _Rates, start: int) -> bool:

@@ -457,3 +457,4 @@ def test_weights_that_the_script_changed_between_two_steps_are_told(tmp_path: Pa
     found = diverging(run)
     assert (found.code, found.reason.because) == ("forward_pass", "changed_between")
     assert "changes the weights between the steps" in found.hint
+    assert found.reason.sentence == "weights changed otherwise between the steps"

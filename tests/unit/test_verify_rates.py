@@ -34,6 +34,11 @@ def stairs(step: int) -> float:
     return 0.9 ** ((step - 1) // 3)
 
 
+def falls(step: int) -> float:
+    """Even until step 8, then lower every step."""
+    return 1.0 - max(0, step - 8) / 20
+
+
 def once(at: int) -> Schedule:
     """Lower from this step on."""
     return lambda step: 0.9 if step >= at else 1.0
@@ -63,12 +68,19 @@ def test_rates_without_a_scheduler_are_the_scripts_own(tmp_path: Path, seen: Sch
         # As ReduceLROnPlateau without its best: late by two, in that step as a shift by -2 would have it.
         (stairs, lambda step: stairs(step) if step < 7 else stairs(step - 2), "lr_scheduler_not_restored", "right at first"),
         (once(7), once(10), "lr_scheduler_not_restored", "right at first"),
+        # As a scheduler within another that came out of the checkpoint with an optimizer of its own.
+        (lambda step: step / 20, lambda step: (BEGAN + 1) / 20, "lr_scheduler_not_restored", "another optimizer than"),
+        # Even in its beginning, and begun anew: a lost count explains that it stands still.
+        (falls, lambda step: falls(step - BEGAN), "lr_scheduler_not_restored", "right at first"),
         (once(7), lambda step: 1.0 if step < 7 else 0.3, "lr_scheduler_not_restored", "right at first"),
         (lambda step: step / 20, lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "of the beginning"),
         (once(2), once(BEGAN + 2), "lr_scheduler_not_restored", "of the beginning"),
         (once(5), lambda step: 0.3, "learning_rate", "no recorded step has this learning rate"),
     ],
-    ids=["anew", "a step ahead", "without its best", "later", "other rates", "of step 0", "of step 0, even", "no schedule"],
+    ids=[
+        *("anew", "a step ahead", "without its best", "later", "still", "even at first"),
+        *("other rates", "of step 0", "of step 0, even", "no schedule"),
+    ],
 )
 def test_rates_say_where_their_schedule_stood(tmp_path: Path, expected: Schedule, seen: Schedule, code: str, says: str) -> None:
     verdict = told(tmp_path, expected, seen)

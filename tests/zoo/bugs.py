@@ -220,4 +220,22 @@ BUGS = (
         wrong="a scheduler made after the optimizer was loaded sets its first rate for one step",
         drills=(Drill(of="bad", releases=("torch==2.13.0",), verdict="FAIL", cause="lr_scheduler_of_another_step"),),
     ),
+    Bug(
+        name="warmup-27",
+        thread="ildoonet/pytorch-gradual-warmup-lr#27",
+        wrong="what follows the warm-up comes out of the checkpoint with an optimizer of its own, and sets that one's rate",
+        drills=(bad("warmup-scheduler==0.3", cause="lr_scheduler_not_restored"),),
+    ),
+    Bug(
+        name="lookahead-237",
+        thread="kozistr/pytorch_optimizer#237",
+        wrong="a loaded Lookahead keeps its old param_groups: the scheduler sets those, and others are trained with",
+        drills=(bad("pytorch-optimizer==3.0.0", cause="lr_scheduler_not_restored"), good("pytorch-optimizer==3.1.0")),
+    ),
+    Bug(
+        name="transformers-28544",
+        thread="huggingface/transformers#28544",
+        wrong="the patience of early stopping begins at 0 again after a resume: the training ends later",
+        drills=(bad("transformers==5.23.0", cause="ended_at_another_step"),),
+    ),
 )
