@@ -213,8 +213,7 @@ _STEP: Mapping[str, Row] = {
     "forward_pass.changed_between": Row(
         "weights changed otherwise between the steps",
         hint="the script, or an optimizer around another, changes the weights between the steps (it averages, clips or swaps "
-        "them), and here with another "
-        f"result than undisturbed: no checkpoint holds what this depends on, or {BESIDE}",
+        f"them), and here with another result than undisturbed: no checkpoint holds what this depends on, or {BESIDE}",
         hazard="O8",
     ),
     "forward_pass.drew_before": detail(

@@ -238,7 +238,8 @@ _STATES: Mapping[str, Row] = {
         hint="the learning rate stays what it was when the restart began, where it goes on changing undisturbed: its scheduler "
         "sets that of another optimizer than the one that trains (one that came out of the checkpoint within a scheduler's "
         "state, param_groups that load_state_dict replaced below a wrapper, an optimizer that was made anew), is not "
-        "stepped any more, or waits for what did not come back (a best loss, a patience){scope}",
+        "stepped any more, or waits for what did not come back (a best loss, a patience); or the script sets it without a "
+        "scheduler, by what a restart does not bring back (a count of steps or epochs){scope}",
     ),
     "lr_scheduler_not_restored.by_hand": Row("learning rate not restored", hint=f"{{seen}}: {_BY_HAND}{{scope}}"),
     **{

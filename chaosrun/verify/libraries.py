@@ -226,6 +226,7 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
     """The divergence in these words, with the library bug that it looks like, advice for the library's users, and the entries
     that are suspects."""
     reason, bug = told(divergence.reason), known_of(divergence, drill)
+    # The hint for rates that stand still holds for both: a scheduler of an optimizer around another is not recorded.
     if f"{reason.code}.by_hand" in TABLE and reason.because != "still" and not scheduled(drill):
         seen, _ = OF_RATES.get(reason.because or "", (reason.params.get("where"), ""))
         reason = reason.explained("by_hand", seen=seen)

@@ -50,6 +50,7 @@ def once(at: int) -> Schedule:
         (lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "that of the beginning"),
         (lambda step: (step + 1) / 20, "lr_scheduler_of_another_step", "that of step 6, not of step 5"),
         (lambda step: step / 20 if step < 7 else 0.3, "lr_scheduler_not_restored", "right at first"),
+        (lambda step: (BEGAN + 1) / 20, "lr_scheduler_not_restored", "stays what it was"),
     ],
 )
 def test_rates_without_a_scheduler_are_the_scripts_own(tmp_path: Path, seen: Schedule, code: str, says: str) -> None:
