@@ -16,6 +16,8 @@
 Each carries a message (what happened, where) and a hint (what to do). Any other exception is a bug in chaosrun: exit 1.
 """
 
+import builtins
+
 
 class ChaosrunError(Exception):
     """Base of all; `exit_code` is what the command line ends with."""
@@ -104,3 +106,16 @@ class InterruptedRunError(ChaosrunError):
 def error_of(outcome: str) -> type[ChaosrunError]:
     """The type of error to raise for a leg that ended with this outcome instead of completing."""
     return {"user_error": UserScriptError, "resources": ResourcesError, "timeout": RunTimeoutError}.get(outcome, RecoveryError)
+
+
+EACH_TIME = (
+    *(SyntaxError, ImportError, NameError, AttributeError, TypeError, ValueError, LookupError, AssertionError),
+    *(ArithmeticError, NotImplementedError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
+)
+"""Not among them: what a network, a device, a peer or a lack of memory raises (OSError, RuntimeError)."""
+
+
+def comes_each_time(name: str) -> bool:
+    """Whether a built-in exception of this name is a mistake of the code, which would raise it again."""
+    kind = getattr(builtins, name, None)
+    return isinstance(kind, type) and issubclass(kind, EACH_TIME)

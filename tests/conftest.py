@@ -27,9 +27,10 @@ Submit = Callable[..., Any]
 
 
 def pytest_configure() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell has what it starts in the background ignore Ctrl-C, and so would everything that the tests start.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell has what it starts in the background ignore Ctrl-C, nohup a hang-up, and so would everything that the tests start.
+    for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,6 +1,5 @@
 """How a worker ended, by its end record, fault marker, wait status and trace. Reads files, decides nothing."""
 
-import builtins
 import re
 import signal
 from collections.abc import Mapping
@@ -21,11 +20,6 @@ from chaosrun.supervise.failure import Failure, Reach
 
 OWN_TYPES = (errors.UserScriptError.__name__, errors.MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
-EACH_TIME = (
-    *(SyntaxError, ImportError, NameError, AttributeError, TypeError, ValueError, LookupError, AssertionError),
-    *(ArithmeticError, NotImplementedError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
-)
-"""Not among them: what a network, a device, a peer or a lack of memory raises (OSError, RuntimeError)."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 """Signals by which a process crashes by itself."""
 
@@ -106,8 +100,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
 def _comes_each_time(failure: Failure) -> bool:
     """Whether an error of the script in the first attempt, before its first step, would come in every attempt."""
     name = failure.error[0] if failure.error else ""
-    kind = getattr(builtins, name, None)
-    sure = name == errors.UserScriptError.__name__ or (isinstance(kind, type) and issubclass(kind, EACH_TIME))
+    sure = name == errors.UserScriptError.__name__ or errors.comes_each_time(name)
     return sure and not failure.step and failure.outcome == "user_error" and failure.code is None
 
 

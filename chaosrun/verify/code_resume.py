@@ -83,6 +83,13 @@ _RESUME: Mapping[str, Row] = {
         "the newest cannot be read",
         "S1",
     ),
+    "raises_after_restart": Row(
+        "fails at every restart after {fault}: {message}",
+        script("what it needs after a restart is not there: no checkpoint holds it, or it begins as at step 0", likely=True),
+        "run.register(name, object) before the loop saves and restores what its state_dict() holds; what else depends on where "
+        "the training begins can follow run.position",
+        "O8",
+    ),
     "never_saves": Row(
         "bit-identical to the undisturbed run, but every restart began at step 0: the script was never seen to save: "
         "{steps:step} on {ranks:rank}, {faults:fault}",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, Literal
 
-from chaosrun.records.events import TRAINED, FaultObserved, LegFinished
+from chaosrun.errors import comes_each_time
+from chaosrun.records.events import TRAINED, FaultObserved, LegFinished, RaisedError
 from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
@@ -92,8 +93,8 @@ def rule(
     ruling = (
         corrupted
         or unproven
-        or (_never_came_back(drill, divergence) if drill.by_script else None)
         or _not_taken_back(drill, checks)
+        or (_never_came_back(drill, divergence) if drill.by_script or not blameless else None)
         or _of_outcomes(drill.reference, drill.chaos, checks)
         or unfounded
         or drifted
@@ -108,7 +109,7 @@ def rule(
 
 
 def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | None:
-    """A script that completes undisturbed, and after a fault fails at every restart: its own resume fails."""
+    """A script that completes undisturbed, and after a fault fails at every restart."""
     chaos, end = drill.chaos, drill.chaos.finished
     if drill.reference.outcome != "completed" or end is None or end.outcome not in ("user_error", "recovery_failed"):
         return None
@@ -118,16 +119,24 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     last = max(struck, key=lambda seen: seen.attempt, default=None)
     if last is None or last.attempt >= len(chaos.attempts):
         return None
-    if divergence and "stood" in divergence.reason.params:
-        # If it began with state that is not of one step, that may be why it failed.
+    if divergence and (not drill.by_script or "stood" in divergence.reason.params):
+        # If it began with state that is not of one step, or chaosrun brought back other state, that may be why it failed.
         ruling = of_divergence(divergence, drill.spec.data.resume)
         return replace(ruling, place=f"{ruling.place}; then {_message(end)}")
+    if not drill.by_script and not any(_raised_by_script(d.error) for d in chaos.attempts[-1].unplanned):
+        return None
     known = {fault.id: fault for fault in drill.plan.faults}
     # Of the faults of one attempt, the one that damaged a file is the likelier reason, not the kill.
     beside = sorted({seen.fault for seen in chaos.events(FaultObserved) if seen.attempt == last.attempt})
     told = [f"{name} ({known[name].describe() if name in known else name})" for name in beside]
-    reason = Cause.of("never_came_back", fault=" and ".join(told), message=_message(end))
-    return Ruling(status="FAIL", reason=reason, hint=end.hint)
+    code = "never_came_back" if drill.by_script else "raises_after_restart"
+    reason = Cause.of(code, fault=" and ".join(told), message=_message(end))
+    return Ruling(status="FAIL", reason=reason, hint=end.hint if drill.by_script else None)
+
+
+def _raised_by_script(error: RaisedError | None) -> bool:
+    """Whether the script raised what its code raises each time, and not what a network or a device may."""
+    return error is not None and not error.ours and comes_each_time(error.type)
 
 
 def _not_taken_back(drill: Drill, checks: Sequence[Check]) -> Ruling | None:

@@ -432,11 +432,11 @@ def copy_run(run: RunLayout, root: Path) -> RunLayout:
     return RunLayout(Path(shutil.copytree(run.path, root / "run")))
 
 
-def die_raising(run: RunLayout, traceback: str) -> None:
-    """Have the chaos leg end with an error of rank 1 in its last attempt."""
+def die_raising(run: RunLayout, traceback: str = "", **more: Any) -> None:
+    """Have the chaos leg end with an error of rank 1 in its last attempt, a ValueError unless `more` says otherwise."""
 
     edit_journal(run, "chaos", only("leg.finished", lambda line: None))
-    error = {"type": "ValueError", "message": "boom", "traceback": traceback}
+    error = {"type": "ValueError", "message": "boom", "traceback": traceback, **more}
     with patch("os.fsync"):
         journal = Journal(run.leg("chaos").journal)
         attempt = len(run.leg("chaos").attempts())

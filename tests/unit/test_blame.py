@@ -152,7 +152,10 @@ def test_every_row_can_be_told(code: str) -> None:
             assert name is None or ((name.isidentifier() and (spec or "").isalnum()) or not spec), template
 
 
-OF_ATTACHED = {"source_keeps_its_place", "batch_contents", "state_outside", "result_differs", "hook_changes_state"}
+OF_ATTACHED = {
+    *("source_keeps_its_place", "batch_contents", "state_outside"),
+    *("result_differs", "hook_changes_state", "raises_after_restart"),
+}
 """What is said of scripts that chaosrun restores alone. The contents of batches are told of others by `batch_contents.own`."""
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
+from legs import KILLS, Bugs, copy_run, die_raising, drop, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -381,6 +381,31 @@ def test_inexact_restore_fails_with_its_message(run: RunLayout) -> None:
     edit_journal(run, "chaos", only("leg.finished", put(outcome="inexact_restore", message="head.bias is not the saved one")))
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code, verdict.cause) == ("FAIL", 3, "head.bias is not the saved one")
+
+
+def test_a_script_that_fails_at_every_restart(run: RunLayout) -> None:
+    die_raising(run)
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code, verdict.code) == ("FAIL", 3, "raises_after_restart"), verdict.cause
+    assert "fails at every restart after F3 (" in verdict.cause and "rank 1 raised ValueError" in verdict.cause
+
+
+@pytest.mark.parametrize(
+    "error", [{"ours": True}, {"type": "RuntimeError"}, {"type": "UserScriptError"}, {"type": "OutOfMemoryError"}], ids=str
+)
+def test_an_error_that_need_not_be_of_the_restart_proves_nothing(run: RunLayout, error: dict[str, Any]) -> None:
+    """An error of chaosrun, of a device or a network, and what chaosrun refuses."""
+    die_raising(run, **error)
+    assert judge(run).status == "INCONCLUSIVE"
+
+
+def test_a_script_that_differs_and_then_fails_at_every_restart(tmp_path: Path) -> None:
+    run = write_run(tmp_path, bugs=Bugs(keep_rng=False))
+    expected = judge(run)
+    die_raising(run)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", expected.code), verdict.cause
+    assert verdict.place == f"{expected.place}; then rank 1 raised ValueError"
 
 
 def test_unfinished_leg(run: RunLayout) -> None:
