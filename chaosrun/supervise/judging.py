@@ -1,7 +1,8 @@
 """Judges the restarts of a run in production while it goes on, in a thread beside its supervisor, which asks what was found.
 
 An attempt is judged once every rank has repeated the steps that had been done before; an attempt that is over is judged as far
-as it came. `verify.production` says what is compared.
+as it came. That one went on from a wrong place is told once every rank has begun: to do all steps again may take days.
+`verify.production` says what is compared.
 """
 
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from chaosrun.records.events import AttemptStarting, JournalEvent, Judgement, RecoveryAgreed, RecoveryDiverged, RecoveryUnjudged
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.trace_reader import read_ends, read_trace
+from chaosrun.records.trace_reader import read_ends, read_start, read_trace
 from chaosrun.records.traces import RankTrace
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.confirm import UNDISTURBED
@@ -33,6 +34,8 @@ class RecoveryJudge:
         """Restarted attempts that have not been judged; whether they are over."""
         self._targets: dict[int, dict[int, int]] = {}
         """For each of those attempts, by rank, the last step that had been done before."""
+        self._begun: set[int] = set()
+        """Attempts of which is known where they went on from."""
         self._over: dict[tuple[int, int], RankTrace] = {}
         """Traces of attempts that are over, by attempt and rank."""
         self._found: list[Recovery] = []
@@ -85,9 +88,8 @@ class RecoveryJudge:
         with self._changed:
             waiting = dict(self._open)
         for attempt, over in waiting.items():
-            if over or self._is_through(attempt):
-                found = judge_recovery(self._read(attempt), attempt, self._spec, UNDISTURBED, since=self._since)
-                self._since = attempt if found.divergence else self._since
+            if found := self._judged(attempt, over=over):
+                self._since = attempt if found.wrong else self._since
                 with self._changed:
                     del self._open[attempt]
                     self._found.append(found)
@@ -97,6 +99,18 @@ class RecoveryJudge:
                 return False
             self._changed.wait(LOOK_EVERY_S)
         return True
+
+    def _judged(self, attempt: int, *, over: bool) -> Recovery | None:
+        """None while there is no more to say of it yet."""
+        begun = not (over or self._is_through(attempt))
+        if begun and (attempt in self._begun or not self._has_begun(attempt)):
+            return None
+        self._begun.add(attempt)
+        found = judge_recovery(self._read(attempt), attempt, self._spec, UNDISTURBED, since=self._since, begun=begun)
+        return found if found.wrong or not begun else None
+
+    def _has_begun(self, attempt: int) -> bool:
+        return all(read_start(self._leg.attempt(attempt).trace(rank)) for rank in range(self._spec.workers))
 
     def _is_through(self, attempt: int) -> bool:
         """Every rank has gone beyond the last step that had been done before, so that its records up to there are written."""
@@ -128,12 +142,12 @@ class RecoveryJudge:
 
 
 def _event_of(found: Recovery) -> Judgement:
-    differs, attempt, source = found.divergence, found.attempt, found.source
-    if differs is None and found.judged == "nothing":
+    wrong, differs, attempt, source = found.wrong, found.divergence, found.attempt, found.source
+    if wrong is None and found.judged == "nothing":
         return RecoveryUnjudged(attempt=attempt, why=found.words)
-    if differs is None:
+    if wrong is None:
         return RecoveryAgreed(attempt=attempt, source=source, steps=found.steps, last=found.last, states=found.states)
-    where = {"step": differs.step, "rank": differs.rank, "tensor": differs.tensor}
-    return RecoveryDiverged(
-        attempt=attempt, source=source, quantity=differs.kind, code=differs.code, what=differs.cause, **where
-    )
+    where = {"step": found.began + 1, "rank": 0, "quantity": "position"}
+    if differs:
+        where = {"step": differs.step, "rank": differs.rank, "quantity": differs.kind, "tensor": differs.tensor}
+    return RecoveryDiverged(attempt=attempt, source=source, code=wrong.code, what=wrong.sentence, **where)

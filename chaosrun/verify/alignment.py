@@ -226,8 +226,10 @@ class Saved:
 def saves(leg: LegHistory) -> Iterator[Saved]:
     """The checkpoints that the attempts of this leg completed, in the order of time."""
     for attempt in leg.attempts:
-        for step in sorted({saved.step for trace in attempt.traces.values() for saved in trace.saves}):
-            told = ((rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves if saved.step == step)
+        by_step: dict[int, list[tuple[int, SaveRecord]]] = {}
+        for rank, saved in ((rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves):
+            by_step.setdefault(saved.step, []).append((rank, saved))
+        for step, told in sorted(by_step.items()):
             own = [(rank, saved) for rank, saved in told if saved.how != REMOVED]
             if _is_complete(own) and _went_on(attempt, own):
                 kinds = frozenset("".join(each for each in saved.path if not each.isdigit()) for _, saved in own)
@@ -258,7 +260,8 @@ def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
     """Each rank that saved went on to its next step: whatever follows the last file, such as a rename, was done."""
     last = {rank: max(saved.time_s for by, saved in own if by == rank) for rank, _ in own}
     traces = {rank: attempt.traces[rank] for rank in last}
-    return all(trace.end or any(step.time_s > last[rank] for step in trace.steps.values()) for rank, trace in traces.items())
+    newest = ((rank, trace, trace.steps.last) for rank, trace in traces.items())
+    return all(trace.end or (step and trace.steps[step].time_s > last[rank]) for rank, trace, step in newest)
 
 
 def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
@@ -293,11 +296,9 @@ def resume_evidence(drill: Drill) -> Check:
         return inconclusive("no_attempt")
     told: list[str] = []
     for attempt in drill.chaos.attempts:
-        began = {rank: start.position.step for rank, start in attempt.starts.items()}
-        if problem := _apart(began) or _not_of_one_step(drill, attempt) or (_not_the_newest(drill, attempt) if began else None):
-            code, about = problem
-            return failed(code, attempt=attempt.number, **about)
-        if began and attempt.number > 1:
+        if wrong := wrong_resume(drill, attempt):
+            return failed(wrong.code, **wrong.params)
+        if attempt.starts and attempt.number > 1:
             point = f"step {attempt.resume_step}" if attempt.went_on else "the beginning"
             told.append(f"attempt {attempt.number} from {point}")
     if not told:
@@ -307,6 +308,15 @@ def resume_evidence(drill: Drill) -> Check:
 
 
 _Problem = tuple[str, Params]
+
+
+def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
+    """What is wrong with where this attempt went on from; None, too, where no rank began to train."""
+    began = {rank: start.position.step for rank, start in attempt.starts.items()}
+    if not began:
+        return None
+    problem = _apart(began) or _not_of_one_step(drill, attempt) or _not_the_newest(drill, attempt)
+    return Cause(problem[0], {"attempt": attempt.number, **problem[1]}) if problem else None
 
 
 def _apart(began: Mapping[int, int]) -> _Problem | None:
@@ -326,7 +336,7 @@ def _not_the_newest(drill: Drill, attempt: Attempt) -> _Problem | None:
     newer = passed_over(drill, attempt)
     if newer is None:
         return None
-    removed = (saved for rank in drill.chaos.attempts[newer.attempt - 1].traces.values() for saved in rank.saves)
+    removed = (saved for rank in drill.chaos.attempt(newer.attempt).traces.values() for saved in rank.saves)
     gone = any(saved.how == REMOVED and PurePath(newer.path).is_relative_to(saved.path) for saved in removed)
     code = "newest_removed" if gone else "checkpoint_passed_over" if attempt.went_on else "began_again"
     return code, {"step": attempt.resume_step, "newer": newer.step, "path": newer.path}

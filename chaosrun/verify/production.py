@@ -2,7 +2,7 @@
 does again are compared with the earlier records of them, and the state that it restores with what was saved.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +30,8 @@ class Recovery:
     """A restart of a run, as far as its attempt has come."""
 
     attempt: int
+    began: int = 0
+    """The step that it went on from."""
     steps: int = 0
     """Number of steps done again and compared, on any rank."""
     last: int = 0
@@ -40,8 +42,14 @@ class Recovery:
     lost: bool = True
     """A step had been done before the restart, so that something could be lost."""
     divergence: Divergence | None = None
+    astray: Cause | None = None
+    """What is wrong with where it went on from: a complete checkpoint that it passed over, say."""
     problem: str | None = None
     """Why it could not be looked at."""
+
+    @property
+    def wrong(self) -> Cause | None:
+        return self.divergence.reason if self.divergence else self.astray
 
     @property
     def judged(self) -> Judged:
@@ -49,7 +57,7 @@ class Recovery:
 
     @property
     def words(self) -> str:
-        """How a recovery without a difference was judged."""
+        """How a recovery with which nothing is wrong was judged."""
         states = f"{count(self.states, 'rank')} went on with the recorded state"
         match self.judged:
             case "steps":
@@ -62,24 +70,37 @@ class Recovery:
                 return "no step had been done before" if self.trained else "it ended before it began to train"
 
 
-def judge_recovery(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, *, since: int = 1) -> Recovery:
-    """Compare attempt `number` with those before it; `since`: see `recorded`. Never raises: a judgement must not end a
-    training."""
+def judge_recovery(
+    history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, *, since: int = 1, begun: bool = False
+) -> Recovery:
+    """Compare attempt `number` with those before it; of one that has only `begun`, where it went on from. `since`: see
+    `recorded`. Never raises: a judgement must not end a training."""
     try:
-        return _judge(history, number, spec, plan, since)
+        return _judge(history, number, spec, plan, since, _began if begun else _compared)
     except Exception as error:  # damaged records, or a defect of a comparison: it is reported, and is never a PASS
         return Recovery(attempt=number, trained=True, problem=f"{type(error).__name__}: {getattr(error, 'message', error)}")
 
 
-def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
+def _judge(
+    history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int, look: Callable[..., Recovery]
+) -> Recovery:
     whole = _up_to(history, number)
-    found = _compared(whole, number, spec, plan, since)
-    if found.divergence and since > 1:
+    found = look(whole, number, spec, plan, since)
+    if found.wrong and since > 1:
         # The attempt that differed may have been repaired since: then this one agrees with those before that attempt.
         before = replace(whole, attempts=tuple(each for each in whole.attempts if each.number != since))
-        mended = _compared(before, number, spec, plan, 1)
-        return found if mended.divergence or mended.judged == "nothing" else mended
+        mended = look(before, number, spec, plan, 1)
+        known = mended.judged != "nothing" or look is _began
+        return mended if known and not mended.wrong else found
     return found
+
+
+def _began(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
+    """Where an attempt went on from, once all of its ranks have begun."""
+    before = _up_to(whole, number - 1)
+    drill = Drill.of(before, whole, spec, plan, recorded=recorded(before, since), looked_at=())
+    attempt = whole.attempts[-1]
+    return Recovery(attempt=number, began=attempt.resume_step, source=attempt.source, astray=_astray(drill, whole))
 
 
 def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
@@ -91,6 +112,7 @@ def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, si
     again = {step for trace in attempt.traces.values() for step in _done_before(drill.reference_lineage, trace)}
     return Recovery(
         attempt=number,
+        began=attempt.resume_step,
         steps=len(again),
         last=max(again, default=0),
         states=sum(_is_comparable(drill, attempt, rank) for rank in attempt.starts),
@@ -98,7 +120,17 @@ def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, si
         trained=bool(attempt.steps),
         lost=any(trace.spans for each in whole.attempts[:-1] for trace in each.traces.values()),
         divergence=divergence,
+        astray=_astray(drill, whole),
     )
+
+
+def _astray(drill: Drill, whole: LegHistory) -> Cause | None:
+    """What is wrong with where the last attempt went on from. Of state that is not of one step, the comparison says more."""
+    drill = replace(drill, chaos=whole, reference=_up_to(whole, whole.attempts[-1].number - 1))
+    if not drill.by_script:
+        return [wrong for _, wrong in recovery.went_on_from(drill)][-1]
+    wrong = alignment.wrong_resume(drill, whole.attempts[-1])
+    return libraries.told(wrong) if wrong and wrong.code != "resumed_state_differs" else None
 
 
 def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int) -> tuple[Drill, Divergence | None]:
@@ -167,7 +199,7 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
     since = 1
     for attempt in history.attempts[1:]:
         found.append(judge_recovery(history, attempt.number, spec, plan, since=since))
-        since = attempt.number if found[-1].divergence else since
+        since = attempt.number if found[-1].wrong else since
     empty = LegHistory(name=history.name, layout=history.layout)
     drill = Drill.of(empty, history, spec, plan, recorded=recorded(history))
     points = alignment.resume_evidence if drill.by_script else recovery.resume_points
@@ -216,6 +248,8 @@ def _check_of(found: Recovery) -> Check:
     if found.divergence:
         what, where = found.divergence.cause, f"step {found.divergence.step}, rank {found.divergence.rank}"
         return replace(failed("recovery_differs", attempt=found.attempt, what=what, where=where, **about), name=name)
+    if found.astray:
+        return replace(failed(found.astray.code, **found.astray.params, **about), name=name)
     if found.judged == "nothing" and (found.problem or (found.trained and found.lost)):
         return replace(inconclusive("recovery_unjudged", attempt=found.attempt, why=found.words, **about), name=name)
     return replace(passed(found.words, **about), name=name)

@@ -13,7 +13,7 @@ from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
-from chaosrun.verify.codes import Params
+from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import completes
 from chaosrun.wording import count
 
@@ -46,33 +46,40 @@ def resume_points(drill: Drill) -> Check:
     """Every attempt went on from the newest valid checkpoint committed before it, on every rank, at the right position."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
+    points: list[Params] = []
+    for point, wrong in went_on_from(drill):
+        if wrong:
+            return failed(wrong.code, **wrong.params)
+        points.append(point)
+    restores = sum(attempt.resume is not None for attempt in drill.chaos.attempts)
+    summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
+    aside = _set_aside_unplanned(drill)
+    if aside:
+        summary += f"; {count(len(aside), 'checkpoint')} set aside that no fault had damaged: {aside[0].reason}"
+    return passed(summary, restores=restores, points=points, unplanned=[record.name for record in aside])
+
+
+def went_on_from(drill: Drill) -> Iterator[tuple[Params, Cause | None]]:
+    """The point that each attempt went on from, and what is wrong with it."""
     began = drill.chaos.began if drill.began else None
     committed = {name: checkpoint_step(name) or 0 for name in began.states} if began else {}
     reached = began.step if began else 0
-    restores = 0
-    points: list[Params] = []
     for attempt in drill.chaos.attempts:
         # Retention may have deleted older checkpoints before the newer ones turned out to be damaged.
         kept = sorted(committed.values())[-drill.spec.checkpoint.keep :]
         for name in attempt.quarantined:
             committed.pop(name, None)
         newest = max((step for step in committed.values() if step in kept), default=0)
+        point: Params = {"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest}
+        wrong = None
         if refused := _not_taken_back(drill.chaos.attempts, attempt):
-            name, reason = refused
-            return failed("checkpoint_not_taken_back", attempt=attempt.number, checkpoint=name, reason=reason)
-        problem = _wrong_resume(attempt, newest, reached) or _wrong_start(attempt, drill)
-        if problem:
-            return failed("wrong_resume_point", attempt=attempt.number, problem=problem, newest_committed=newest)
-        restores += attempt.resume is not None
-        points.append({"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest})
+            wrong = Cause.of("checkpoint_not_taken_back", attempt=attempt.number, checkpoint=refused[0], reason=refused[1])
+        elif problem := _wrong_resume(attempt, newest, reached) or _wrong_start(attempt, drill):
+            wrong = Cause.of("wrong_resume_point", attempt=attempt.number, problem=problem, newest_committed=newest)
+        yield point, wrong
         for trace in attempt.traces.values():
             committed.update({checkpoint_name(step): step for step in trace.committed})
             reached = max(reached, trace.steps.last)
-    summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
-    aside = _set_aside_unplanned(drill)
-    if aside:
-        summary += f"; {count(len(aside), 'checkpoint')} set aside that no fault had damaged: {aside[0].reason}"
-    return passed(summary, restores=restores, points=points, unplanned=[record.name for record in aside])
 
 
 def _set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:

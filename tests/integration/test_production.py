@@ -29,6 +29,28 @@ while order.attempt == 2 and step == 6:
     time.sleep(0.01)
 """
 
+STARTS_OVER = """\
+import os, signal, time
+
+import torch
+
+first = os.environ["CHAOSRUN_ATTEMPT"] == "1"
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+os.makedirs("out", exist_ok=True)
+for step in range(1, 401):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+    if step % 20 == 0:
+        torch.save([model.state_dict(), optimizer.state_dict(), step], f"out/{step}.pt")
+    if step == 390 and first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0 if first else 0.02)
+"""
+"""It saves, and never looks for what it saved. Its restart is slower."""
+
 
 @pytest.mark.parametrize("wrong", ["", FORGETS], ids=["right", "forgets"])
 def test_a_run_that_is_saved_beside_the_training_loses_a_rank_and_is_judged(
@@ -80,3 +102,17 @@ def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(
     assert (again.exit_code, again.outcome, again.steps) == (3, "completed", STEPS), again.cause
     assert [each["attempt"] for each in events(leg, "recovery.agreed")] == [3]
     assert again.divergence is not None and (again.divergence.attempt, again.divergence.step) == (2, 5)
+
+
+def test_a_script_that_ignores_its_checkpoint_is_stopped_as_it_begins_again(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    """Not only when it has done all of its steps again."""
+    (tmp_path / "train.py").write_text(STARTS_OVER)
+    job = tmp_path / "job.yaml"
+    job.write_text("name: over\nscript: train.py\nworkers: 1\noutputs: [out]\n")
+    result = warm_drills.production(job, root=tmp_path / "root")
+    verdict, leg = result.verdict, result.run.leg("run")
+    (alarm,) = events(leg, "recovery.diverged")
+    assert (alarm["attempt"], alarm["code"], alarm["quantity"], alarm["step"]) == (2, "began_again", "position", 1)
+    assert (verdict.status, verdict.exit_code, verdict.code, verdict.outcome) == ("FAIL", 3, "began_again", "diverged")
+    assert verdict.divergence is None
+    assert read_trace(leg.attempt(2).trace(0), 2, 0, []).steps.last < 390, "it need not do again all that it had done"

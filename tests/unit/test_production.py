@@ -47,6 +47,14 @@ def judged(run: RunLayout, attempt: int, since: int = 1) -> Recovery:
     return judge_recovery(read_leg(leg), attempt, spec, UNDISTURBED, since=since)
 
 
+def judged_live(run: RunLayout) -> list[Judgement]:
+    """What a supervisor tells of attempts that are over."""
+    leg, spec = leg_of(run)
+    judge = RecoveryJudge(leg, spec)
+    judge.take_over(journal_events(leg.journal))
+    return judge.close()
+
+
 def account(run: RunLayout) -> Account:
     leg, spec = leg_of(run)
     return judge_run(read_leg(leg), spec, UNDISTURBED)
@@ -66,8 +74,40 @@ def test_ranks_that_hold_different_parts_of_a_model_have_nothing_to_agree_on(tmp
 
 
 def test_a_script_that_does_not_look_for_its_checkpoint_fails(tmp_path: Path) -> None:
-    ruling = account(write_script_run(tmp_path, bugs=Bugs(start_over=True))).ruling
-    assert (ruling.status, ruling.reason.code) == ("FAIL", "began_again"), ruling.place
+    run = write_script_run(tmp_path, bugs=Bugs(start_over=True))
+    found = account(run)
+    assert (found.ruling.status, found.ruling.reason.code) == ("FAIL", "began_again"), found.ruling.place
+    assert found.divergence is None, "its numbers are right: it trained all over again"
+    assert [each.wrong and each.wrong.code for each in found.recoveries] == ["began_again"] * 2
+    assert [check.code for check in found.checks if check.name.startswith("recovery_")] == ["began_again"] * 2
+    told = judged_live(run)
+    assert events_of(told) == [(RecoveryDiverged, 2), (RecoveryDiverged, 3)]
+    assert isinstance(told[0], RecoveryDiverged) and (told[0].code, told[0].step) == ("began_again", 1)
+
+
+@pytest.mark.parametrize(
+    ("written", "bugs", "codes"),
+    [
+        (write_script_run, Bugs(stale_checkpoint=True), [None, "checkpoint_passed_over", None]),
+        (write_run, Bugs(start_over=True), ["wrong_resume_point"] * 3),
+    ],
+)
+def test_where_an_attempt_went_on_from_is_judged_as_it_begins(
+    tmp_path: Path, written: Any, bugs: Bugs, codes: list[str | None]
+) -> None:
+    """One after the other: a later one is not excused by an earlier one."""
+    leg, spec = leg_of(written(tmp_path, bugs=bugs))
+    attempts = read_leg(leg).attempts[1:]
+    found = [judge_recovery(read_leg(leg), each.number, spec, UNDISTURBED, begun=True) for each in attempts]
+    assert [each.wrong and each.wrong.code for each in found] == codes[: len(attempts)], found
+    assert not any(each.divergence or each.problem or each.steps for each in found)
+
+
+def test_to_begin_again_before_the_first_save_is_right(tmp_path: Path) -> None:
+    kills = (Fault(id="F1", rank=1, phase="step", at_step=3, source="faults.schedule[0]"),)
+    run = write_script_run(tmp_path, kills=kills, bugs=Bugs(start_over=True))
+    assert events_of(judged_live(run)) == [(RecoveryAgreed, 2)]
+    assert account(run).ruling.status == "PASS"
 
 
 def test_a_script_s_difference_is_the_script_s(tmp_path: Path) -> None:
