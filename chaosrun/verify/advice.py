@@ -15,6 +15,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import same_batches
 from chaosrun.verify.left import fewer_bytes, left_over
+from chaosrun.verify.rates import count_behind
 from chaosrun.verify.replicas import is_sharded, of_undisturbed
 from chaosrun.wording import count, listed
 
@@ -199,6 +200,19 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
             return
 
 
+def schedule_behind(drill: Drill) -> Iterator[str]:
+    """Of a run without a reference: the optimizer keeps the rate itself, so that a lost count shows only at the next change."""
+    attempts = [] if drill.reference.attempts else drill.chaos.attempts
+    for attempt, (name, saved, step, counted) in ((each, found) for each in attempts if (found := count_behind(drill, each))):
+        yield (
+            f"a learning rate scheduler counted {saved} in the checkpoint of step {attempt.resume_step}, which attempt "
+            f"{attempt.number} went on from, and only {counted} ({name}) in what that attempt saved after step {step}: its "
+            "count was perhaps not restored, so that rates change later than they should. No step that was done twice shows "
+            "it (save and load the scheduler's state, too; nothing is wrong if the script means to begin a new schedule)"
+        )
+        return
+
+
 def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
     """A script that neither seeds nor restores torch's random stream: its attempts draw the same numbers only by chaosrun's
     seed."""
@@ -290,6 +304,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     primed_buckets,
     saves_not_struck,
     streams_not_restored,
+    schedule_behind,
     ranks_apart,
     files_not_compared,
     files_left_over,
@@ -300,7 +315,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
 )
 
 
-OF_RESULTS = (files_left_over, gathered_anew)
+OF_RESULTS = (files_left_over, gathered_anew, schedule_behind)
 """What may follow from the difference that a drill fails for."""
 
 

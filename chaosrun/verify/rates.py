@@ -1,10 +1,12 @@
-"""Where the schedule of a script's attempt stood, by the learning rates that it went on to use. Pure."""
+"""Where the schedule of a script's attempt stood, by the learning rates that it went on to use, or by what it saved. Pure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from chaosrun.records.history import Attempt
+from chaosrun.records.tensor_files import unnumbered
+from chaosrun.records.traces import RankTrace
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 
@@ -75,3 +77,30 @@ def _begins_anew(expected: _Rates, seen: _Rates, start: int) -> bool:
 
 def _value(rate: str) -> float:
     return float.fromhex(rate)
+
+
+def count_behind(drill: Drill, attempt: Attempt) -> tuple[str, int, int, int] | None:
+    """A scheduler of torch's that counts less in what this attempt saved than it had when it was saved at the step that the
+    attempt went on from: its name, that count, the later step and the count there. None, too, where rates never change."""
+    base = attempt.resume_step
+    earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
+    for rank, trace in attempt.traces.items() if base else ():
+        saved = [entry for each in earlier if rank in each.traces for entry in _counts(each.traces[rank])]
+        before = {place: counted for step, place, counted in saved if step == base}
+        for step, place, counted in _counts(trace):
+            # One that counts each step goes on to do so; any other does not go back.
+            if place in before and counted < before[place] + (step - base) * (before[place] // base):
+                rates = {record.lr for record in drill.chaos_lineage.of(rank).values() if record.lr}
+                return (place[1], before[place], step, counted) if len(rates) > 1 else None
+    return None
+
+
+def _counts(trace: RankTrace) -> Iterator[tuple[int, tuple[str, str], int]]:
+    """By step, and by file and name, what schedulers count in what was saved. Of one that is made of several, each of these may
+    rest."""
+    for saved in trace.saves:
+        for name, value in saved.held.items():
+            *folder, last = name.split("/")
+            whole = "/".join((*folder, "_last_lr")) in saved.held and "_schedulers" not in folder
+            if last == "last_epoch" and whole and value.isdecimal():
+                yield saved.step, (unnumbered(saved.path), name), int(value)

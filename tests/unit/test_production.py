@@ -9,7 +9,7 @@ import psutil
 import pytest
 from legs import Bugs, edit_trace, only, put, write_run
 from run_files import write_info
-from script_legs import Habits, write_script_run
+from script_legs import SCRIPT_KILLS, Habits, write_script_run
 from test_verify_began import BUGS
 
 from chaosrun.errors import UsageError
@@ -24,6 +24,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import judging
 from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.verify import production
+from chaosrun.verify.advice import warnings
 from chaosrun.verify.confirm import UNDISTURBED
 from chaosrun.verify.production import Account, Recovery, judge_recovery, judge_run
 from tests.integration.object_server import free_port
@@ -108,6 +109,36 @@ def test_to_begin_again_before_the_first_save_is_right(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, kills=kills, bugs=Bugs(start_over=True))
     assert events_of(judged_live(run)) == [(RecoveryAgreed, 2)]
     assert account(run).ruling.status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("saved", "later", "even", "told"),
+    [
+        (4, 8, False, None),
+        (4, 4, False, "counted 4 in the checkpoint of step 4, which attempt 2 went on from, and only 4 (scheduler/last_epoch)"),
+        (4, 4, True, None),  # the rates never change
+        (1, 2, False, None),  # a count of epochs
+        (1, 1, False, None),
+        (2, 1, False, "and only 1 (scheduler/last_epoch) in what that attempt saved after step 8"),
+        (8, 16, False, None),  # twice a step
+        (8, 12, False, "and only 12"),
+    ],
+)
+def test_a_schedule_that_is_begun_anew_is_a_warning_where_no_step_shows_it(
+    tmp_path: Path, saved: int, later: int, even: bool, told: str | None
+) -> None:
+    """Its next change comes too late, beyond the steps that were done twice; of these steps nobody knows what is right."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for attempt, step, counted in ((1, 4, saved), (2, 8, later)):
+        held = {"scheduler/last_epoch": f"{counted}", "scheduler/_last_lr": "a" * 16}
+        held |= {f"scheduler/_schedulers/0/{name}": "0" for name in ("last_epoch", "_last_lr")}
+        edit_trace(run, "chaos", attempt, 0, only("save", put(held=held), step=step))
+        if even:
+            edit_trace(run, "chaos", attempt, 0, only("step", put(lr=["0x1p-3"])))
+    found = account(run)
+    assert found.ruling.status == "PASS", found.ruling
+    warned = [each for each in warnings(found.drill) if "scheduler" in each]
+    assert (told in warned[0]) if told else not warned, warned
 
 
 def test_a_script_s_difference_is_the_script_s(tmp_path: Path) -> None:
