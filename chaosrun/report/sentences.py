@@ -185,7 +185,9 @@ def _replaced(event: events.OutputsReplaced) -> str:
 
 def _agreed(event: events.RecoveryAgreed) -> str:
     how = f"{count(event.steps, 'step')} done twice, up to step {event.last}, equal"
-    how = how if event.steps else "judged by restored state alone, no step was done twice"
+    if not event.steps:
+        what = "the restored state" if event.source else "the weights and the optimizer that it began with"
+        how = f"no step was done twice, so only {what} could be compared: equal"
     return f"recovery of attempt {event.attempt}{' from copies in memory' if event.source == 'memory' else ''}: {how}"
 
 

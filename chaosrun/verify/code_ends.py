@@ -108,6 +108,10 @@ _VERDICTS: Mapping[str, Row] = {
         "({again:step} done twice){more}",
         nobody("each restart recovered the recorded state"),
     ),
+    "recoveries_agree.state": Row(
+        "completed: {steps:step} on {ranks:rank}, {times:restart} judged: no step was done twice, so only what was restored "
+        "could be compared, and it is what was recorded before{more}"
+    ),
     "undisturbed_run": Row("completed: {steps:step} on {ranks:rank}, {restarts}", nobody("nothing had to be recovered")),
     "never_restored": Row("no checkpoint was restored", hint="let a fault strike after the first checkpoint to test a restore"),
     "corruption_injected": Row(

@@ -58,12 +58,13 @@ class Recovery:
     @property
     def words(self) -> str:
         """How a recovery with which nothing is wrong was judged."""
-        states = f"{count(self.states, 'rank')} went on with the recorded state"
+        restored = "state" if self.source else "weights and optimizer"
+        states = f"{count(self.states, 'rank')} went on with the recorded {restored}"
         match self.judged:
             case "steps":
                 return f"{count(self.steps, 'step')} done twice, up to step {self.last}, equal; {states}"
             case "state":
-                return f"judged by restored state alone, no step was done twice: {states}"
+                return f"no step was done twice, so only what was restored could be compared: {states}"
             case "nothing":
                 if self.problem or (self.trained and self.lost):
                     return self.problem or "nothing of it is known from before"
@@ -255,13 +256,14 @@ def _check_of(found: Recovery) -> Check:
     return replace(passed(found.words, **about), name=name)
 
 
-def _in_part(drill: Drill, attempts: Sequence[int]) -> str:
-    """What was not compared of these attempts, which did no step twice. With chaosrun.attach everything is restored and
-    compared."""
+def _in_part(drill: Drill, judged: Sequence[Recovery]) -> str:
+    """What was not compared of the attempts that did no step twice. With chaosrun.attach all is restored and compared."""
+    attempts = [str(each.attempt) for each in judged if not each.steps]
     if not attempts or not drill.by_script:
         return ""
-    which = f"attempt{'s' if len(attempts) > 1 else ''} {listed(list(map(str, attempts)))}"
-    return f"; {which} by weights and optimizer alone, as no step was done twice: not by data, random streams, learning rates"
+    which = f"attempt{'s' if len(attempts) > 1 else ''} {listed(attempts)}"
+    why = ", as no step was done twice" if len(attempts) < len(judged) else ""
+    return f"; {which} by weights and optimizer alone{why}: not by data, random streams, learning rates"
 
 
 def _rule(drill: Drill, checks: Sequence[Check], found: Sequence[Recovery]) -> Ruling:
@@ -281,15 +283,17 @@ def _rule(drill: Drill, checks: Sequence[Check], found: Sequence[Recovery]) -> R
     if doubt := first_of(checks, "inconclusive"):
         return of_check(doubt)
     judged = [each for each in found if each.judged != "nothing"]
+    again = sum(each.steps for each in judged)
     return Ruling(
         status="PASS",
         reason=Cause.of(
             "recoveries_agree" if judged else "undisturbed_run",
+            because=None if again or not judged else "state",
             steps=drill.chaos_lineage.final_step,
             ranks=drill.spec.workers,
             times=len(judged),
-            again=sum(each.steps for each in judged),
+            again=again,
             restarts=f"{count(len(found), 'restart')}, with no step done before" if found else "without a restart",
-            more=_in_part(drill, [each.attempt for each in judged if each.judged == "state"]),
+            more=_in_part(drill, judged),
         ),
     )

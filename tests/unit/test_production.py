@@ -20,6 +20,7 @@ from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import RankTrace
 from chaosrun.report.metrics import served
+from chaosrun.report.sentences import sentence
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import judging
 from chaosrun.supervise.judging import RecoveryJudge
@@ -156,10 +157,20 @@ def test_a_script_that_ends_before_what_had_been_done_fails(tmp_path: Path) -> N
 
 def test_where_no_step_is_done_twice_it_is_said_what_is_not_known(tmp_path: Path) -> None:
     kills = (Fault(id="F1", rank=1, phase="step", at_step=8, source="faults.schedule[0]"),)
-    ruling = account(write_script_run(tmp_path, kills=kills)).ruling
+    run = write_script_run(tmp_path, kills=kills)
+    ruling = account(run).ruling
     assert ruling.status == "PASS" and "attempt 2 by weights and optimizer alone" in ruling.reason.sentence, ruling
-    ruling = account(write_run(tmp_path / "attached", kills=kills)).ruling
+    unclaimed, said = (
+        ("each equal", "0 steps", "alone, as"),
+        "1 restart judged: no step was done twice, so only what was restored",
+    )
+    assert said in ruling.reason.sentence and not any(each in ruling.reason.sentence for each in unclaimed)
+    assert "only the weights and the optimizer that it began with" in sentence(judged_live(run)[0])
+    attached = write_run(tmp_path / "attached", kills=kills)
+    ruling = account(attached).ruling
     assert ruling.status == "PASS" and "alone" not in ruling.reason.sentence, ruling
+    assert said in ruling.reason.sentence and not any(each in ruling.reason.sentence for each in unclaimed)
+    assert "only the restored state could be compared" in sentence(judged_live(attached)[0])
 
 
 def test_a_death_before_the_first_step_costs_nothing(tmp_path: Path) -> None:
