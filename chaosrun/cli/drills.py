@@ -101,6 +101,9 @@ def run(
     from chaosrun import api
     from chaosrun.report.live import progress
 
+    if asked.kill or asked.preempt:
+        hint = "leave out --kill, --preempt: `chaosrun submit` drills a job with them, `chaosrun inject` strikes a run"
+        raise UsageError("a run in production has no planned faults", hint=hint)
     asked_for, changes = job_asked(job, overrides, after, asked, quiet=quiet)
     wanted = {"overrides": changes, "root": root, "address": address, "metrics": metrics}
     if detach or at_a_terminal():

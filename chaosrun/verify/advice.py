@@ -16,6 +16,7 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import same_batches
 from chaosrun.verify.left import fewer_bytes, left_over
 from chaosrun.verify.rates import count_behind
+from chaosrun.verify.recovery import set_aside_unplanned
 from chaosrun.verify.replicas import is_sharded, of_undisturbed
 from chaosrun.wording import count, listed
 
@@ -213,6 +214,14 @@ def schedule_behind(drill: Drill) -> Iterator[str]:
         return
 
 
+def damaged_by_nobody(drill: Drill) -> Iterator[str]:
+    """Of a run in production: checkpoints that were found damaged. It went on from an older one, which cost steps."""
+    aside = [] if drill.reference.attempts else set_aside_unplanned(drill)
+    if aside:
+        were = "was" if len(aside) == 1 else "were"
+        yield f"{count(len(aside), 'checkpoint')} could not be gone on from and {were} set aside: {aside[0].reason}"
+
+
 def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
     """A script that neither seeds nor restores torch's random stream: its attempts draw the same numbers only by chaosrun's
     seed."""
@@ -305,6 +314,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     saves_not_struck,
     streams_not_restored,
     schedule_behind,
+    damaged_by_nobody,
     ranks_apart,
     files_not_compared,
     files_left_over,

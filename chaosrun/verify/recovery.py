@@ -53,7 +53,7 @@ def resume_points(drill: Drill) -> Check:
         points.append(point)
     restores = sum(attempt.resume is not None for attempt in drill.chaos.attempts)
     summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
-    aside = _set_aside_unplanned(drill)
+    aside = set_aside_unplanned(drill)
     if aside:
         summary += f"; {count(len(aside), 'checkpoint')} set aside that no fault had damaged: {aside[0].reason}"
     return passed(summary, restores=restores, points=points, unplanned=[record.name for record in aside])
@@ -82,7 +82,7 @@ def went_on_from(drill: Drill) -> Iterator[tuple[Params, Cause | None]]:
             reached = max(reached, trace.steps.last)
 
 
-def _set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
+def set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
     """Checkpoints that went to quarantine and that no planned fault had damaged: the storage did, or something from outside."""
     notes = [record.found for record in drill.chaos.events(FaultObserved)]
     spoiled = {str(note.get("checkpoint")) for note in notes if isinstance(note, Mapping)}

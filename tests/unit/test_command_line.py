@@ -205,6 +205,14 @@ def test_a_load_of_its_own_beside_attach_is_told(here: Path, capsys: pytest.Capt
     assert "warning" not in run("validate attached.py", capsys)[2]
 
 
+@pytest.mark.parametrize("fault", ["--kill 1@6", "--preempt 0@3"])
+def test_a_run_in_production_takes_no_faults(fault: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would not be struck."""
+    code, _, err = run(f"run {fault} --root root train.py", capsys)
+    assert code == 2 and "error: a run in production has no planned faults" in err
+    assert "leave out --kill, --preempt" in err and not (here / "root").exists()
+
+
 @pytest.mark.parametrize(("line", "workers"), [("train.py --workers 3 -- --epochs 3", 3), ("--saves -- torchrun train.py", 1)])
 def test_a_sweep_takes_what_submit_takes(
     line: str, workers: int, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,7 @@
 looks at what it does again, however long the run is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from chaosrun.verify.confirm import UNDISTURBED
 from chaosrun.verify.production import Account, Recovery, judge_recovery, judge_run
 from tests.integration.object_server import free_port
 from tests.long_runs import write_long_run
+from tests.unit.events import event
 
 RESTARTS = (2, 3, 4)
 """Attempts of `write_run` after the first: they go on from steps 4, 8 and 8, and do 5 and 6, 9 and 10, 9 to 12 again."""
@@ -140,6 +142,21 @@ def test_a_schedule_that_is_begun_anew_is_a_warning_where_no_step_shows_it(
     assert found.ruling.status == "PASS", found.ruling
     warned = [each for each in warnings(found.drill) if "scheduler" in each]
     assert (told in warned[0]) if told else not warned, warned
+
+
+def test_a_checkpoint_that_could_not_be_read_is_told_beside_the_verdict(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    assert not any("set aside" in each for each in warnings(account(run).drill))
+    (leg, spec), why = leg_of(run), "step-00000004: MANIFEST.json is damaged"
+    history, aside = read_leg(leg), event("checkpoint.quarantined", seq=0, name="step-00000004", step=4, reason=why)
+    found = judge_run(replace(history, journal=(aside, *history.journal)), spec, UNDISTURBED)
+    assert f"1 checkpoint could not be gone on from and was set aside: {why}" in warnings(found.drill)
+
+
+def test_no_check_of_a_production_run_speaks_of_an_undisturbed_one(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    edit_trace(run, "chaos", 2, 0, only("save", put(held={"step": "8"}), step=8))
+    assert not [each.summary for each in account(run).checks if "undisturbed" in each.summary]
 
 
 def test_a_script_s_difference_is_the_script_s(tmp_path: Path) -> None:
