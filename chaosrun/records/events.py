@@ -268,13 +268,16 @@ class RecoveryAgreed(OfAttempt, frozen=True, kw_only=True, tag="recovery.agreed"
     """Where the state was restored from: storage, or copies in the memory of the nodes."""
 
 
+START = "start"
+
+
 class RecoveryDiverged(OfAttempt, frozen=True, kw_only=True, tag="recovery.diverged"):
     """A recovery in production was checked, and something differs."""
 
     step: Count
     rank: Count
     quantity: str
-    """The first quantity that differs: a kind of `verify.compare`."""
+    """The first quantity that differs: a kind of `verify.compare`; START: none, but it went on from a wrong place."""
     tensor: str | None = None
     code: str
     """Code of the cause, see `verify.codes`."""

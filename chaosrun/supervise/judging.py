@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from chaosrun.records.events import AttemptStarting, JournalEvent, Judgement, RecoveryAgreed, RecoveryDiverged, RecoveryUnjudged
+from chaosrun.records.events import (
+    START,
+    AttemptStarting,
+    JournalEvent,
+    Judgement,
+    RecoveryAgreed,
+    RecoveryDiverged,
+    RecoveryUnjudged,
+)
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_reader import read_ends, read_start, read_trace
@@ -45,7 +53,8 @@ class RecoveryJudge:
     def take_over(self, past: Sequence[JournalEvent]) -> None:
         """Continue with the attempts that a former supervisor had not judged."""
         judged = {event.attempt for event in past if isinstance(event, Judgement)}
-        self._since = max((event.attempt for event in past if isinstance(event, RecoveryDiverged)), default=1)
+        differed = (event.attempt for event in past if isinstance(event, RecoveryDiverged) and event.quantity != START)
+        self._since = max(differed, default=1)
         for number in (event.attempt for event in past if isinstance(event, AttemptStarting) if event.attempt not in judged):
             self.began(number)
             self.ended(number)
@@ -89,7 +98,7 @@ class RecoveryJudge:
             waiting = dict(self._open)
         for attempt, over in waiting.items():
             if found := self._judged(attempt, over=over):
-                self._since = attempt if found.wrong else self._since
+                self._since = attempt if found.divergence else self._since
                 with self._changed:
                     del self._open[attempt]
                     self._found.append(found)
@@ -147,7 +156,7 @@ def _event_of(found: Recovery) -> Judgement:
         return RecoveryUnjudged(attempt=attempt, why=found.words)
     if wrong is None:
         return RecoveryAgreed(attempt=attempt, source=source, steps=found.steps, last=found.last, states=found.states)
-    where = {"step": found.began + 1, "rank": 0, "quantity": "position"}
+    where = {"step": found.began + 1, "rank": 0, "quantity": START}
     if differs:
         where = {"step": differs.step, "rank": differs.rank, "quantity": differs.kind, "tensor": differs.tensor}
     return RecoveryDiverged(attempt=attempt, source=source, code=wrong.code, what=wrong.sentence, **where)

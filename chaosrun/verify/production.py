@@ -200,7 +200,7 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
     since = 1
     for attempt in history.attempts[1:]:
         found.append(judge_recovery(history, attempt.number, spec, plan, since=since))
-        since = attempt.number if found[-1].wrong else since
+        since = attempt.number if found[-1].divergence else since
     empty = LegHistory(name=history.name, layout=history.layout)
     drill = Drill.of(empty, history, spec, plan, recorded=recorded(history))
     points = alignment.resume_evidence if drill.by_script else recovery.resume_points

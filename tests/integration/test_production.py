@@ -34,22 +34,25 @@ import os, signal, time
 
 import torch
 
-first = os.environ["CHAOSRUN_ATTEMPT"] == "1"
+first, mended = os.environ["CHAOSRUN_ATTEMPT"] == "1", os.environ["MENDED"]
 torch.manual_seed(1)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 os.makedirs("out", exist_ok=True)
-for step in range(1, 401):
+*state, begin = torch.load("out/380.pt") if os.path.exists(mended) else [None, None, None, 0]
+if begin:
+    model.load_state_dict(state[0]), optimizer.load_state_dict(state[1]), torch.set_rng_state(state[2])
+for step in range(begin + 1, 401):
     optimizer.zero_grad()
     model(torch.randn(2, 4)).pow(2).mean().backward()
     optimizer.step()
     if step % 20 == 0:
-        torch.save([model.state_dict(), optimizer.state_dict(), step], f"out/{step}.pt")
+        torch.save([model.state_dict(), optimizer.state_dict(), torch.get_rng_state(), step], f"out/{step}.pt")
     if step == 390 and first:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0 if first else 0.02)
 """
-"""It saves, and never looks for what it saved. Its restart is slower."""
+"""It saves, and does not look for what it saved, until it is mended. Its restart is slower."""
 
 
 @pytest.mark.parametrize("wrong", ["", FORGETS], ids=["right", "forgets"])
@@ -105,14 +108,20 @@ def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(
 
 
 def test_a_script_that_ignores_its_checkpoint_is_stopped_as_it_begins_again(warm_drills: WarmDrills, tmp_path: Path) -> None:
-    """Not only when it has done all of its steps again."""
+    """Not only when it has done all of its steps again. The first attempt stays what later ones are held against."""
     (tmp_path / "train.py").write_text(STARTS_OVER)
     job = tmp_path / "job.yaml"
-    job.write_text("name: over\nscript: train.py\nworkers: 1\noutputs: [out]\n")
+    job.write_text(f"name: over\nscript: train.py\nworkers: 1\noutputs: [out]\nenv: {{MENDED: '{tmp_path / 'mended'}'}}\n")
     result = warm_drills.production(job, root=tmp_path / "root")
     verdict, leg = result.verdict, result.run.leg("run")
     (alarm,) = events(leg, "recovery.diverged")
-    assert (alarm["attempt"], alarm["code"], alarm["quantity"], alarm["step"]) == (2, "began_again", "position", 1)
+    assert (alarm["attempt"], alarm["code"], alarm["quantity"], alarm["step"]) == (2, "began_again", "start", 1)
     assert (verdict.status, verdict.exit_code, verdict.code, verdict.outcome) == ("FAIL", 3, "began_again", "diverged")
     assert verdict.divergence is None
-    assert read_trace(leg.attempt(2).trace(0), 2, 0, []).steps.last < 390, "it need not do again all that it had done"
+    assert read_trace(leg.attempt(2).trace(0), 2, 0, []).steps.last < 380, "it need not do again all that it had done"
+
+    (tmp_path / "mended").touch()
+    again = warm_drills.production(result.run, root=tmp_path / "root").verdict
+    (judged,) = events(leg, "recovery.agreed")
+    assert (judged["attempt"], judged["steps"], judged["last"]) == (3, 10, 390)
+    assert (again.status, again.code, again.outcome) == ("FAIL", "began_again", "completed")

@@ -107,6 +107,13 @@ def test_where_an_attempt_went_on_from_is_judged_as_it_begins(
     assert not any(each.divergence or each.problem or each.steps for each in found)
 
 
+def test_an_attempt_that_only_began_again_does_not_replace_what_was_recorded_before(tmp_path: Path) -> None:
+    kills = (10, 6)
+    faults = [Fault(id=f"F{at}", rank=1, phase="step", at_step=at, source="faults.schedule[0]") for at in kills]
+    found = account(write_script_run(tmp_path, kills=tuple(faults), bugs=Bugs(start_over=True)))
+    assert [each.steps for each in found.recoveries] == [6, 10]
+
+
 def test_to_begin_again_before_the_first_save_is_right(tmp_path: Path) -> None:
     kills = (Fault(id="F1", rank=1, phase="step", at_step=3, source="faults.schedule[0]"),)
     run = write_script_run(tmp_path, kills=kills, bugs=Bugs(start_over=True))
