@@ -60,12 +60,18 @@ class Import:
         return parts[1] if parts[0] == "chaosrun" and len(parts) > 1 else None
 
 
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+"""What an import can stand in."""
+
+
 def imports_of(path: Path, *, but_in: str = "") -> Iterator[Import]:
     """`but_in`: a function whose own imports are left out."""
     tree = ast.parse(path.read_text(), filename=str(path))
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == but_in)]
-    lazy = {id(inner) for node in ast.walk(tree) if _defers(node) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
+    waiting = [(node, False) for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == but_in)]
+    while waiting:
+        node, deferred = waiting.pop()
+        deferred = deferred or _defers(node)
+        waiting += [(inner, deferred) for inner in ast.iter_child_nodes(node) if isinstance(inner, STATEMENTS)]
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -76,11 +82,11 @@ def imports_of(path: Path, *, but_in: str = "") -> Iterator[Import]:
         else:
             continue
         for name in names:
-            yield Import(path=path, line=node.lineno, module=name, eager=id(node) not in lazy)
+            yield Import(path=path, line=node.lineno, module=name, eager=not deferred)
 
 
 def _defers(node: ast.AST) -> bool:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return True
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
@@ -210,7 +216,8 @@ def test_probes_start_quickly() -> None:
 
 
 ATTACHES = (
-    "import accelerate, chaosrun, torch; accelerator = accelerate.Accelerator(cpu=True); model = torch.nn.Linear(1, 1); "
+    "import accelerate, chaosrun, chaosrun.protocol.recorder, chaosrun.protocol.worker, torch; "
+    "accelerator = accelerate.Accelerator(cpu=True); model = torch.nn.Linear(1, 1); "
     "accelerator.prepare(model, torch.optim.SGD(model.parameters())); chaosrun.attach(accelerator)"
 )
 
@@ -221,12 +228,12 @@ ATTACHES = (
         ("import chaosrun", ["torch", "ray", "pydantic", "accelerate", "numpy"]),
         ("import chaosrun.cli", ["torch", "ray", "pydantic", "accelerate", "numpy"]),
         ("import chaosrun.integrations.pytest_plugin", ["torch", "ray", "pydantic", "accelerate", "numpy", "rich", "jinja2"]),
-        ("import chaosrun.verify.verdict", ["torch", "ray", "accelerate"]),
-        ("import chaosrun.supervise.lifecycle", ["torch", "ray", "accelerate"]),
-        ("import chaosrun.cluster.forkserver", ["torch", "ray", "accelerate"]),
+        (
+            "import chaosrun.verify.verdict, chaosrun.supervise.lifecycle, chaosrun.cluster.forkserver, "
+            "chaosrun.preflight.engine, chaosrun.preflight.conduct",
+            ["torch", "ray", "accelerate"],
+        ),
         ("import chaosrun.cluster.probe_agent, chaosrun.cluster.probing", ["torch", "ray", "pydantic", "rich", "numpy"]),
-        ("import chaosrun.preflight.engine, chaosrun.preflight.conduct", ["torch", "ray", "accelerate"]),
-        ("import chaosrun.protocol.worker, chaosrun.protocol.recorder; chaosrun.attach", ["ray"]),
         # Each restart would wait for it.
         (ATTACHES, ["torch.distributed.checkpoint", "ray"]),
     ],

@@ -363,10 +363,11 @@ def test_whatever_lies_in_a_runs_files_there_is_a_page(run: RunLayout, examples:
     tried(examples, changed_as(name, whole), check)
 
 
-def test_ten_thousand_steps_on_eight_ranks_stay_small(tmp_path: Path, whole: RunLayout) -> None:
+@pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.nightly)])
+def test_ten_thousand_steps_stay_small(tmp_path: Path, whole: RunLayout, workers: int) -> None:
     kills = tuple(range(250, 10_000, 330))
     differing = (*range(5000, 5010), 7777, *range(8000, 10_000, 2))
-    run = write_long_run(tmp_path, steps=10_000, workers=8, every_steps=25, kills=kills, differing=differing)
+    run = write_long_run(tmp_path, steps=10_000, workers=workers, every_steps=25, kills=kills, differing=differing)
     # What it says does not depend on the verdict, which takes longer than the page.
     page = render_html(read_view(run, replace(judge(whole), attempts=(), faults=())))
     assert len(page.encode()) < MOST_BYTES
