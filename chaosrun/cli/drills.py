@@ -102,8 +102,10 @@ def run(
     from chaosrun.report.live import progress
 
     if asked.kill or asked.preempt:
-        hint = "leave out --kill, --preempt: `chaosrun submit` drills a job with them, `chaosrun inject` strikes a run"
-        raise UsageError("a run in production has no planned faults", hint=hint)
+        raise UsageError(
+            "a run in production has no planned faults",
+            hint="leave out --kill, --preempt: `chaosrun submit` drills a job with them, `chaosrun inject` strikes a run",
+        )
     asked_for, changes = job_asked(job, overrides, after, asked, quiet=quiet)
     wanted = {"overrides": changes, "root": root, "address": address, "metrics": metrics}
     if detach or at_a_terminal():

@@ -98,9 +98,7 @@ def _judge(
 
 def _began(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
     """Where an attempt went on from, once all of its ranks have begun."""
-    before = _up_to(whole, number - 1)
-    drill = Drill.of(before, whole, spec, plan, recorded=recorded(before, since), looked_at=())
-    attempt = whole.attempts[-1]
+    drill, attempt = _drill_of(whole, spec, plan, since, looked_at=()), whole.attempts[-1]
     return Recovery(attempt=number, began=attempt.resume_step, source=attempt.source, astray=_astray(drill, whole))
 
 
@@ -135,12 +133,17 @@ def _astray(drill: Drill, whole: LegHistory) -> Cause | None:
 
 
 def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int) -> tuple[Drill, Divergence | None]:
-    """The last of these attempts as a drill whose reference are the attempts before it."""
-    attempt = history.attempts[-1]
-    before = _up_to(history, attempt.number - 1)
-    drill = Drill.of(before, history, spec, plan, recorded=recorded(before, since), looked_at=(attempt,))
-    divergence = divergence_of(drill, (attempt,))
+    """The last of these attempts as a drill, and its first difference."""
+    attempts = history.attempts[-1:]
+    drill = _drill_of(history, spec, plan, since, looked_at=attempts)
+    divergence = divergence_of(drill, attempts)
     return drill, libraries.told_of(divergence, drill) if divergence and drill.by_script else divergence
+
+
+def _drill_of(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int, *, looked_at: Sequence[Attempt]) -> Drill:
+    """A drill whose reference are the attempts before the last."""
+    before = _up_to(history, history.attempts[-1].number - 1)
+    return Drill.of(before, history, spec, plan, recorded=recorded(before, since), looked_at=looked_at)
 
 
 def _near(history: LegHistory) -> LegHistory:
