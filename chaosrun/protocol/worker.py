@@ -243,16 +243,24 @@ def _host_store(order: WorkerOrder, listen_fd: int | None) -> object:
 
 def _feel_the_rendezvous(context: WorkerContext) -> None:
     """Send a heartbeat when the script, or accelerate for it, makes the process group: from there on the rank waits for
-    others."""
+    others.
+
+    The group is kept as long as the process lives. A DDP model that is freed after `destroy_process_group()` would free it with
+    Python's lock held and wait for gloo's threads, which may want that lock to free a gathered tensor: the rank would hang
+    for good (torch 2.13), most easily in an attempt that has nothing left to train.
+    """
     join = torch.distributed.init_process_group
+    kept: list[object] = []
 
     @functools.wraps(join)
     def joining(*args: Any, **kwargs: Any) -> None:
-        if context.session is not None or (context.script and context.script.begun):
-            return join(*args, **kwargs)
-        context.heart.beat("rendezvous", 0)
+        first = context.session is None and not (context.script and context.script.begun)
+        if first:
+            context.heart.beat("rendezvous", 0)
         join(*args, **kwargs)
-        context.heart.beat("joined", 0)
+        kept.append(torch.distributed.group.WORLD)
+        if first:
+            context.heart.beat("joined", 0)
 
     torch.distributed.init_process_group = joining
 

@@ -1,5 +1,7 @@
 """What DistributedDataParallel makes of branches, seeds, static graphs and hooks: it resumes exactly, or the cause is named."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,3 +241,43 @@ def test_what_cannot_go_on_exactly_ends_with_a_reason(drills: Drills, args: list
     verdict = drills(SCRIPT, *args).verdict
     assert (verdict.exit_code, verdict.outcome) == (4, "user_error")
     assert words in verdict.cause
+
+
+FREED = """\
+import os, sys
+from types import SimpleNamespace
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from chaosrun.protocol import worker
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+worker._feel_the_rendezvous(SimpleNamespace(session=None, script=None, heart=SimpleNamespace(beat=lambda *_: None)))
+
+
+def train_nothing(number):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/{number}", rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    distributed.all_gather([torch.zeros(2), torch.zeros(2)], torch.ones(2))
+    distributed.destroy_process_group()
+
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # gloo's thread loses the processor to the one that it wakes
+sys.setswitchinterval(600)  # and does not get Python's lock by waiting for it
+for number in range(200):
+    train_nothing(number)
+os._exit(0)
+"""
+
+
+def test_a_model_that_is_freed_after_its_process_group_hangs_no_rank(tmp_path: Path) -> None:
+    """Without the group that is kept it hung between the 3rd and the 67th of these (torch 2.13), in six tries of six."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", FREED, str(tmp_path), str(rank)], stdout=subprocess.DEVNULL) for rank in (0, 1)
+    ]
+    try:
+        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
