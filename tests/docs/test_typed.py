@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -68,6 +69,7 @@ def choices(span: str) -> Iterator[list[str]]:
         yield [choice if place == several else word.strip("'\"") for place, word in enumerate(words)]
 
 
+@cache
 def options_of(name: str) -> set[str]:
     return {alias for argument in app[name].assemble_argument_collection() for alias in argument.names}
 

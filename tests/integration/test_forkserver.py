@@ -404,3 +404,23 @@ def test_an_identity_is_not_fooled_by_another_process_of_the_same_pid() -> None:
     me = identify(os.getpid())
     assert me is not None and is_alive(me)
     assert not is_alive(ProcessIdentity(me.pid, me.start_ticks + 1))
+
+
+def test_no_rank_takes_torchs_operators_back_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "target.py").write_text(
+        "import weakref\nimport torch\nfrom tests.integration import fork_targets\n"
+        "def main(order, listen):\n"
+        "    own = torch.library.Library('own', 'DEF')\n"
+        "    kept = [each for each in weakref.finalize._registry if each.peek()[1] is torch.library._del_library]\n"
+        "    print(len(kept) > 1, [each.peek()[0] is own for each in kept if each.atexit])\n"
+        "    return fork_targets.main(order, listen)"
+    )
+    server = Server((), "target:main", PYTHONPATH=os.pathsep.join([str(tmp_path), os.getcwd()]))
+    try:
+        assert server.next()["event"] == "ready"
+        server.start(make_orders(tmp_path, "complete", workers=1))
+        assert [exit["completed"] for exit in server.until("stopped")[:-1]] == [True]
+        assert LegLayout(tmp_path).attempt(1).log(0).read_text() == "True [True]\n"
+        server.end()
+    finally:
+        server.clean()

@@ -201,7 +201,9 @@ def test_a_script_that_is_itself_random_is_not_blamed_on_recovery(
 
 
 @pytest.mark.parametrize(
-    ("mutant", "killed"), [((), KILLED_AT), (("--mutant", "late-data"), 4)], ids=["from-the-first-step", "after-the-kill"]
+    ("mutant", "killed"),
+    [pytest.param((), KILLED_AT, marks=pytest.mark.nightly), (("--mutant", "late-data"), 4)],
+    ids=["from-the-first-step", "after-the-kill"],
 )
 def test_a_stale_reference_is_replaced_and_the_job_passes(drills: Drills, mutant: tuple[str, ...], killed: int) -> None:
     assert drills(*mutant, at_step=killed).verdict.status == "PASS"

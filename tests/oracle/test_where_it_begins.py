@@ -142,6 +142,7 @@ def test_what_the_reference_did_not_save_is_given_to_no_leg(right: RunLayout, tm
     assert not chaos.checkpoints.exists()
 
 
+@pytest.mark.nightly
 def test_a_drill_of_a_sweep_does_what_its_fault_costs(drills: Drills, tmp_path: Path) -> None:
     """Of 18 steps with a checkpoint every 3, killed after 8: from 6 to 8, and from 6 to 9."""
     about = {"only": ("step@8/rank1",), "whole": False, "script": SCRIPT, "args": RIGHT, "at_once": 1}

@@ -88,22 +88,19 @@ def compare(folder: Path, modules: dict[str, str], *together: list[str]) -> list
     return json.loads(ended.stdout)
 
 
-def test_what_is_drawn_while_a_module_is_imported_is_named(tmp_path: Path) -> None:
+def test_what_is_drawn_while_a_module_is_imported_is_named_and_ordinary_ones_are_the_same_every_time(tmp_path: Path) -> None:
     (tmp_path / "drawn_in_another_module.py").write_text("import os; held = os.urandom(8)")
-    modules = DRAWN | {name: text for name, (text, _) in ELSEWHERE.items()}
-    twice = [name for name in modules if name != "once"]
-    found, once = compare(tmp_path, modules, twice, ["once"])
-    expected = {name: f"{name}.held" for name in DRAWN} | {name: told for name, (_, told) in ELSEWHERE.items()}
-    assert {name: expected[name] in found for name in twice} == dict.fromkeys(twice, True), found
-    assert once == ["once.held"], "between processes nothing else differs"
-
-
-def test_ordinary_modules_are_the_same_every_time(tmp_path: Path) -> None:
     operator = (
         "import torch\n@torch.library.custom_op('own::one', mutates_args=())\ndef one(x: torch.Tensor) -> torch.Tensor: ..."
     )
-    modules = {"fine": FINE, "operator_of_ours": operator}
-    assert compare(tmp_path, modules, ["fine"], ["operator_of_ours"]) == [[], []]
+    drawn = DRAWN | {name: text for name, (text, _) in ELSEWHERE.items()}
+    twice = [name for name in drawn if name != "once"]
+    modules = {"fine": FINE, "operator_of_ours": operator, **drawn}
+    *same, found, once = compare(tmp_path, modules, ["fine"], ["operator_of_ours"], twice, ["once"])
+    assert same == [[], []]
+    expected = {name: f"{name}.held" for name in DRAWN} | {name: told for name, (_, told) in ELSEWHERE.items()}
+    assert {name: expected[name] in found for name in twice} == dict.fromkeys(twice, True), found
+    assert once == ["once.held"], "between processes nothing else differs"
 
 
 @pytest.mark.parametrize(
