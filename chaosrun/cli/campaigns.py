@@ -106,7 +106,7 @@ def sweep(
     job: options.Drilled = None,
     /,
     *overrides: options.Overrides,
-    asked: options.WayIn = options.NOTHING,
+    asked: options.WayInWithoutFaults = options.NO_FAULTS,
     after: options.After = (),
     steps: Annotated[
         str,

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from chaosrun.cli.options import (
     MOMENTS,
+    NO_FAULTS,
     NOTHING,
     Address,
     After,
@@ -22,6 +23,7 @@ from chaosrun.cli.options import (
     ToTheEnd,
     Verbose,
     WayIn,
+    WayInWithoutFaults,
     about,
     begun,
     duration_s,
@@ -82,7 +84,7 @@ def run(
     job: Drilled = None,
     /,
     *overrides: Overrides,
-    asked: WayIn = NOTHING,
+    asked: WayInWithoutFaults = NO_FAULTS,
     after: After = (),
     address: Address = None,
     metrics: Annotated[

@@ -211,6 +211,8 @@ def test_a_run_in_production_takes_no_faults(fault: str, here: Path, capsys: pyt
     code, _, err = run(f"run {fault} --root root train.py", capsys)
     assert code == 2 and "error: a run in production has no planned faults" in err
     assert "leave out --kill, --preempt" in err and not (here / "root").exists()
+    code, told, _ = run("run --help", capsys)
+    assert code == 0 and fault.split()[0] not in told and "--write" in told
 
 
 @pytest.mark.parametrize(("line", "workers"), [("train.py --workers 3 -- --epochs 3", 3), ("--saves -- torchrun train.py", 1)])
