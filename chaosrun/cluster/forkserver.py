@@ -68,6 +68,7 @@ PRELOAD = (
     "accelerate.scheduler",
     "accelerate.utils",
     "safetensors.torch",
+    "chaosrun.observe.unsaved",
     "chaosrun.protocol.recorder",
     "chaosrun.protocol.script",
     "chaosrun.protocol.session",

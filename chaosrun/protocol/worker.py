@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import types
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.markers import WorkerEnd, read_markers
 from chaosrun.records.order import WorkerOrder
 
+LEAVE_LIMIT_S = 30.0
+"""How long a rank whose script is over waits for the others to come as far."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PACKAGE, TORCH, STANDARD = Path(__file__).parents[1], Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib"))
 HANDS_ON = ("hooks", "ledger", "probe", "writers")
@@ -380,18 +383,18 @@ def _script_traceback(error: BaseException) -> str:
 
 def _leave_process_group() -> None:
     """Wait for all ranks before this one closes its sockets (hazard P8)."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and all_are_here():
         # The training is complete and recorded: a peer that is gone already changes nothing.
         with contextlib.suppress(RuntimeError):
-            torch.distributed.barrier()
             torch.distributed.destroy_process_group()
 
 
 def all_are_here() -> bool:
-    """All ranks have come this far."""
+    """All ranks have come this far, or do within LEAVE_LIMIT_S. One that still waits for a message of this rank, whose script
+    is over, would wait for good; when this one is gone, it is told so by a closed connection."""
     try:
         if torch.distributed.is_initialized():
-            torch.distributed.barrier()
+            torch.distributed.barrier(async_op=True).wait(timedelta(seconds=LEAVE_LIMIT_S))
     except RuntimeError:
         return False
     return True

@@ -251,7 +251,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from chaosrun.protocol import worker
 
-folder, rank = sys.argv[1], int(sys.argv[2])
+rank, folder = int(sys.argv[1]), sys.argv[2]
 worker._feel_the_rendezvous(SimpleNamespace(session=None, script=None, heart=SimpleNamespace(beat=lambda *_: None)))
 
 
@@ -270,14 +270,53 @@ os._exit(0)
 """
 
 
-def test_a_model_that_is_freed_after_its_process_group_hangs_no_rank(tmp_path: Path) -> None:
-    """Without the group that is kept it hung between the 3rd and the 67th of these (torch 2.13), in six tries of six."""
+def run_two_ranks(script: str, *arguments: object) -> list[tuple[int, str]]:
+    """Exit codes and outputs of two processes, which get the arguments and their rank."""
     ranks = [
-        subprocess.Popen([sys.executable, "-c", FREED, str(tmp_path), str(rank)], stdout=subprocess.DEVNULL) for rank in (0, 1)
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
     ]
     try:
-        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
+        said = [rank.communicate(timeout=90)[0] for rank in ranks]
+        return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def test_a_model_that_is_freed_after_its_process_group_hangs_no_rank(tmp_path: Path) -> None:
+    """Without the group that is kept it hung between the 3rd and the 67th of these (torch 2.13), in six tries of six."""
+    assert run_two_ranks(FREED, tmp_path) == [(0, ""), (0, "")]
+
+
+LEFT_ALONE = """\
+import os, sys, time
+import torch
+from torch import distributed
+from chaosrun.protocol import worker
+
+rank, folder, slow = int(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["slow"]
+worker.LEAVE_LIMIT_S = 2.0
+distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+if rank == 0 and not slow:
+    distributed.all_reduce(torch.ones(3))
+time.sleep(1.0 if rank == 0 else 0.0)
+print(worker.all_are_here(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_rank_that_waits_for_one_whose_script_is_over_is_told_so(tmp_path: Path, slow: bool) -> None:
+    """It does not wait for a message that will not be sent; one that only takes its time is waited for."""
+    first, second = run_two_ranks(LEFT_ALONE, tmp_path, *(["slow"] if slow else []))
+    if slow:
+        assert first == second == (0, "True\n")
+    else:
+        assert second == (0, "False\n") and first[0] == 1 and "closed by peer" in first[1]
