@@ -3,6 +3,7 @@ in any way and that a restart did not restore. Pure. A second undisturbed leg de
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import PurePath
 
@@ -24,6 +25,49 @@ _Compared = tuple[str, Entries, Entries, Entries]
 reference, too, as long as none has been run)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """A file that was left; with `by_kind`, all files that are called alike."""
+
+    path: str
+    by_kind: bool = False
+
+    def savers(self, leg: LegHistory, attempt: Attempt) -> Mapping[int, Mapping[int, float]]:
+        """The ranks that saved it in an attempt, and when, by step. A folder may have been renamed as a whole."""
+        if self.path in leg.left.saves and not self.by_kind:
+            return {leg.left.ranks[self.path]: dict(leg.left.saves[self.path])} if attempt is leg.attempts[-1] else {}
+        return self._seen_in(attempt) if self.was_seen(leg) else self._told_by_its_time(leg, attempt)
+
+    def was_seen(self, leg: LegHistory) -> bool:
+        """A rank of this leg was seen to save it."""
+        return (self.path in leg.left.saves and not self.by_kind) or any(self._seen_in(attempt) for attempt in leg.attempts)
+
+    def _seen_in(self, attempt: Attempt) -> Mapping[int, Mapping[int, float]]:
+        sought = PurePath(self._called(self.path))
+        found = {
+            rank: {
+                save.step: save.time_s
+                for save in trace.saves
+                if save.how != REMOVED and sought.is_relative_to(self._called(save.path))
+            }
+            for rank, trace in sorted(attempt.traces.items())
+        }
+        return {rank: times for rank, times in found.items() if times}
+
+    def _told_by_its_time(self, leg: LegHistory, attempt: Attempt) -> Mapping[int, Mapping[int, float]]:
+        """The last save of a file that another process or native code wrote, of whichever rank."""
+        sought = self._called(self.path)
+        times = [changed_s for path, changed_s in leg.left.changed.items() if self._called(path) == sought]
+        rank, begun = next(iter(attempt.starts.items()), (0, None))
+        if attempt is not leg.attempts[-1] or begun is None or not times or max(times) < begun.time_s:
+            return {}
+        done = [record.step for record in attempt.traces[rank].steps.values() if record.time_s <= max(times) + _TICK_S]
+        return {rank: {max(done, default=begun.position.step): max(times)}}
+
+    def _called(self, path: str) -> str:
+        return unnumbered(path) if self.by_kind else path
+
+
 def left_difference(drill: Drill) -> KeptDifference | None:
     """The first entry that was otherwise in a file which a restarted attempt wrote, or the first file that only one leg has;
     None: there is none, or nobody can tell."""
@@ -37,7 +81,7 @@ def compared(drill: Drill) -> list[str]:
     """The files that the last attempt wrote, of which both legs must leave the same, and do."""
     files = _by_path(drill) if _is_judged(drill) else ()
     alike = [(path, held) for path, held, expected, _ in files if held.items() <= expected.items()]
-    return [path for path, held in alike if _comparable(drill, path, held) is not None]
+    return [path for path, held in alike if _comparable(drill, _File(path=path), held) is not None]
 
 
 def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = False) -> KeptDifference | None:
@@ -48,7 +92,7 @@ def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = Fa
             for name, seen in held.items()
             if seen != expected.get(name, seen) and confirmed.get(name) == expected[name] and seen[0] == expected[name][0]
         ]
-        if differing and (rank := _comparable(drill, path, held, by_kind=by_kind)) is not None:
+        if differing and (rank := _comparable(drill, _File(path=path, by_kind=by_kind), held)) is not None:
             name = _named(path, differing[0])
             values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
             where = f"at the end, {name} is not what every undisturbed run leaves there"
@@ -62,7 +106,7 @@ def _of_names(drill: Drill) -> KeptDifference | None:
     for expected, seen in _by_kind(drill):
         path = min(seen ^ expected)
         held = drill.chaos.left.files.get(path) or drill.reference.left.files[path]
-        rank = _comparable(drill, path, held, by_kind=True, same_saves=bool(expected - seen))
+        rank = _comparable(drill, _File(path=path, by_kind=True), held, same_saves=bool(expected - seen))
         if rank is not None:
             there = ("there", "not there") if path in expected else ("not there", "there")
             where = f"at the end, {path} is {there[1]}, and {there[0]} after every undisturbed run"
@@ -82,7 +126,7 @@ def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
         return
     for path, held, expected, confirmed in _by_path(drill):
         shorter = [name for name, seen in held.items() if seen[0] < expected.get(name, seen)[0] == confirmed.get(name, seen)[0]]
-        if shorter and _comparable(drill, path, held) is not None:
+        if shorter and _comparable(drill, _File(path=path), held) is not None:
             yield _named(path, shorter[0]), expected[shorter[0]][0], held[shorter[0]][0]
 
 
@@ -144,43 +188,41 @@ def _told(drill: Drill, rank: int, path: str, where: str, differing: list[str], 
     return KeptDifference(rank=rank, cause=cause, **values)
 
 
-def _comparable(
-    drill: Drill, path: str, entries: Iterable[str], *, by_kind: bool = False, same_saves: bool = True
-) -> int | None:
+def _comparable(drill: Drill, file: _File, entries: Iterable[str], *, same_saves: bool = True) -> int | None:
     """The rank that saved a file of which both legs must leave the same; None: what it holds depends on when it is saved.
 
     They must where it is written when a training is complete; where the last attempt saved it after the same steps as the
     reference, or last after the same one; and unless when an attempt started explains that it did not (see `rhythm`), or
-    undisturbed legs save it at other steps, too: by the clock. `by_kind`: of all files that are called alike.
+    undisturbed legs save it at other steps, too: by the clock.
     `same_saves`: they differ even where these were saved at the same steps.
     """
     left, reference = drill.chaos.left, drill.reference.attempts[-1]
-    if path in left.ranks and path not in left.saves:
-        return left.ranks[path]
-    savers = _savers(drill.reference, reference, path, by_kind=by_kind)
+    if file.path in left.ranks and file.path not in left.saves:
+        return left.ranks[file.path]
+    savers = file.savers(drill.reference, reference)
     rank = next((rank for rank in savers if rank in drill.chaos.attempts[-1].starts), None)
     if rank is None or len(drill.reference.attempts) > 1:
         return None
     again: Mapping[int, float] = savers[rank]
     if drill.confirmed:
-        again = _savers(drill.confirmed, drill.confirmed.attempts[-1], path, by_kind=by_kind).get(rank, {})
+        again = file.savers(drill.confirmed, drill.confirmed.attempts[-1]).get(rank, {})
     weights = any(name.endswith(start.tensors) for name in entries for start in reference.starts.values())
     unlike: list[tuple[RankTrace, dict[int, float], int]] = []
     alike = False
     # With chaosrun.attach only the last attempt counts, as what a killed rank has saved is not known; so does where no save was
     # seen, and the file's own time tells of the last.
-    known = drill.by_script and _seen(drill.chaos, path, by_kind=by_kind)
+    known = drill.by_script and file.was_seen(drill.chaos)
     for attempt in drill.chaos.attempts[1 if known else -1 :]:
         own = attempt.traces.get(rank)
         if own is None or not own.start or not own.steps:
             continue
         begun, last = attempt.start_of(rank), attempt is drill.chaos.attempts[-1]
-        saved = _savers(drill.chaos, attempt, path, by_kind=by_kind).get(rank, {})
+        saved = file.savers(drill.chaos, attempt).get(rank, {})
         seen = {step: time_s for step, time_s in saved.items() if step >= begun}
         # A save that was due at the step at which the rank was killed may be missing.
         final = own.steps.last if last or own.steps.last in seen else own.steps.last - 1
         due = {step for step in savers[rank] if begun < step <= final or step in seen}
-        alike = last and bool(seen) and (seen.keys() == due or (max(seen) == max(savers[rank]) and not by_kind))
+        alike = last and bool(seen) and (seen.keys() == due or (max(seen) == max(savers[rank]) and not file.by_kind))
         if seen.keys() != due and not alike:
             unlike.append((own, seen, final))
     if unlike and again.keys() == savers[rank].keys():
@@ -202,40 +244,3 @@ def _of(trace: RankTrace, times: Mapping[int, float], final: int) -> Saves:
         ended_s=steps[-1],
         longest_step_s=max((b - a for a, b in pairwise(steps)), default=0.0),
     )
-
-
-def _savers(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
-    """The ranks that saved this file in an attempt, and when, by step. A folder may have been renamed as a whole."""
-    if path in leg.left.saves and not by_kind:
-        return {leg.left.ranks[path]: dict(leg.left.saves[path])} if attempt is leg.attempts[-1] else {}
-    if _seen(leg, path, by_kind=by_kind):
-        return _seen_in(attempt, path, by_kind=by_kind)
-    return _told_by_its_time(leg, attempt, path, by_kind=by_kind)
-
-
-def _seen(leg: LegHistory, path: str, *, by_kind: bool) -> bool:
-    return (path in leg.left.saves and not by_kind) or any(_seen_in(attempt, path, by_kind=by_kind) for attempt in leg.attempts)
-
-
-def _seen_in(attempt: Attempt, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
-    name = unnumbered if by_kind else str
-    found = {
-        rank: {
-            save.step: save.time_s
-            for save in trace.saves
-            if save.how != REMOVED and PurePath(name(path)).is_relative_to(name(save.path))
-        }
-        for rank, trace in sorted(attempt.traces.items())
-    }
-    return {rank: times for rank, times in found.items() if times}
-
-
-def _told_by_its_time(leg: LegHistory, attempt: Attempt, path: str, *, by_kind: bool) -> Mapping[int, Mapping[int, float]]:
-    """The last save of a file that another process or native code wrote, of whichever rank."""
-    name = unnumbered if by_kind else str
-    times = [changed_s for each, changed_s in leg.left.changed.items() if name(each) == name(path)]
-    rank, begun = next(iter(attempt.starts.items()), (0, None))
-    if attempt is not leg.attempts[-1] or begun is None or not times or max(times) < begun.time_s:
-        return {}
-    done = [record.step for record in attempt.traces[rank].steps.values() if record.time_s <= max(times) + _TICK_S]
-    return {rank: {max(done, default=begun.position.step): max(times)}}
