@@ -50,7 +50,7 @@ def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
     if record.how != fault.facts.evidence:
         # The process that was to strike may have noted why it could not.
         other = f"it was seen by its {record.how}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
-        return Problem("other_evidence", seen.problem or other)
+        return seen.problem or Problem("other_evidence", other)
     if attempt is None:
         return Problem("unknown_attempt", f"attempt {asked.attempt} is not in the journal")
     return (
@@ -173,10 +173,8 @@ def note_problem(seen: Observation) -> Problem | None:
     """Why a note does not show the fault; None when it does."""
     if seen.note is None:
         return Problem("nothing_said", "there is no record of what it did")
-    if seen.note.problem is not None:
-        return Problem("said", seen.note.problem)
     shows = seen.fault.facts.shows
-    return shows(seen) if shows else None
+    return seen.problem or (shows(seen) if shows else None)
 
 
 _PROOFS: Mapping[Evidence, Callable[[Observation], Problem | None]] = {"death": death_problem, "hang": hang_problem}

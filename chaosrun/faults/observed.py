@@ -91,9 +91,11 @@ class Observation:
         return cls(fault=fault, note=_note(fault, found), **about)  # type: ignore[arg-type]
 
     @property
-    def problem(self) -> str | None:
+    def problem(self) -> Problem | None:
         """Why it failed, by the process that was to strike, or to see it."""
-        return self.hang.problem if self.hang else self.note.problem if self.note is not None else None
+        if self.hang:
+            return Problem("said", self.hang.problem) if self.hang.problem else None
+        return Problem(self.note.problem_code, self.note.problem) if self.note is not None and self.note.problem else None
 
     @property
     def process(self) -> str:

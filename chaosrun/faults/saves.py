@@ -57,7 +57,7 @@ def _spoiled(strike: Strike, pattern: str, spoil: Callable[[Path], object], sinc
     """Damage the largest file of this save that matches the pattern."""
     found = {name: path for path, name in _saved(strike.order.outputs, since_s) if fnmatchcase(name, pattern)}
     if not found:
-        return DamageNote(problem=f"the save left no file that matches {pattern}")
+        return DamageNote(problem=f"the save left no file that matches {pattern}", problem_code="no_such_file")
     name = min(found, key=lambda name: (-found[name].stat().st_size, name))
     return spoiled(found[name], spoil, checkpoint=f"the save of step {strike.step}", file=name, shown=str(found[name]))
 

@@ -30,6 +30,8 @@ from chaosrun.records.operations import FileOperation
 ATTACH_LIMIT_S = 10.0
 DEAD_WITHIN_S = 5.0
 """When to kill strace after the rank's SIGKILL: once it was seen to wait on, for a thread that was killed as it began."""
+MOST_NAMED = 6
+"""Files of a save that a message lists."""
 Act = Literal["watch", "kill", "cut", "fail", "slow"]
 
 
@@ -72,6 +74,8 @@ class Tracer:
         self._file = os.open(order.operations, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._strace: subprocess.Popen[str] | None = None
         self._note = SaveNote(save=order.save, final=False)
+        self._others: dict[str, None] = {}
+        """Files of the save that the pattern does not match, as they were met."""
         self._writing: str | None = None
         """The file that was created or written last."""
         self._is_due = order.before == 1 and order.act == "kill"
@@ -118,6 +122,8 @@ class Tracer:
         waits = note.waits + (order.act == "slow" and operation.kind == "sync")
         if order.file is not None and not self._concerns(operation):
             self._note = msgspec.structs.replace(note, waits=waits)
+            if operation.kind in ("write", "rename"):
+                self._others[self._relative(operation.target or operation.path)] = None
             return
         if operation.kind in ("create", "write"):
             self._writing = operation.path
@@ -147,17 +153,26 @@ class Tracer:
         return after
 
     def _conclude(self) -> None:
-        note = self._note
-        problem = None
-        if self._order.act == "kill" and not note.struck_s:
-            wanted = "its first write" if self._order.before is None else f"operation {self._order.before}"
-            problem = f"the save of step {note.save} had {note.done} operations and never came to {wanted}"
-        elif self._order.act == "fail" and not note.failed:
-            problem = f"nothing was written any more after {note.done} operations of the save of step {note.save}"
-        elif self._order.act == "slow" and not note.waits:
-            problem = f"nothing was synced in the save of step {note.save}"
-        if self._order.fault and not (self._order.act == "kill" and note.struck_s):
-            self._write(msgspec.structs.replace(note, final=True, problem=problem))
+        note, order = self._note, self._order
+        if order.fault and not (order.act == "kill" and note.struck_s):
+            code, problem = self._missed()
+            self._write(msgspec.structs.replace(note, final=True, problem=problem, problem_code=code))
+
+    def _missed(self) -> tuple[str, str | None]:
+        """Why the save was not struck, with its code; no reason where it was."""
+        note, order = self._note, self._order
+        if {"kill": note.struck_s, "fail": note.failed, "slow": note.waits}.get(order.act, True):
+            return "said", None
+        if order.file is not None and not note.done:
+            there = ", ".join([*self._others][:MOST_NAMED]) or "none"
+            return "no_such_file", f"no file of the save of step {note.save} matches {order.file}; its files: {there}"
+        if order.act == "slow":
+            return "said", f"nothing was synced in the save of step {note.save}"
+        if order.act == "fail":
+            return "said", f"nothing was written any more after {note.done} operations of the save of step {note.save}"
+        wanted = "its first write" if order.before is None else f"operation {order.before}"
+        code = "said" if order.before is None else "fewer_operations"
+        return code, f"the save of step {note.save} had {note.done} operations and never came to {wanted}"
 
     def _write(self, note: SaveNote) -> None:
         write_note(LegLayout(Path(self._order.leg)), self._order.fault, note)

@@ -43,6 +43,8 @@ class Note(Record, frozen=True, kw_only=True, omit_defaults=False):
     """False: a later note will replace it. It is not copied to the journal until it is final, or the leg ends."""
     problem: str | None = None
     """Why the fault did not strike, or had no effect."""
+    problem_code: str = "said"
+    """Which of the problems that the verdict knows it is: no_such_file, fewer_operations; else said."""
 
 
 class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):

@@ -169,6 +169,11 @@ _FAULTS: Mapping[str, Row] = {
         plan("the `file` of {fault} names none that this save writes"),
         "a pattern stands for the whole path below the outputs, such as '*optimizer.pt'; `chaosrun sweep --saves` names them",
     ),
+    "fault_not_shown.fewer_operations": Row(
+        "",
+        plan("the save that {fault} is to strike has fewer operations"),
+        "name a lower `operation`; `chaosrun sweep --saves` tries each that a save has",
+    ),
     "fault_not_shown.used": Row("", ours("the job went on from a checkpoint that {fault} had damaged")),
     "fault_not_shown.other_death": Row(
         "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")

@@ -51,10 +51,8 @@ def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, 
         if fault.id in late.get("late", ()):
             return "never_due", late
         return ("never_due_by_time" if fault.phase is None else "never_reached"), {}
-    if problem.code in ("unread", "used"):
+    if problem.code in ("unread", "used", "no_such_file", "fewer_operations"):
         return problem.code, {}
-    if fault.phase == "save" and fault.options.get("file") and problem.code == "said":
-        return "no_such_file", {}
     attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked.attempt), None)
     struck = any(entry.attempt == asked.attempt and entry.how != "note" for entry in drill.chaos.events(FaultObserved))
     if attempt is not None and attempt.unplanned and not struck:

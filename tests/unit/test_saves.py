@@ -115,6 +115,11 @@ def test_it_dies_between_the_operations_named(tmp_path: Path) -> None:
         assert ("step-2" in struck.files()) == (before == len(undisturbed) + 1)
     late = Traced(tmp_path / "4", lambda folder: None, act="kill", before=3)
     assert late.status == 0 and late.note is not None and "never came to operation 3" in str(late.note.problem)
+    assert late.note.problem_code == "fewer_operations"
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = Traced(tmp_path / "elsewhere", save_as_people_do, act="kill", file="*/sampler.bin")
+    assert elsewhere.status == 0 and elsewhere.note is not None and elsewhere.note.problem_code == "no_such_file"
+    assert "matches */sampler.bin; its files: staged/model.pt" in str(elsewhere.note.problem)
 
 
 def in_the_background(folder: Path) -> None:
