@@ -15,6 +15,7 @@ from chaosrun.errors import NoClusterError
 ANSWER_S = 1.5
 LISTENING_S = 5.0
 PLACES = "$RAY_AUTH_TOKEN, the file that $RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token"
+FOUND_BY_RAY = ("auto", "local")
 _CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """Any call would do: the head checks the token first."""
 
@@ -25,6 +26,8 @@ on_joined: list[Callable[[str], object]] = []
 def expect_joinable(address: str) -> str | None:
     """The token that the head at `address` asks for; None if it asks for none, or only Ray can find the head. Raises
     NoClusterError if nothing listens there (Ray itself would try for minutes), or if the token is missing or wrong (20 s)."""
+    if ":" not in address and address not in FOUND_BY_RAY:
+        raise no_cluster(address, "an address is HOST:PORT, or auto for the cluster that was started on this machine")
     host, separator, port = _resolved(address).rpartition(":")
     if not separator or not port.isdecimal() or host.startswith("ray:"):
         return None

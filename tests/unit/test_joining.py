@@ -75,6 +75,12 @@ def test_the_cluster_that_was_started_last_here(head: str, home: Path) -> None:
         expect_joinable("auto")
 
 
+def test_what_is_no_address_is_refused_before_anything_is_made() -> None:
+    with pytest.raises(NoClusterError, match="no Ray cluster at nonsense: an address is HOST:PORT, or auto"):
+        expect_joinable("nonsense")
+    assert expect_joinable("local") is None
+
+
 def test_an_address_where_nobody_listens() -> None:
     with socket.create_server(("0.0.0.0", 0)) as listening:
         address = f"0.0.0.0:{listening.getsockname()[1]}"  # this host, whatever it is called
