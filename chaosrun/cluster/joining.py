@@ -15,7 +15,8 @@ from chaosrun.errors import NoClusterError
 ANSWER_S = 1.5
 LISTENING_S = 5.0
 PLACES = "$RAY_AUTH_TOKEN, the file that $RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token"
-FOUND_BY_RAY = ("auto", "local")
+FOUND_BY_RAY = ("", "auto", "local")
+"""Addresses without a port; the empty one is none."""
 _CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """Any call would do: the head checks the token first."""
 

@@ -78,7 +78,7 @@ def test_the_cluster_that_was_started_last_here(head: str, home: Path) -> None:
 def test_what_is_no_address_is_refused_before_anything_is_made() -> None:
     with pytest.raises(NoClusterError, match="no Ray cluster at nonsense: an address is HOST:PORT, or auto"):
         expect_joinable("nonsense")
-    assert expect_joinable("local") is None
+    assert expect_joinable("local") is expect_joinable("") is None
 
 
 def test_an_address_where_nobody_listens() -> None:
