@@ -92,6 +92,9 @@ class FaultOptions(Section):
                 f"a fault of kind {self.kind} cannot strike at {self.phase}",
                 f"it can at {', '.join(sorted(kind.phases))}",
             )
+        if self.file is not None and self.operation == 1 and "operation" in kind.options:
+            hint = "operation: 2 strikes when the file has been created"
+            yield conflict("operation", "the first operation on a file is known when it has been done", hint)
         if self.at_once is not None and self.rank != "random":
             yield conflict("at_once", "at_once counts ranks that are drawn", "leave rank out, or write rank: all")
 

@@ -120,11 +120,16 @@ def test_wrong_values_are_found_where_they_are(fields, location):
         ({"until_step": 9}, ["until_step", None]),
         ({}, [None]),
         ({"phase": "reduce"}, [None]),
+        ({"phase": "save", "at_step": 3, "file": "*.pt", "operation": 1}, ["operation"]),
     ],
 )
 def test_triggers_that_contradict_each_other(entry, keys):
     here = ("faults", "schedule", 0)
     assert error_locations(faults={"schedule": [entry]}) == [here if key is None else (*here, key) for key in keys]
+
+
+def test_the_second_operation_on_a_file_can_be_struck():
+    assert ScheduledFault.model_validate({"phase": "save", "at_step": 3, "file": "*.pt", "operation": 2}).operation == 2
 
 
 @pytest.mark.parametrize("phase", ["checkpoint.file", "checkpoint.precommit", "checkpoint.postcommit", "restore.end"])
