@@ -98,7 +98,7 @@ def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
         stack.callback(ray.shutdown)
         os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
         try:
-            with _own_signal_handlers(), _started_for_one_driver():
+            with _own_signal_handlers(), started_for_one_driver():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -157,7 +157,7 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 @contextmanager
-def _started_for_one_driver() -> Iterator[None]:
+def started_for_one_driver() -> Iterator[None]:
     """Start Ray without processes that a private one does not need: the autoscaler's monitor, the dashboard's server (of which
     include_dashboard=False leaves out only the pages), and the reader of logs. On two cores, these three Python processes take
     half of the time of Ray's start, and a second of its end. ray.init has no arguments for it; a version of Ray with other

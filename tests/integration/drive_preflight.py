@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,18 +24,18 @@ from chaosrun.preflight.checks import cluster as cluster_check
 from chaosrun.preflight.checks import devices, host, network
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Setting, Status, ask
 from chaosrun.preflight.result import Result, to_json
-from chaosrun.processes import children, identify, is_alive, kill_marked, marked, wait_gone
+from chaosrun.processes import children, identify, is_alive, marked, wait_gone
 from tests.conftest import REPOSITORY
+from tests.integration.raylets import MARK, add, raylets
 
 FAULTY = REPOSITORY / "tests" / "integration" / "faulty"
-# A dead raylet is noticed within 2 s, not 15.
+# A dead raylet is noticed within 2 s, not 15; a process that hangs is killed at once, not after 5 s.
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-STORE = 80 << 20
-ANSWER_S = 4.0
+QUICK |= {"kill_worker_timeout_milliseconds": 100}
+ANSWER_S = 2.0
 LIMIT_S = 6.0
 PATIENT_S = 120.0
 STRUCK = "struck"
-MARK = "DRIVE_PREFLIGHT"
 
 
 def waiting(folder: Path, limit_s: float) -> Check:
@@ -156,32 +155,15 @@ def left_behind(root: Path, order: Sequence[str]) -> list[str]:
     return alive + [line for path in lines if path.exists() and any(word in (line := path.read_text()) for word in words)]
 
 
-def main(root: Path, folder: str) -> None:
+def main(root: Path) -> None:
     be_patient()
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 1, "temp_dir": folder, "object_store_memory": STORE, "_system_config": QUICK},
-    )
-    try:
+    with raylets(num_cpus=1, _system_config=QUICK) as cluster:
         faults = ("skewed_clock", "flipped_bit")
-        layers = [{"PYTHONPATH": str(FAULTY / fault)} for fault in faults]
-        others = [cluster.add_node(num_cpus=1, object_store_memory=STORE, env_vars=layer) for layer in layers]
-        cluster.wait_for_nodes()
-        hanging, dying = others
-        bad = bad_nodes(root, cluster, *others)
-        late = cluster.add_node(num_cpus=1, object_store_memory=STORE)
-        cluster.wait_for_nodes()
-        found = {"bad": bad, "silent": silent_nodes(root, cluster, hanging, dying, late)}
-        print(json.dumps(found), flush=True)
-    finally:
-        cluster.shutdown()
-        # What a raylet that was killed leaves behind would go on to write into the folder.
-        kill_marked(f"{MARK}={folder}", titles=(b"ray::",))
+        hanging, dying = (add(cluster, num_cpus=1, env_vars={"PYTHONPATH": str(FAULTY / fault)}) for fault in faults)
+        bad = bad_nodes(root, cluster, hanging, dying)
+        late = add(cluster, num_cpus=1)
+        print(json.dumps({"bad": bad, "silent": silent_nodes(root, cluster, hanging, dying, late)}), flush=True)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        # Ray's test cluster writes its address below RAY_TMPDIR, into a folder that it does not make.
-        os.environ["RAY_TMPDIR"] = os.environ[MARK] = folder
-        Path(folder, "ray").mkdir()
-        main(Path(sys.argv[1]), folder)
+    main(Path(sys.argv[1]))

@@ -4,13 +4,9 @@
 """
 
 import json
-import os
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
-
-from ray.cluster_utils import Cluster
 
 from chaosrun.cluster.probe_pool import ProbePool
 from chaosrun.preflight.checks.drill import CHECK as DRILL
@@ -18,19 +14,19 @@ from chaosrun.preflight.drills.on_ray import RayDrills
 from chaosrun.preflight.engine import Participants
 from chaosrun.preflight.model import Level, Setting
 from chaosrun.records.codec import changed, to_plain
+from tests.integration.raylets import add, raylets
 
 FAULTY = Path(__file__).parent / "faulty"
 
 
-def main(root: Path, layers: list[str], folder: str) -> None:
-    raylets = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder})
-    try:
-        assert raylets.head_node is not None
-        order = [raylets.head_node.node_id]
+def main(root: Path, layers: list[str]) -> None:
+    with raylets(num_cpus=2) as cluster:
+        assert cluster.head_node is not None
+        order = [cluster.head_node.node_id]
         for layer in layers:
             env = {} if layer == "sound" else {"PYTHONPATH": str(FAULTY / layer)}
-            order.append(raylets.add_node(num_cpus=2, env_vars=env).node_id)
-        pool = ProbePool.connect(raylets.address)
+            order.append(add(cluster, num_cpus=2, env_vars=env).node_id)
+        pool = ProbePool.connect(cluster.address)
         try:
             pool.start_agents()
             nodes = sorted(pool.nodes, key=lambda node: order.index(node.node_id))
@@ -42,13 +38,7 @@ def main(root: Path, layers: list[str], folder: str) -> None:
         finally:
             pool.close()
         print(json.dumps({"facts": to_plain(facts), "rows": [asdict(row) for row in rows]}), flush=True)
-    finally:
-        raylets.shutdown()
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        # Ray's test cluster writes its address below RAY_TMPDIR, into a folder that it does not make.
-        os.environ["RAY_TMPDIR"] = folder
-        Path(folder, "ray").mkdir()
-        main(Path(sys.argv[1]), sys.argv[2:], folder)
+    main(Path(sys.argv[1]), sys.argv[2:])
