@@ -150,11 +150,11 @@ def guarded(
 def test_a_storage_that_hangs_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     pool, setting = LocalPool({"a": layer("hangs")}), setting_of(tmp_path)
     assert STORAGE.call is not None
-    outcome = pool.probe({"a": replace(STORAGE.call(setting, pool.nodes[0]), limit_s=8.0)})["a"]
+    outcome = pool.probe({"a": replace(STORAGE.call(setting, pool.nodes[0]), limit_s=4.0)})["a"]
     silent = {"a": {"ended": outcome.ended, "error": outcome.error}}
     (hung,) = judged(STORAGE, setting, pool.nodes, {}, silent)
     assert hung.status is Status.FAIL and hung.device == str(tmp_path)
-    assert hung.measured == "no answer within 8 s: it was at: saves"
+    assert hung.measured == "no answer within 4 s: it was at: saves"
     assert not left_in(tmp_path)
 
 
@@ -226,6 +226,13 @@ def test_nodes_that_share_a_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not left_in(tmp_path)
 
 
+@pytest.fixture
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not seen at once will never be."""
+    monkeypatch.setitem(shared_storage.WAIT_S, Level.QUICK, 0.1)
+
+
+@pytest.mark.usefixtures("short_looks")
 def test_who_reads_other_bytes_than_were_written_is_named(tmp_path: Path) -> None:
     findings = shared_on(LocalPool({"a": {}, "b": {}, "c": layer("reads_zeros")}), setting_of(tmp_path))
     torn = [row for row in findings if row.name == "whole files"]
@@ -234,6 +241,7 @@ def test_who_reads_other_bytes_than_were_written_is_named(tmp_path: Path) -> Non
 
 
 @mounting
+@pytest.mark.usefixtures("short_looks")
 def test_nodes_that_do_not_share_a_storage(tmp_path: Path) -> None:
     own = layer("of_its_own", CHAOSRUN_TEST_STORAGE=str(tmp_path))
     findings = shared_on(LocalPool({"a": {}, "b": {}, "c": own}), setting_of(tmp_path))

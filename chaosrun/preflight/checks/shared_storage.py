@@ -1,11 +1,11 @@
 """The check "shared storage": do the nodes share one storage, and do they see each other's files as they were written?
 
-Every node writes a file; when all have, every node looks for those of the others. `probe` alone acts.
+Every node writes a file; when all have, every node looks for those of the others.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from msgspec import Struct, structs
 
@@ -14,8 +14,9 @@ from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.storage import IN_MEMORY, no_answer
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import nodes_used
+from chaosrun.preflight.probes.own_file import Written
 from chaosrun.preflight.probes.seen import Seen
-from chaosrun.preflight.probes.storage_place import Failed, Mount, mount_of, nearest_folder
+from chaosrun.preflight.probes.storage_place import Mount
 from chaosrun.wording import count, duration, listed
 
 ROWS = Rows(check="shared storage", name="same storage")
@@ -35,12 +36,6 @@ _AGAIN = "see what keeps the node busy, and ask again"
 _LATE = "let clients keep what they know of directories for less long (NFS: actimeo), or expect restores to miss a save"
 
 
-class Written(Struct, frozen=True, kw_only=True):
-    mount: Mount | None = None
-    """Where the node wrote its file; None: it could not."""
-    failed: Failed | None = None
-
-
 class Shared(Struct, frozen=True, kw_only=True):
     """The nodes' answers; a single node is not asked."""
 
@@ -58,28 +53,6 @@ class Shared(Struct, frozen=True, kw_only=True):
         return str(PurePath(mount.base if mount else "/") / self.files[other])
 
 
-def probe(*, storage: str, name: str, text: str, remove: bool) -> Written:
-    """`name`: of the file and its folder, below the storage or the nearest folder that is there."""
-    import shutil
-
-    from chaosrun.checkpoint.storage_errors import storage_errors
-    from chaosrun.errors import ResourcesError
-    from chaosrun.records.filesystem import Filesystem
-
-    try:
-        with storage_errors(Path(storage)):
-            mount = mount_of(nearest_folder(Path(storage)))
-            path = Path(mount.base) / name
-            if remove:
-                shutil.rmtree(path.parent)
-            else:
-                path.parent.mkdir()
-                Filesystem().write_durably(path, text.encode())
-            return Written(mount=mount)
-    except ResourcesError as error:
-        return Written(failed=Failed.of(error))
-
-
 def gather(setting: Setting, pool: Pool) -> Shared:
     nodes = list(pool.nodes)
     if len(nodes) < 2:
@@ -89,7 +62,7 @@ def gather(setting: Setting, pool: Pool) -> Shared:
 
     def own(name: str, *, remove: bool) -> Call:
         about = {"storage": str(setting.storage), "name": files[name], "text": texts[name], "remove": remove}
-        return ask(__name__, LIMIT_S, **about)
+        return ask("own_file", LIMIT_S, **about)
 
     try:
         shared = Shared(files=files, written=pool.ask({name: own(name, remove=False) for name in files}, Written))
