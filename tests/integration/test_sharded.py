@@ -38,7 +38,7 @@ def overrides(workers: int, *args: object) -> list[str]:
 def test_a_sharded_model_comes_back_exactly(
     warm_drills: WarmDrills, tmp_path: Path, way: str, workers: int, epochs: int
 ) -> None:
-    told = overrides(workers, "--way", way, "--epochs", epochs)
+    told = [*overrides(workers, "--way", way, "--epochs", epochs), "max_steps=30"]  # the last kill is in step 27
     drill = warm_drills(JOB, root=tmp_path, overrides=told)
     run, verdict = drill.run, drill.verdict
     assert verdict.status == "PASS", verdict.cause
@@ -62,7 +62,7 @@ def test_a_single_rank_that_makes_its_own_process_group_comes_back_exactly(warm_
 )
 def test_windows_of_a_sharded_model_come_back_exactly(warm_drills: WarmDrills, tmp_path: Path, way: str, workers: int) -> None:
     """The script holds its first gradients against those of the whole model."""
-    told = [*overrides(workers, "--way", way), f"script={WINDOWS}", "faults.schedule=[{rank: 1, at_step: 6}]"]
+    told = [*overrides(workers, "--way", way), f"script={WINDOWS}", "faults.schedule=[{rank: 1, at_step: 6}]", "max_steps=12"]
     verdict = warm_drills(JOB, root=tmp_path, overrides=told).verdict
     assert verdict.status == "PASS", verdict.cause
     assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 4]
