@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -123,7 +123,8 @@ class Shell:
         """In this process: a command that starts none takes as long for its imports as for all else."""
         tokens = [*map(str, arguments)]
         environment = {"TMPDIR": str(self.temporary), "CHAOSRUN_ROOT": str(self.root)}
-        with patch.dict(os.environ, environment), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        out, err = StringIO(), StringIO()
+        with patch.dict(os.environ, environment), chdir(self.folder), redirect_stdout(out), redirect_stderr(err):
             code = main(tokens)
         return subprocess.CompletedProcess(tokens, code, out.getvalue(), err.getvalue())
 

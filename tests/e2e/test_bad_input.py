@@ -50,7 +50,7 @@ def test_wrong_yaml_is_shown_with_its_place_and_the_nearest_name(shell: Shell) -
 
 def test_a_script_that_does_not_exist_is_refused(shell: Shell) -> None:
     (shell.folder / "job.yaml").write_text("name: x\nscript: train.py\nworkers: 2\n")
-    done = shell.run("submit", "job.yaml")
+    done = shell.call("submit", "job.yaml")
     assert (done.returncode, done.stdout) == (2, "")
     assert str(shell.folder / "train.py") in done.stderr
     assert not shell.root.exists()
@@ -60,19 +60,19 @@ def test_a_script_that_does_not_exist_is_refused(shell: Shell) -> None:
 def test_a_storage_that_cannot_be_written_is_refused(shell: Shell, storage: str, why: str) -> None:
     (shell.folder / "a-file").touch()
     job = write_job(shell.folder, "")
-    done = shell.run("submit", job, f"checkpoint.storage={storage}")
+    done = shell.call("submit", job, f"checkpoint.storage={storage}")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"checkpoint.storage {shell.folder / storage} cannot be written: " in done.stderr and why in done.stderr
-    assert shell.run("validate", job, f"checkpoint.storage={storage}").stderr == done.stderr
+    assert shell.call("validate", job, f"checkpoint.storage={storage}").stderr == done.stderr
     assert not shell.root.exists(), "a run that never began leaves no run"
 
 
 def test_a_root_that_cannot_be_written_is_refused(shell: Shell) -> None:
     (shell.folder / "a-file").touch()
-    done = shell.run("submit", write_job(shell.folder, ""), "--root", "a-file/root")
+    done = shell.call("submit", write_job(shell.folder, ""), "--root", "a-file/root")
     assert (done.returncode, done.stdout) == (2, "")
     assert "a-file/root/runs: Not a directory" in done.stderr
-    done = shell.run("validate", "job.yaml", "--root", "a-file/root")
+    done = shell.call("validate", "job.yaml", "--root", "a-file/root")
     assert done.returncode == 2 and "runs cannot be kept in a-file/root: " in done.stderr
 
 

@@ -134,7 +134,7 @@ def events_of_fault(run: RunLayout, fault: str) -> list[dict[str, object]]:
 def test_bad_input_is_told_before_anything_is_detached(shell: Shell) -> None:
     job = shell.folder / "job.yaml"
     job.write_text("name: x\nscript: nowhere.py\nwrokers: 2\n")
-    told = shell.run("submit", "--detach", job)
+    told = shell.call("submit", "--detach", job)
     assert told.returncode == 2 and f"{job}:3:1" in told.stderr
     assert not (shell.root / "runs").exists()
 
