@@ -74,7 +74,7 @@ def test_a_rank_that_is_killed_from_outside_comes_back_and_is_judged(shell: Shel
     """And while the job is being run, it is not run twice and takes no faults."""
     job = write_job(shell.folder, HELD, HOLD, "faults: {schedule: [{rank: 0, at_step: 2}]}")
     process, run = at_five(shell, job)
-    again, injected = shell.run("run", job), shell.call("inject", run.run_id, "--rank", "1")
+    again, injected = shell.call("run", job), shell.call("inject", run.run_id, "--rank", "1")
     assert (again.returncode, injected.returncode) == (2, 2)
     assert f"is being run already as run {run.run_id}" in again.stderr
     assert shell.only_run().run_id == run.run_id, "nothing is left of the other"

@@ -40,7 +40,7 @@ def test_a_killed_supervisor_leaves_nothing_and_its_run_goes_on_from_the_journal
     try:
         run = shell.run_begun()
         eventually(lambda: reached(run.reference, 1, 2), what=lambda: process.poll())
-        refused = shell.run("resume", "latest")
+        refused = shell.call("resume", "latest")
         assert refused.returncode == 2
         assert f"is being supervised by process {process.pid}" in refused.stderr
         (run.path / "go-reference").touch()
@@ -54,7 +54,7 @@ def test_a_killed_supervisor_leaves_nothing_and_its_run_goes_on_from_the_journal
     finally:
         process.kill()
     (run.path / "go-chaos").touch()
-    assert f"{run.run_id}  small  interrupted" in shell.run("list").stdout
+    assert f"{run.run_id}  small  interrupted" in shell.call("list").stdout
     before = journal(run.leg("chaos"))
     done = shell.run("resume", run.run_id, "-o", "json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,7 +64,7 @@ def test_a_killed_supervisor_leaves_nothing_and_its_run_goes_on_from_the_journal
     assert [attempt["attempt"] for attempt in verdict["attempts"]] == [1, 2, 3, 4]
     assert journal(run.leg("chaos"))[: len(before)] == before, "the journal is continued, not rewritten"
     assert len(events(run.leg("chaos"), "supervisor.resumed")) == 1
-    again = shell.run("resume", run.run_id)
+    again = shell.call("resume", run.run_id)
     assert again.returncode == 0
     assert again.stderr == "", "a run that has ended is judged again, nothing is started"
 
