@@ -393,8 +393,8 @@ def all_are_here() -> bool:
     """All ranks have come this far, or do within LEAVE_LIMIT_S. One that still waits for a message of this rank, whose script
     is over, would wait for good; when this one is gone, it is told so by a closed connection."""
     try:
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier(async_op=True).wait(timedelta(seconds=LEAVE_LIMIT_S))
+        if torch.distributed.is_initialized() and (barrier := torch.distributed.barrier(async_op=True)) is not None:
+            barrier.wait(timedelta(seconds=LEAVE_LIMIT_S))
     except RuntimeError:
         return False
     return True
