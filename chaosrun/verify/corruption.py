@@ -90,7 +90,7 @@ class Injection:
 
     def to_json(self) -> dict[str, object]:
         about = {"fault": self.fault.id, "attempt": self.attempt, "step": self.step, "rank": self.fault.rank}
-        seen = {key: value for key, value in to_plain(self.note).items() if key not in ("final", "problem")}
+        seen = {key: value for key, value in to_plain(self.note).items() if key not in ("final", "problem", "problem_code")}
         return {**about, **seen}
 
 
