@@ -4,36 +4,30 @@
 """
 
 import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray.cluster_utils import Cluster
 
 from chaosrun.campaign.scheduler import PlacementPool, Scheduler, Shape, Task, one_ray
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ResourcesError
 from chaosrun.supervise.interrupts import Interrupts
+from tests.integration.raylets import add, raylets
 
 SHAPES = {"wide": Shape(1, 3.0, 0), "narrow": Shape(1, 2.0, 0), "whole": Shape(1, 5.0, 0), "both": Shape(3, 2.0, 0)}
 SCENES = {("wide", "wide"): 8.0, ("narrow", "whole"): 60.0, ("both",): 0.0}
 
 
-def main(folder: str) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder})
-    cluster.add_node(num_cpus=5)
-    try:
+def main() -> None:
+    with raylets(num_cpus=2) as cluster:
+        add(cluster, num_cpus=5)
         with Interrupts() as interrupts, one_ray(cluster.address, [*SHAPES.values()], interrupts) as pool:
             # On the 7 CPUs there is room for two of 3, on the nodes for one. A narrow one leaves the large node to a whole one.
             told = {" ".join(names): carried_out(pool, names, hold_s) for names, hold_s in SCENES.items()}
         print(json.dumps(told), flush=True)
-    finally:
-        cluster.shutdown()
 
 
 def carried_out(pool: PlacementPool, names: Sequence[str], hold_s: float) -> dict[str, Any]:
@@ -77,8 +71,4 @@ def summed(self: RayCluster, free: Mapping[str, Mapping[str, float]]) -> dict[st
 if __name__ == "__main__":
     if "sum" in sys.argv:
         RayCluster.places_within = summed
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        # Ray's test cluster writes its address below RAY_TMPDIR, into a folder that it does not make.
-        os.environ["RAY_TMPDIR"] = folder
-        Path(folder, "ray").mkdir()
-        main(folder)
+    main()

@@ -7,24 +7,22 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.cluster_utils import Cluster
 
 from chaosrun import api
 from chaosrun.records.layout import RunLayout
 from tests.conftest import REPOSITORY
 from tests.e2e.drills import events, eventually, reached
 from tests.e2e.test_resume import parent_of
+from tests.integration.raylets import add, raylets
 
 JOB = REPOSITORY / "jobs" / "probe" / "job.yaml"
 # A dead raylet is noticed within 2 s, not 15.
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-STORE = 80 << 20
 
 
 def drill(root: Path, address: Any, faults: str, *more: str, **options: Any) -> dict[str, Any]:
@@ -64,14 +62,10 @@ class RayletKiller:
         os.kill(parent_of(agent), signal.SIGKILL)
 
 
-def main(root: Path, folder: str) -> None:
-    nodes = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "temp_dir": folder, "object_store_memory": STORE, "_system_config": QUICK},
-    )
-    try:
+def main(root: Path) -> None:
+    with raylets(num_cpus=0, _system_config=QUICK) as nodes:
         for _ in range(4):
-            nodes.add_node(num_cpus=2, object_store_memory=STORE)
+            add(nodes, num_cpus=2)
         raylet, drain = "{rank: 2, at_step: 8, kind: raylet}", "{rank: 0, at_step: 15, kind: drain, grace: 20s}"
         told = {"recovers": drill(root, nodes.address, f"[{raylet}, {drain}]")}
         killer = RayletKiller()
@@ -82,26 +76,11 @@ def main(root: Path, folder: str) -> None:
         # Two nodes are left: without one of them three ranks do not fit.
         brief = "recovery.acquire_timeout=15s"
         told["spent"] = drill(root, nodes.address, "[{rank: 0, at_step: 8, kind: drain}]", brief)
-        told["spent"]["beside"] = beside(root, nodes)
-        print(json.dumps(told), flush=True)
-    finally:
-        nodes.shutdown()
-
-
-def beside(root: Path, nodes: Cluster) -> dict[str, Any]:
-    """A raylet fault where the driver's own raylet runs ranks: a cluster of one node."""
-    nodes.shutdown()
-    folder = tempfile.mkdtemp(prefix="ray-", dir=os.environ["RAY_TMPDIR"])
-    alone = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "temp_dir": folder, "object_store_memory": STORE})
-    try:
-        return drill(root, alone.address, "[{rank: 2, at_step: 8, kind: raylet}]")
-    finally:
-        alone.shutdown()
+    # A raylet fault where the driver's own raylet runs ranks: a cluster of one node.
+    with raylets(num_cpus=3) as alone:
+        told["spent"]["beside"] = drill(root, alone.address, "[{rank: 2, at_step: 8, kind: raylet}]")
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        # Ray's test cluster writes its address below RAY_TMPDIR, into a folder that it does not make.
-        os.environ["RAY_TMPDIR"] = folder
-        Path(folder, "ray").mkdir()
-        main(Path(sys.argv[1]), folder)
+    main(Path(sys.argv[1]))

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -24,10 +23,10 @@ from chaosrun.records.layout import LegLayout, RunLayout
 from tests.conftest import REPOSITORY
 from tests.e2e.drills import events, eventually, reached
 from tests.e2e.test_resume import parent_of
+from tests.integration.raylets import add, raylets
 from tests.records import read_lines
 
 JOB = REPOSITORY / "jobs" / "probe" / "job.yaml"
-STORE = 80 << 20
 OVERRIDES = ("args=[--steps, 100000, --step-seconds, 0.05]", "checkpoint.every_steps=10")
 PATIENCE_S = 180.0
 MOMENTS = {"attempt.stopped": 0, "placement.acquired": 1}
@@ -97,25 +96,18 @@ def lost(root: Path, nodes: Cluster, standby: int) -> dict[str, Any]:
     }
 
 
-def main(root: Path, folder: str, repeats: int) -> None:
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": folder, "object_store_memory": STORE})
-    try:
+def main(root: Path, repeats: int = 1) -> None:
+    with raylets(num_cpus=0) as nodes:
         told: dict[str, list[Any]] = {"cold": [], "warm": []}
         for _ in range(3):
-            nodes.add_node(num_cpus=1, object_store_memory=STORE)
+            add(nodes, num_cpus=1)
         for _ in range(repeats):
             for number, name in enumerate(told):
                 told[name].append(lost(root, nodes, number))
-                nodes.add_node(num_cpus=1, object_store_memory=STORE)
+                add(nodes, num_cpus=1)
                 print(name, told[name][-1], file=sys.stderr, flush=True)
         print(json.dumps(told), flush=True)
-    finally:
-        nodes.shutdown()
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        # Ray's test cluster writes its address below RAY_TMPDIR, into a folder that it does not make.
-        os.environ["RAY_TMPDIR"] = folder
-        Path(folder, "ray").mkdir()
-        main(Path(sys.argv[1]), folder, *(map(int, sys.argv[2:] or ["1"])))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -7,26 +7,24 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.cluster_utils import Cluster
 
 from chaosrun.cluster import command
 from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, Stopped
 from chaosrun.cluster.ray_cluster import RayCluster
 from tests.integration.ranks import TARGET, make_orders, notes_of
+from tests.integration.raylets import add, raylets
 
 TRAIN = str(Path(__file__).parent / "commanded" / "train.py")
 
 
-def main(leg: Path, folder: str) -> None:
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder})
-    nodes.add_node(num_cpus=1)
-    try:
+def main(leg: Path) -> None:
+    with raylets(num_cpus=2) as nodes:
+        add(nodes, num_cpus=1)
         with RayCluster(nodes.address, workers=3, gpu=0) as cluster:
             assert cluster.kind == "joined"
             placement = cluster.acquire(300)
@@ -54,8 +52,6 @@ def main(leg: Path, folder: str) -> None:
             cluster.release()
             print(json.dumps({**told, "commanded": commanded, **placed(list(placement.nodes))}), flush=True)
         assert not ray.is_initialized()
-    finally:
-        nodes.shutdown()
 
 
 def run_command(cluster: RayCluster, leg: Path) -> dict[str, Any]:
@@ -101,8 +97,4 @@ def placed(nodes: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        # Ray's test cluster writes its address below RAY_TMPDIR, into a folder that it does not make.
-        os.environ["RAY_TMPDIR"] = folder
-        Path(folder, "ray").mkdir()
-        main(Path(sys.argv[1]), folder)
+    main(Path(sys.argv[1]))
