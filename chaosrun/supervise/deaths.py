@@ -5,6 +5,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 
 from chaosrun import errors
@@ -13,7 +14,7 @@ from chaosrun.cluster.messages import Exited
 from chaosrun.faults.observed import signal_name
 from chaosrun.records.events import EndCode, Outcome, RaisedError
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
-from chaosrun.records.layout import LegLayout
+from chaosrun.records.layout import AttemptLayout, LegLayout
 from chaosrun.records.markers import WorkerEnd, read_end
 from chaosrun.records.trace_reader import read_ends
 from chaosrun.supervise.failure import Failure, Reach
@@ -69,6 +70,8 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
         return _of_notice(end, end.told)
     if end is not None and end.error is not None:
         failure = _of_error(end, end.error, rank, log)
+        if failure.outcome == "user_error" and (left := _who_had_left(leg.attempt(attempt), end, rank)):
+            failure = replace(failure, hint=f"{left}; {failure.hint}")
         return replace(failure, refused=True) if attempt == 1 and _comes_each_time(failure) else failure
     step = last_step(leg, attempt, rank)
     failed = partial(Failure, rank=rank, step=step)
@@ -95,6 +98,17 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     message = f"rank {rank} left with exit code {exit_code} at step {step}, before the training was complete"
     hint, error = f"os._exit or a crash in native code; see {log}", ("exit", str(exit_code))
     return failed(message=message, hint=hint, outcome="user_error", error=error)
+
+
+def _who_had_left(attempt: AttemptLayout, failed: WorkerEnd, rank: int) -> str | None:
+    """Of a rank that a closed connection ended: another whose script was over before, and for which it waited."""
+    if failed.error is None or not _GONE.search(failed.error.message):
+        return None
+    ranks = takewhile(lambda other: attempt.heartbeat(other).exists(), count())
+    others = {other: end for other in ranks if other != rank and (end := read_end(attempt, other))}
+    left = [(end.time_s, other, end.step) for other, end in others.items() if end.completed and end.time_s < failed.time_s]
+    _, first, step = min(left, default=(0.0, None, 0))
+    return None if first is None else f"rank {first} had left at step {step} with exit code 0"
 
 
 def _comes_each_time(failure: Failure) -> bool:
@@ -141,6 +155,7 @@ _OF_TYPES: Mapping[str, EndCode] = {
     errors.OptimizerCastError.__name__: "optimizer_state_cast_on_load",
 }
 _SHORT_OF = re.compile(r"out of memory|\[Errno 5\]")
+_GONE = re.compile(r"[Cc]onnection (closed|reset) by peer")
 _WITHOUT_RANK = re.compile(
     r"'(LOCAL_)?(RANK|WORLD_SIZE)'|environment variable (RANK|WORLD_SIZE|MASTER_\w+) expected, but not set"
 )

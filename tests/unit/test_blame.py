@@ -302,6 +302,32 @@ def test_a_single_worker_without_a_rank_is_told_how_to_get_one(
     assert ("torchrun --nproc_per_node 1" in (failure.hint or "")) is told
 
 
+@pytest.mark.parametrize(
+    ("message", "completed", "time_s", "told"),
+    [
+        ("[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:1", True, 1.0, True),
+        ("Connection reset by peer", True, 1.0, True),
+        ("Connection closed by peer", True, 3.0, False),  # it left afterwards
+        ("Connection closed by peer", False, 1.0, False),
+        ("bad batch", True, 1.0, False),
+    ],
+)
+def test_who_had_left_is_told_of_a_rank_that_was_left_alone(
+    tmp_path: Path, message: str, completed: bool, time_s: float, told: bool
+) -> None:
+    attempt = LegLayout(tmp_path).attempt(1)
+    attempt.path.mkdir(parents=True)
+    error = {"type": "RuntimeError", "message": message, "hint": None, "exit_code": 4, "ours": False}
+    failed = {"completed": False, "status": "raised", "exit_code": 4, "step": 20, "time_s": 2.0, "error": error}
+    over = {"completed": completed, "status": "returned", "exit_code": 0, "step": 20, "time_s": time_s, "error": None}
+    for rank, end in enumerate((failed, over)):
+        attempt.end(rank).write_text(json.dumps(end))
+        attempt.heartbeat(rank).touch()
+    failure = failure_of(LegLayout(tmp_path), Exited(attempt=1, rank=0, pid=1, exit_code=4, died_s=0.0))
+    assert failure is not None
+    assert ("rank 1 had left at step 20 with exit code 0; the traceback is in" in (failure.hint or "")) is told
+
+
 def test_a_pass_within_tolerances_is_not_called_exact(tmp_path: Path) -> None:
     verdict = judge(write_run(tmp_path, verify={"weights": {"atol": 1e-6}}))
     assert verdict.status == "PASS" and not verdict.exact and PASSED.exact
