@@ -20,6 +20,7 @@ from typing import IO, Literal
 
 import msgspec
 
+from chaosrun.faults.observed import Problem
 from chaosrun.faults.strace import CALLS, WRITES, Reader, command
 from chaosrun.processes import ProcessIdentity, send_signal
 from chaosrun.records.codec import Record, encode
@@ -155,24 +156,26 @@ class Tracer:
     def _conclude(self) -> None:
         note, order = self._note, self._order
         if order.fault and not (order.act == "kill" and note.struck_s):
-            code, problem = self._missed()
-            self._write(msgspec.structs.replace(note, final=True, problem=problem, problem_code=code))
+            missed = self._missed()
+            told = {"problem": missed.words, "problem_code": missed.code} if missed else {}
+            self._write(msgspec.structs.replace(note, final=True, **told))
 
-    def _missed(self) -> tuple[str, str | None]:
-        """Why the save was not struck, with its code; no reason where it was."""
+    def _missed(self) -> Problem | None:
+        """Why the save was not struck; None where it was."""
         note, order = self._note, self._order
-        if {"kill": note.struck_s, "fail": note.failed, "slow": note.waits}.get(order.act, True):
-            return "said", None
+        struck = {"kill": note.struck_s, "fail": note.failed, "slow": note.waits}
+        if order.act not in struck or struck[order.act]:
+            return None
         if order.file is not None and not note.done:
             there = ", ".join([*self._others][:MOST_NAMED]) or "none"
-            return "no_such_file", f"no file of the save of step {note.save} matches {order.file}; its files: {there}"
+            return Problem("no_such_file", f"no file of the save of step {note.save} matches {order.file}; its files: {there}")
         if order.act == "slow":
-            return "said", f"nothing was synced in the save of step {note.save}"
+            return Problem("said", f"nothing was synced in the save of step {note.save}")
         if order.act == "fail":
-            return "said", f"nothing was written any more after {note.done} operations of the save of step {note.save}"
+            return Problem("said", f"nothing was written any more after {note.done} operations of the save of step {note.save}")
         wanted = "its first write" if order.before is None else f"operation {order.before}"
         code = "said" if order.before is None else "fewer_operations"
-        return code, f"the save of step {note.save} had {note.done} operations and never came to {wanted}"
+        return Problem(code, f"the save of step {note.save} had {note.done} operations and never came to {wanted}")
 
     def _write(self, note: SaveNote) -> None:
         write_note(LegLayout(Path(self._order.leg)), self._order.fault, note)
