@@ -203,8 +203,11 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
 
 def schedule_behind(drill: Drill) -> Iterator[str]:
     """Of a run without a reference: the optimizer keeps the rate itself, so that a lost count shows only at the next change."""
-    attempts = [] if drill.reference.attempts else drill.chaos.attempts
-    for attempt, (name, saved, step, counted) in ((each, found) for each in attempts if (found := count_behind(drill, each))):
+    for attempt in [] if drill.reference.attempts else drill.chaos.attempts:
+        found = count_behind(drill, attempt)
+        if found is None:
+            continue
+        name, saved, step, counted = found
         yield (
             f"a learning rate scheduler counted {saved} in the checkpoint of step {attempt.resume_step}, which attempt "
             f"{attempt.number} went on from, and only {counted} ({name}) in what that attempt saved after step {step}: its "

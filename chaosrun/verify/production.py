@@ -2,7 +2,7 @@
 does again are compared with the earlier records of them, and the state that it restores with what was saved.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -77,21 +77,19 @@ def judge_recovery(
     """Compare attempt `number` with those before it; of one that has only `begun`, where it went on from. `since`: see
     `recorded`. Never raises: a judgement must not end a training."""
     try:
-        return _judge(history, number, spec, plan, since, _began if begun else _compared)
+        return _judge(history, number, spec, plan, since, begun=begun)
     except Exception as error:  # damaged records, or a defect of a comparison: it is reported, and is never a PASS
         return Recovery(attempt=number, trained=True, problem=f"{type(error).__name__}: {getattr(error, 'message', error)}")
 
 
-def _judge(
-    history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int, look: Callable[..., Recovery]
-) -> Recovery:
-    whole = _up_to(history, number)
+def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int, *, begun: bool) -> Recovery:
+    whole, look = _up_to(history, number), _began if begun else _compared
     found = look(whole, number, spec, plan, since)
     if found.wrong and since > 1:
         # The attempt that differed may have been repaired since: then this one agrees with those before that attempt.
         before = replace(whole, attempts=tuple(each for each in whole.attempts if each.number != since))
         mended = look(before, number, spec, plan, 1)
-        known = mended.judged != "nothing" or look is _began
+        known = begun or mended.judged != "nothing"
         return mended if known and not mended.wrong else found
     return found
 
