@@ -70,7 +70,6 @@ class WayIn:
     write: Annotated[Path | None, Parameter(help="Write what was typed, and guessed, to this job file.")] = None
 
 
-@Parameter(name="*", help="Used instead of a job file, or on top of one.")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayInWithoutFaults(WayIn):
     """For commands that plan no faults of the job: they refuse these two, and do not list them."""

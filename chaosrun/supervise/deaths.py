@@ -105,10 +105,12 @@ def _who_had_left(attempt: AttemptLayout, failed: WorkerEnd, rank: int) -> str |
     if failed.error is None or not _GONE.search(failed.error.message):
         return None
     ranks = takewhile(lambda other: attempt.heartbeat(other).exists(), count())
-    others = {other: end for other in ranks if other != rank and (end := read_end(attempt, other))}
-    left = [(end.time_s, other, end.step) for other, end in others.items() if end.completed and end.time_s < failed.time_s]
-    _, first, step = min(left, default=(0.0, None, 0))
-    return None if first is None else f"rank {first} had left at step {step} with exit code 0"
+    ends = [(other, read_end(attempt, other)) for other in ranks if other != rank]
+    left = [(end.time_s, other, end.step) for other, end in ends if end and end.completed and end.time_s < failed.time_s]
+    if not left:
+        return None
+    _, first, step = min(left)
+    return f"rank {first} had left at step {step} with exit code 0"
 
 
 def _comes_each_time(failure: Failure) -> bool:
