@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,29 +138,23 @@ def test_a_killed_supervisor_is_followed_by_another_and_the_recovery_still_judge
 
 
 @contextmanager
-def joined(folder: Path, nodes: int) -> Iterator[str]:
+def joined(nodes: int) -> Iterator[str]:
     """The address of a Ray that is not the run's own, of so many nodes with two CPUs each beside its head."""
-    from ray.cluster_utils import Cluster
-
     from tests.integration.drive_lost_nodes import QUICK
+    from tests.integration.raylets import add, raylets
 
-    with patch.dict(os.environ, {"RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "300"}):
-        (folder / "ray").mkdir()
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": str(folder), "_system_config": QUICK}
-        )
-        try:
-            for _ in range(nodes):
-                cluster.add_node(num_cpus=2)
-            yield str(cluster.address)
-        finally:
-            cluster.shutdown()
+    # What the raylets need of the environment is this process's own only as long as they are there.
+    patience = patch.dict(os.environ, {"RAY_raylet_start_wait_time_s": "300"})
+    with patience, raylets(num_cpus=0, _system_config=QUICK) as cluster:
+        for _ in range(nodes):
+            add(cluster, num_cpus=2)
+        yield str(cluster.address)
 
 
 @pytest.mark.nightly
 def test_on_a_joined_ray_a_notice_and_a_lost_node_are_survived_and_judged(shell: Shell) -> None:
     job = write_job(shell.folder, HELD, HOLD)
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder, joined(Path(folder), 2) as address:
+    with joined(2) as address:
         process = shell.start("run", job, "--address", address)
         run, leg = leg_of(shell)
         pids = pids_of(leg)
