@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.kind import CHECKPOINT_PHASES, Evidence
+from chaosrun.faults.kind import CHECKPOINT_PHASES, LEFT_ON_NOTICE, Evidence
 from chaosrun.faults.observed import Observation, Problem, alive
 from chaosrun.faults.process import NoticeNote
 from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
@@ -136,8 +136,10 @@ def death_problem(seen: Observation) -> Problem | None:
         return _grace_problem(seen) if kind.notice else kind.shows(seen) if kind.shows else None
     if seen.death.collected:
         return _collected_problem(seen)
-    code, wanted = seen.exit_code, kind.exit_code
-    if not (code not in (None, 0) if wanted == "failure" else code is not None and code == wanted):
+    code, wanted, end = seen.exit_code, kind.exit_code, seen.death.end
+    # A script that a command started, and that handles its notice itself, ends with an exit code of its own.
+    left = kind.notice and end is not None and end.status == LEFT_ON_NOTICE
+    if not left and not (code not in (None, 0) if wanted == "failure" else code is not None and code == wanted):
         return Problem("other_end", f"the process ended with exit code {code}, {otherwise}")
     return kind.shows(seen) if kind.shows else None
 

@@ -200,7 +200,7 @@ KINDS = (
     _of_one(
         name="preempt",
         words="preemption notice (SIGTERM, {grace_s:g} s of grace) to {rank}",
-        proof=f"its process left with exit code {PREEMPTED_EXIT_CODE}, saying so, or died of SIGKILL when grace had run out",
+        proof="its end record says that it left on the notice, or it died of SIGKILL when grace had run out",
         phases=TRAINING_PHASES,
         options={"grace_s": 30.0},
         inside=preempt,

@@ -49,12 +49,6 @@ OF_OBJECTS = (
 """C types whose parts are all objects, in a fixed order."""
 HEAP_TYPE = 1 << 9
 MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
-OF_SGD = frozenset(vars(torch.optim.SGD([torch.zeros(())]))) - {
-    "defaults",
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-}
-"""Attributes of an optimizer whose state checkpoints hold."""
 COUNTING = (enumerate, zip, map, filter, reversed, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
 """Iterators that a loop may use; they live on the stack of the running function."""
 SETS = re.compile(r"\bself\.(\w+)(?=(?:, self\.\w+)*(?:: [^=\n]+)? [-+*/|&]?= )|\bsetattr\(self, \"(\w+)\"")
@@ -140,7 +134,7 @@ def variables(value: Any) -> Held:
 
 def attributes(value: Any) -> Held:
     """What its dictionary and slots hold, without what checkpoints hold and the empty internals of torch modules."""
-    saved = OF_SGD if isinstance(value, torch.optim.Optimizer) else ()
+    saved = _of_sgd() if isinstance(value, torch.optim.Optimizer) else ()
     empty = MODULE_INTERNALS if isinstance(value, torch.nn.Module) else ()
     with contextlib.suppress(AttributeError):
         own = object.__getattribute__(value, "__dict__").items()
@@ -148,6 +142,16 @@ def attributes(value: Any) -> Held:
     for name, slot in _slots(type(value)):
         with contextlib.suppress(AttributeError):  # one that has no value yet
             yield name, slot.__get__(value)
+
+
+@functools.cache
+def _of_sgd() -> frozenset[str]:
+    """Attributes of an optimizer whose state checkpoints hold. Asked for late: a command's first optimizer makes it a rank."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(())]))) - {
+        "defaults",
+        "_optimizer_step_pre_hooks",
+        "_optimizer_step_post_hooks",
+    }
 
 
 def added(value: Any) -> Held:

@@ -31,6 +31,8 @@ def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = Non
         ("segfault", None, signal.SIGSEGV, {}),
         ("abort", None, signal.SIGABRT, {}),
         ("preempt", 85, None, {"end": LEFT}),
+        # A command's script that handles its notice itself.
+        ("preempt", 0, None, {"end": LEFT}),
         ("preempt", None, signal.SIGKILL, {"after_s": 2.01, "killed": False, "options": {"grace_s": 2.0}}),
         # A script with a handler of its own leaves as it likes; without one it dies of the notice.
         ("preempt", None, signal.SIGTERM, {"note": {"unhandled": True}}),
@@ -56,7 +58,9 @@ def test_a_death_of_the_right_kind_is_the_proof(kind: str, exit_code: int | None
         ("preempt", 85, None, {}, "left no error behind"),
         ("preempt", 85, None, {"end": {"status": "exited", "error": "UserScriptError: sys.exit(85)"}}, "another error"),
         ("preempt", 85, None, {"end": {**LEFT, "told": False}}, "another error"),
-        ("preempt", 0, None, {"end": LEFT}, "ended with exit code 0"),
+        ("preempt", 0, None, {}, "ended with exit code 0"),
+        ("preempt", 0, None, {"end": {**LEFT, "told": False}}, "another error"),
+        ("kill", 0, None, {"end": LEFT}, "ended with exit code 0"),
         ("preempt", None, signal.SIGKILL, {"after_s": 1.9, "options": {"grace_s": 2.0}}, "before its grace of 2 s"),
         (
             "preempt",

@@ -2,12 +2,17 @@
 
 import argparse
 import os
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import chaosrun
 
 
 def main() -> None:
@@ -15,6 +20,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--leave-out", choices=["nothing", "step", "save", "optimizer"], default="nothing")
+    parser.add_argument("--on-notice", action="store_true", help="leave at the end of an epoch in which SIGTERM came")
     options = parser.parse_args()
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -25,7 +31,11 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
     net = DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    data = TensorDataset(torch.randn(48, 8), torch.randn(48, 1))
+    data: Dataset[Any] = TensorDataset(torch.randn(48, 8), torch.randn(48, 1))
+    told: list[int] = []
+    if options.on_notice:
+        signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
+        data = chaosrun.reproducible(data)
     sampler = DistributedSampler(data, num_replicas=world, rank=rank)
     loader = DataLoader(data, batch_size=4, sampler=sampler, generator=torch.Generator())
 
@@ -53,6 +63,8 @@ def main() -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1, "rng": rng}
             torch.save(state, options.out / "next.pt")
             os.replace(options.out / "next.pt", last)
+        if told:
+            sys.exit(0)
     if world > 1:
         dist.destroy_process_group()
 
