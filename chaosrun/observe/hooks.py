@@ -69,9 +69,9 @@ class _Seen:
 
     def hears(self) -> Listener | None:
         """The listener; None in another process, during a backward pass (reentrant checkpoints call modules in it), under
-        torch.func, whose tensors stand for others, and while a graph is traced."""
+        torch.func, whose tensors stand for others, and while a graph is traced or captured."""
         outside = torch._C._current_graph_task_id() == -1 and peek_interpreter_stack() is None
-        return self.listens() if outside and not _is_traced() else None
+        return self.listens() if outside and not _is_traced() and not is_captured() else None
 
     def listens(self) -> Listener | None:
         return self.listener if self.pid == os.getpid() else None
@@ -89,6 +89,11 @@ def _is_traced() -> bool:
         or torch.compiler.is_compiling()
         or any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)
     )
+
+
+def is_captured() -> bool:
+    """Whether what is called now becomes a part of a CUDA graph and is not computed: no value can be read meanwhile."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def install(listener: Listener) -> None:
@@ -173,6 +178,7 @@ def _see_optimizers() -> None:
     def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         _meet(self)
         made(self, *args, **kwargs)
+        see_steps()
 
     @functools.wraps(scaled)
     def scaler_step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -194,12 +200,19 @@ def _see_optimizers() -> None:
         if listener := _seen.listens():
             listener.after_optimizer_step(optimizer)
 
+    @functools.cache
+    def see_steps() -> None:
+        # Not compiled into a step that torch.compile is given.
+        torch.autograd.backward = torch.compiler.disable(torch.autograd.backward)
+        register_optimizer_step_pre_hook(torch.compiler.disable(before))
+        register_optimizer_step_post_hook(torch.compiler.disable(after))
+
     Optimizer.__init__ = __init__
     _see_zero_grad(Optimizer, parameters_of)
     _see_zero_grad(torch.nn.Module, lambda module: module.parameters())
     torch.amp.GradScaler.step = scaler_step
-    register_optimizer_step_pre_hook(before)
-    register_optimizer_step_post_hook(after)
+    if "torch._dynamo" in sys.modules:
+        see_steps()  # else the first optimizer imports it, in a second
 
 
 def _see_zero_grad(kind: type, parameters: Callable[[Any], Iterable[torch.Tensor]]) -> None:

@@ -68,8 +68,9 @@ class Recorder(Steps):
             if closure == any(map(callable, (*given[1:], named.get("closure")))):
                 self.before_optimizer_step(parameters_of(stepping))
 
-        optimizer.register_step_pre_hook(partial(see, closure=False))
-        optimizer.register_step_post_hook(partial(see, closure=True))
+        # Not compiled into a step that torch.compile is given.
+        optimizer.register_step_pre_hook(torch.compiler.disable(partial(see, closure=False)))
+        optimizer.register_step_post_hook(torch.compiler.disable(partial(see, closure=True)))
 
     def record(
         self, position: Position, primer: BucketPrimer | None, *, items: int | None = None, stepped: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival, Beginning
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
-from chaosrun.protocol.steps import Steps
+from chaosrun.protocol.steps import Steps, refuse_captured
 from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
@@ -135,6 +135,7 @@ class ScriptTraining:
             self._primer.prime(lambda _loss: run(), roots[0])
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        refuse_captured()
         if not self._calls and not self._busy and not self._goes_backward and not closure and _has_gradients(optimizer):
             with self._undisturbed():
                 self._take_given()

@@ -96,7 +96,7 @@ class Session:
         self._without_update = False
         """The last step is one that the script skipped: its gradients have to be gone before the next backward pass."""
         for optimizer in self._state.optimizers():
-            optimizer.register_step_pre_hook(self._before_optimizer_step)
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._before_optimizer_step))
             if self._recorder:
                 self._recorder.watch(optimizer)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from chaosrun.errors import MisuseError
+from chaosrun.observe.hooks import is_captured
 from chaosrun.observe.trace import Arrival, Beginning, Observer
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
@@ -16,6 +18,16 @@ from chaosrun.records.traces import BucketsRecord
 if TYPE_CHECKING:
     from chaosrun.observe.found_state import FoundState
     from chaosrun.protocol.state import TrainingState
+
+
+def refuse_captured() -> None:
+    """Raises MisuseError where an optimizer's step becomes a part of a CUDA graph: a replay of it would be seen by nobody."""
+    if is_captured():
+        raise MisuseError(
+            "an optimizer steps inside a CUDA graph: what a replay computes cannot be recorded",
+            hint="drill the job without that graph, its checkpoints are the same; or capture forward and backward passes alone "
+            "(torch.cuda.make_graphed_callables, torch.compile(mode='reduce-overhead')), which is recorded",
+        )
 
 
 class Steps:
@@ -58,7 +70,9 @@ class Steps:
         self.faults.fire_inside_reduce(began, self.done + 1)
 
     def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
-        """An optimizer is about to apply these gradients at this learning rate; see `Observer.before_optimizer_step`."""
+        """An optimizer is about to apply these gradients at this learning rate; see `Observer.before_optimizer_step`.
+        Raises MisuseError in a CUDA graph that is being captured."""
+        refuse_captured()
         self.heart.beat("optimizer", self.done + 1)
         if not self.observer.has_met_an_optimizer:
             # Once a step, however many optimizers there are.

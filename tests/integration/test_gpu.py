@@ -20,6 +20,7 @@ from tests.conftest import REPOSITORY
 pytestmark = pytest.mark.ray
 
 PROBE = REPOSITORY / "jobs" / "probe" / "job.yaml"
+GRAPHED = REPOSITORY / "tests" / "integration" / "graphed" / "train.py"
 PLUGIN = REPOSITORY / "tests" / "integration" / "sharded" / "plugin.py"
 
 
@@ -55,6 +56,19 @@ def test_ranks_under_nccl_come_back_exactly(tmp_path: Path, phase: str) -> None:
 def test_a_model_sharded_by_accelerate_s_plugin_comes_back_exactly(tmp_path: Path, workers: int) -> None:
     kill = f"faults.schedule=[{{rank: {workers - 1}, at_step: 6}}]"
     exact(tmp_path, workers, f"script={PLUGIN}", "args=[]", "checkpoint.every_steps=4", kill)
+
+
+@pytest.mark.gpu
+def test_graphs_that_are_captured_come_back_exactly(tmp_path: Path) -> None:
+    exact(tmp_path, 1, f"script={GRAPHED}", "args=[]", "checkpoint.every_steps=4", "faults.schedule=[{rank: 0, at_step: 6}]")
+
+
+@pytest.mark.gpu
+def test_a_step_inside_a_graph_is_refused(tmp_path: Path) -> None:
+    overrides = ["workers=1", f"script={GRAPHED}", "args=[whole]", "faults.schedule=[{rank: 0, at_step: 6}]"]
+    verdict = api.submit(PROBE, root=tmp_path, overrides=overrides).verdict
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 4)
+    assert "an optimizer steps inside a CUDA graph" in verdict.headline
 
 
 @pytest.mark.gpu

@@ -204,6 +204,7 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
     "in_evaluation_mode": (1, 6, 1, 1),
     "clipped_weights": (1, 6, 1, 1),
     "compiled": (1, 6, 1, 1),
+    "compiled_step": (1, 6, 1, 1),
     "fsdp1": (2, 6, 1, 1),
     "fsdp2": (2, 6, 1, 1),
 }

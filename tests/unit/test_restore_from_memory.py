@@ -168,10 +168,10 @@ def test_a_copy_larger_than_allowed_is_not_taken(tmp_path: Path, memory: Memory)
 def test_where_memory_cannot_be_locked_the_training_waits_and_goes_on(tmp_path: Path, memory: Memory) -> None:
     first = job(tmp_path, memory, device="cuda").learn(3)
     assert first.writer is not None
-    arena = first.writer._arena
-    arena.reserve(1 << 20)
-    arena.pin()
-    arena._pinned = None  # as if another library had locked it
+    for arena in first.writer._arenas:
+        arena.reserve(1 << 20)
+        arena.pin()
+        arena._pinned = None  # as if another library had locked it
     name = first.checkpointer.save(POSITION, {})
     assert "already mapped" in first.checkpointer.because
     at = first.state.digests()

@@ -317,6 +317,20 @@ def compiled() -> None:
         optimizer.zero_grad()
 
 
+def compiled_step() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    @torch.compile(backend="aot_eager")
+    def train(inputs: torch.Tensor) -> None:
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        train(data(number))
+
+
 def sharded(version: int) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -358,7 +372,8 @@ KINDS: dict[str, Callable[[], None]] = {
     for kind in (gan, two_optimizers, scaler, closures, accumulation, no_sync, accelerated, evaluation, nested, in_parts)
 }
 KINDS |= {
-    kind.__name__: kind for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled)
+    kind.__name__: kind
+    for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled, compiled_step)
 }
 KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
