@@ -109,7 +109,8 @@ def job_asked(
     if asked.write is not None:
         keep(typed, overrides, asked.write)
     if not quiet:
-        tell(typed.guesses)
+        changed = {change.partition("=")[0].strip() for change in overrides}
+        tell([guess for guess in typed.guesses if guess.partition(":")[0] not in changed])
     return (typed, tuple(overrides)) if asked.write is None else (asked.write, ())
 
 

@@ -65,7 +65,10 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         """How many workers fitted on each node when last looked at."""
         self.kind = connection.kind
         self.mark = connection.mark
-        self.gpu: int = (1 if ray.cluster_resources().get("GPU", 0) >= workers else 0) if gpu == "auto" else gpu
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        self.gpu: int = (1 if gpus >= workers else 0) if gpu == "auto" else gpu
+        self.gpus_too_few = gpus if gpu == "auto" and not self.gpu else 0
+        """GPUs that the cluster has and no worker gets, as there is not one for each."""
         self._workers = workers
         self._cpu = cpu
         self._only_on = frozenset(only_on)

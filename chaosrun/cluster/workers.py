@@ -96,6 +96,7 @@ class ClusterWorkers:
             nodes=placement.nodes,
             ray=self._cluster.kind,
             oversubscribed=self._cluster.oversubscribed,
+            gpus_too_few=self._cluster.gpus_too_few,
             stood_by=placement.stood_by,
             not_preloaded=self._cluster.start_servers(self._env, **self._runs),
         )

@@ -102,6 +102,8 @@ class PlacementAcquired(Event, frozen=True, kw_only=True, tag="placement.acquire
     """By node id."""
     ray: str = ""
     oversubscribed: bool = False
+    gpus_too_few: Count = 0
+    """GPUs that no rank gets, as there is not one for each."""
     stood_by: tuple[str, ...] = ()
     """Nodes on which everything had been imported before they were needed."""
     not_preloaded: tuple[NotPreloaded, ...] = ()

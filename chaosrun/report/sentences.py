@@ -108,6 +108,8 @@ def raised(error: events.RaisedError | None) -> str | None:
 def _placed(event: events.PlacementAcquired) -> str:
     ranks = sum(len(node.ranks) for node in event.nodes.values())
     more = "; oversubscribed: more workers than cores" if event.oversubscribed else ""
+    few = event.gpus_too_few
+    more += f"; without GPUs: {count(few, 'GPU')} for {count(ranks, 'rank')} (per_worker.gpu: auto)" if few else ""
     warm = f", {len(event.stood_by)} of which stood by" if event.stood_by else ""
     alone = "".join(f"; {not_preloaded(each)}" for each in event.not_preloaded)
     return f"{count(ranks, 'rank')} placed on {count(len(event.nodes), 'node')}{warm}{more}{alone}"

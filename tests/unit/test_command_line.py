@@ -92,6 +92,11 @@ def test_workers_are_guessed(line: str, workers: int, told: str, capsys: pytest.
     assert (spec["command"] is None) == ("--" not in line.split())
 
 
+def test_a_guess_that_a_change_replaces_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    spec, said = spec_of("train.py workers=1", capsys)
+    assert spec["workers"] == 1 and "workers:" not in said and "resume by:" in said
+
+
 @pytest.mark.parametrize(
     ("source", "workers", "by"),
     [

@@ -79,6 +79,11 @@ def run(tmp_path: Path) -> RunLayout:
     [
         (CHAOS[1], "3 ranks placed on 1 node; oversubscribed: more workers than cores"),
         (
+            {**CHAOS[1], "gpus_too_few": 1},
+            "3 ranks placed on 1 node; oversubscribed: more workers than cores; without GPUs: 1 GPU for 3 ranks "
+            "(per_worker.gpu: auto)",
+        ),
+        (
             {**CHAOS[1], "not_preloaded": (NotPreloaded(module="own.data", threads=("beats",), import_s=1.5),)},
             "3 ranks placed on 1 node; oversubscribed: more workers than cores; own.data is not preloaded, for its import "
             "starts 1 thread (beats), which a fork would lose: each restart imports it again, 1.5 s",
