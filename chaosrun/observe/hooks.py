@@ -9,12 +9,14 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Listener(Protocol):
@@ -94,6 +96,11 @@ def _is_traced() -> bool:
 def is_captured() -> bool:
     """Whether what is called now becomes a part of a CUDA graph and is not computed: no value can be read meanwhile."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def uncompiled(hook: Hook) -> Hook:
+    """For a hook that may be called inside a function that torch.compile is given: it does not become a part of it."""
+    return cast(Hook, torch.compiler.disable(hook))
 
 
 def install(listener: Listener) -> None:
@@ -202,10 +209,9 @@ def _see_optimizers() -> None:
 
     @functools.cache
     def see_steps() -> None:
-        # Not compiled into a step that torch.compile is given.
-        torch.autograd.backward = torch.compiler.disable(torch.autograd.backward)
-        register_optimizer_step_pre_hook(torch.compiler.disable(before))
-        register_optimizer_step_post_hook(torch.compiler.disable(after))
+        torch.autograd.backward = uncompiled(torch.autograd.backward)
+        register_optimizer_step_pre_hook(uncompiled(before))
+        register_optimizer_step_post_hook(uncompiled(after))
 
     Optimizer.__init__ = __init__
     _see_zero_grad(Optimizer, parameters_of)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from chaosrun.observe.hooks import parameters_of
+from chaosrun.observe.hooks import parameters_of, uncompiled
 from chaosrun.observe.trace import Arrival
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
@@ -68,9 +68,8 @@ class Recorder(Steps):
             if closure == any(map(callable, (*given[1:], named.get("closure")))):
                 self.before_optimizer_step(parameters_of(stepping))
 
-        # Not compiled into a step that torch.compile is given.
-        optimizer.register_step_pre_hook(torch.compiler.disable(partial(see, closure=False)))
-        optimizer.register_step_post_hook(torch.compiler.disable(partial(see, closure=True)))
+        optimizer.register_step_pre_hook(uncompiled(partial(see, closure=False)))
+        optimizer.register_step_post_hook(uncompiled(partial(see, closure=True)))
 
     def record(
         self, position: Position, primer: BucketPrimer | None, *, items: int | None = None, stepped: tuple[str, ...] = ()

@@ -371,8 +371,10 @@ class TestWatch:
 
     def test_the_same_lines_as_of_the_process_that_carries_it_out(self, run: RunLayout) -> None:
         own, times = io.StringIO(), stamped(CHAOS)
+        # What is read at once is told in the order in which it happened.
+        dated = [{**each, "died_s": 1000.0 + at} if "died_s" in each else each for at, each in enumerate(CHAOS)]
         with LiveProgress(own, terminal=False, run=run, clock=lambda: 1000.0):
-            write_journal(run, "chaos", CHAOS, clock=lambda: next(times))
+            write_journal(run, "chaos", dated, clock=lambda: next(times))
         others = io.StringIO()
         watch(run, stream=others, terminal=False, ended=lambda: True)
         assert others.getvalue() == own.getvalue() != ""

@@ -46,7 +46,7 @@ def told(leg: LegLayout) -> str:
         ("open", ("{storage}/step-3/model", None, WRITE), ""),
         ("open", ("/dev/shm/torch_1", None, WRITE), ""),
         ("open", ("/srv/__pycache__/train.pyc", None, WRITE), ""),
-        ("open", (f"{caches()[0]}kernel", None, WRITE), ""),
+        ("open", ("{cache}kernel", None, WRITE), ""),
         ("os.rename", ("/tmp/a", "/tmp/b", -1, -1), "it changed /tmp/a (os.rename)"),
         ("os.remove", ("{leg}/staging/x", -1), ""),
         ("sqlite3.connect", ("/tmp/a.db",), "it changed /tmp/a.db (sqlite3.connect)"),
@@ -61,7 +61,7 @@ def test_what_counts(
     leg: LegLayout, effects: Effects, tmp_path: Path, event: str, arguments: tuple[Any, ...], words: str
 ) -> None:
     def filled(value: Any) -> Any:
-        return value.format(leg=leg.path, storage=tmp_path / "storage") if isinstance(value, str) else value
+        return value.format(leg=leg.path, storage=tmp_path / "storage", cache=caches()[0]) if isinstance(value, str) else value
 
     effects._hear(event, tuple(map(filled, arguments)))
     assert told(leg) == filled(words)
