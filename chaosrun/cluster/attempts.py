@@ -15,8 +15,8 @@ from chaosrun.cluster.command import Command, Ended
 from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, ServerEvent
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.processes import is_dying
-from chaosrun.records.layout import AttemptLayout
-from chaosrun.records.markers import WorkerEnd, read_end
+from chaosrun.records.layout import AttemptLayout, LegLayout
+from chaosrun.records.markers import WorkerEnd, read_end, read_markers
 
 Send = Callable[[ServerEvent], None]
 
@@ -24,7 +24,7 @@ Send = Callable[[ServerEvent], None]
 @dataclass(slots=True, kw_only=True)
 class RunningAttempt:
     number: int
-    layout: AttemptLayout
+    leg: LegLayout
     ranks: dict[int, int] = field(default_factory=dict)
     """By pid, all ranks ever started here."""
     live: set[int] = field(default_factory=set)
@@ -32,6 +32,10 @@ class RunningAttempt:
     killed: set[int] = field(default_factory=set)
     """Ranks that this server killed."""
     shared_memory: frozenset[str]
+
+    @property
+    def layout(self) -> AttemptLayout:
+        return self.leg.attempt(self.number)
 
     def see_deaths(self, send: Send) -> None:
         """Kill what dead ranks leave behind, and the others when one died badly; then reap and report."""
@@ -53,7 +57,7 @@ class RunningAttempt:
                 completed.add(seen.rank)
             # On notice all ranks leave after the same step: the others will leave, too.
             elif seen.exit_code != PREEMPTED_EXIT_CODE or end is None or end.status != LEFT_ON_NOTICE:
-                in_order = False
+                in_order = in_order and seen.signal != signal.SIGKILL and self._are_leaving()
         if not in_order:
             self.kill_all()
         for seen in ended:
@@ -65,6 +69,11 @@ class RunningAttempt:
             told = {"completed": seen.rank in completed, "killed": killed, "died_s": died_s}
             send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, **how, **told))
         return completed
+
+    def _are_leaving(self) -> bool:
+        """Whether a live rank has been told to leave: a script that handles notices itself leaves as it likes."""
+        told = [marker for marker in read_markers(self.leg).values() if marker and marker.notice]
+        return any(marker.attempt == self.number and marker.pid in self.live for marker in told)
 
     def _left_well(self, seen: Ended, end: WorkerEnd) -> bool:
         """Whether a rank that recorded a complete training also exited well."""

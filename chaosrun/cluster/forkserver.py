@@ -154,8 +154,8 @@ class ForkServer:
     def _start(self, command: Start) -> None:
         assert self._attempt is None, "the agent starts an attempt only after the last one has stopped"
         number, orders = command.attempt, command.orders
-        layout = LegLayout(Path(orders[0].leg_path)).attempt(number)
-        about = {"number": number, "layout": layout, "shared_memory": shared_memory_entries()}
+        leg = LegLayout(Path(orders[0].leg_path))
+        about = {"number": number, "leg": leg, "shared_memory": shared_memory_entries()}
         commanded = bool(orders[0].command)
         attempt = self._attempt = CommandAttempt(command=Command(), **about) if commanded else RunningAttempt(**about)
         self._wanted = 1 if commanded else len(orders)
@@ -163,7 +163,7 @@ class ForkServer:
         listener: socket.socket | None = None
         port: int | None = None
         try:
-            layout.path.mkdir(parents=True, exist_ok=True)
+            attempt.layout.path.mkdir(parents=True, exist_ok=True)
             # All standbys are forked before the listener is opened: none of them can hold the port.
             while len(self._standbys) < self._wanted:
                 self._add_standby()
@@ -181,7 +181,7 @@ class ForkServer:
                 memory = self._memory_of(told)
                 for order in told:
                     own = listener if order.rank == 0 else None
-                    given = (layout.log(order.rank), own, memory[order.rank])
+                    given = (attempt.layout.log(order.rank), own, memory[order.rank])
                     attempt.ranks[self._start_process(attempt, order, *given)] = order.rank
         except OSError as error:
             self.send(StartFailed(attempt=number, message=f"cannot start the ranks: {error}"))

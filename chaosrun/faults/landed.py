@@ -125,6 +125,8 @@ def death_problem(seen: Observation) -> Problem | None:
     if kind.evidence != "death":
         return Problem("shows_otherwise", f"a fault of kind {kind.name} does not show by a death")
     otherwise = f"a fault of kind {kind.name} ends it otherwise"
+    if kind.notice and seen.death.of_script and _left_as_it_likes(seen):
+        return None
     if seen.signal is not None:
         if seen.signal == signal.SIGTERM and isinstance(seen.note, NoticeNote) and seen.note.unhandled:
             return None
@@ -136,12 +138,20 @@ def death_problem(seen: Observation) -> Problem | None:
         return _grace_problem(seen) if kind.notice else kind.shows(seen) if kind.shows else None
     if seen.death.collected:
         return _collected_problem(seen)
-    code, wanted, end = seen.exit_code, kind.exit_code, seen.death.end
-    # A script that a command started, and that handles its notice itself, ends with an exit code of its own.
-    left = kind.notice and end is not None and end.status == LEFT_ON_NOTICE
-    if not left and not (code not in (None, 0) if wanted == "failure" else code is not None and code == wanted):
+    code, wanted = seen.exit_code, kind.exit_code
+    if not (code not in (None, 0) if wanted == "failure" else code is not None and code == wanted):
         return Problem("other_end", f"the process ended with exit code {code}, {otherwise}")
     return kind.shows(seen) if kind.shows else None
+
+
+def _left_as_it_likes(seen: Observation) -> bool:
+    """A script that resumes by itself has left on its notice: with whatever exit code, or by the signal that it was told by,
+    after what it does at that. An end record that says otherwise counts."""
+    if seen.death.killed:
+        return False
+    end, told_by = seen.death.end, (signal.SIGTERM, signal.SIGINT)
+    by_itself = seen.signal in told_by if seen.signal is not None else seen.exit_code is not None
+    return by_itself and (end is None or (end.status == LEFT_ON_NOTICE and end.told))
 
 
 def _collected_problem(seen: Observation) -> Problem | None:

@@ -52,6 +52,8 @@ class Death(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Only its launcher knows the signal or exit code: what the process left behind has to show the rest."""
     alone: bool = False
     """Its fault was one of a group that strikes together, and the others had not come."""
+    of_script: bool = False
+    """Its script resumes by itself, and does at a notice what it likes."""
 
 
 class HungRank(SilentRank, frozen=True, kw_only=True):

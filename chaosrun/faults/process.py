@@ -165,8 +165,9 @@ def _tell_preempt(seen: Observation) -> str:
     if seen.signal is None:
         return f"{seen.process}: left on the notice ({seen.end})"
     after_s = seen.death.after_s
-    if seen.signal == signal.SIGTERM:
-        return f"{seen.process}: SIGTERM, which the script did not handle"
+    if seen.signal in (signal.SIGTERM, signal.SIGINT):
+        unhandled = isinstance(seen.note, NoticeNote) and seen.note.unhandled
+        return f"{seen.process}: {seen.end}, which the script {'did not handle' if unhandled else 'left by, on the notice'}"
     when = "" if after_s is None else f" {after_s:.1f} s after the notice"
     return f"{seen.process}: {seen.end}{when}, when grace had run out"
 

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from chaosrun.cluster.messages import Exited
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.landed import death_problem, hang_problem, note_problem
 from chaosrun.faults.observed import Death, HungRank, LastWords, Observation
 from chaosrun.plan.missed import Missed, Outlook, first_missed
@@ -29,8 +30,9 @@ Record = Callable[..., None]
 class Observations:
     """The faults of one leg, and which of them have been seen."""
 
-    def __init__(self, leg: LegLayout, plan: FaultPlan, record: Record) -> None:
-        self._leg = leg
+    def __init__(self, leg: LegLayout, plan: FaultPlan, record: Record, *, by_script: bool = False) -> None:
+        """`by_script`: the script resumes by itself."""
+        self._leg, self._by_script = leg, by_script
         self._faults: dict[str, Fault] = {}
         self._of_rank: dict[int, list[str]] = {}
         """Faults by the rank that they strike, so that the ends of a thousand ranks are each compared with their own faults
@@ -64,6 +66,7 @@ class Observations:
                 killed=exited.killed,
                 collected=exited.collected,
                 alone=not self._is_complete(fault, exited.attempt),
+                of_script=self._by_script,
             )
             code, number = exited.exit_code, exited.signal
             seen = Observation(fault=fault, pid=exited.pid, exit_code=code, signal=number, death=death, note=note)
@@ -75,6 +78,13 @@ class Observations:
                 self.see(fault.id, marker, how="death", found=death, **ended)
                 return fault.id
         return None
+
+    def leaves(self, fault: str, exited: Exited) -> bool:
+        """Whether other ranks may still be leaving on the notice that this one has left on."""
+        if not self._faults[fault].facts.notice:
+            return False
+        told = (marker for each, marker in self._unseen() if each.facts.notice and each.facts.evidence == "death")
+        return exited.exit_code == PREEMPTED_EXIT_CODE or any(marker.attempt == exited.attempt for marker in told)
 
     def _is_complete(self, fault: Fault, attempt: int) -> bool:
         """Whether all that are to strike together with this fault have come to their points in this attempt."""

@@ -12,7 +12,6 @@ from chaosrun.checkpoint.store import Quarantined
 from chaosrun.cluster.messages import AgentLost, Announced, Exited, LauncherFailed, NodeEvent, Stopped
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.records import events as recorded
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import EventRecord
@@ -80,7 +79,7 @@ class Supervisor:
         self._looked_s, self._attempt, self._audited = 0.0, 0, ""
         self.is_waiting_for_places = False
         """No event is read meanwhile: a KeyboardInterrupt raised into `run` ends the leg, `interrupt` would have to wait."""
-        self._observations = Observations(leg, plan, self._record)
+        self._observations = Observations(leg, plan, self._record, by_script=template.by == "script")
         self.outside_faults = OutsideFaults(leg=leg, plan=plan, observations=self._observations, workers=workers)
         self._detector = HangDetector(
             workers=workers,
@@ -207,7 +206,7 @@ class Supervisor:
         self._record(record, durable=False)
         self._detector.exited(rank)
         if fault := self._observations.of_death(exited) or self.outside_faults.of_death(exited):
-            leaving = exited.exit_code == PREEMPTED_EXIT_CODE
+            leaving = self._observations.leaves(fault, exited)
             return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=exited.killed)
         if exited.killed:
             return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"), stopped=True)

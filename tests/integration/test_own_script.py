@@ -44,15 +44,14 @@ def test_the_default_plan(job: Path, tmp_path: Path, warm_drills: WarmDrills) ->
     assert (work / "out" / "last.pt").is_file() and (work / "train.py").is_symlink()
 
 
-def test_a_command_whose_script_handles_its_notice_itself(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
-    """It uses chaosrun before its process is known to be a rank, too."""
-    command = (sys.executable, "train.py", "--on-notice")
-    result = warm_drills(typed_job(None, command, Asked(workers=1, preempt=("0@9",)), job), root=tmp_path)
+def test_ranks_of_a_command_leave_on_a_notice_as_they_like(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
+    """With exit code 0, each in its own time. They use chaosrun before their processes are known to be ranks, too."""
+    command = (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "train.py", "--on-notice")
+    result = warm_drills(typed_job(None, command, Asked(preempt=("all@9",)), job), root=tmp_path)
     assert (result.verdict.status, result.verdict.resume_by) == ("PASS", "script"), result.verdict.cause
-    assert [fault.landed for fault in result.verdict.faults] == [True]
-    leg = LegLayout(result.run.path / "chaos")
-    exits = [(record["exit_code"], record["attempt"]) for record in events(leg, "worker.exited")]
-    assert exits == [(0, 1), (0, 2)], "with an exit code of its own"
+    assert [fault.landed for fault in result.verdict.faults] == [True, True]
+    exits = events(LegLayout(result.run.path / "chaos"), "worker.exited")
+    assert [(each["exit_code"], each["attempt"]) for each in exits] == [(0, 1), (0, 1), (0, 2), (0, 2)]
 
 
 @pytest.mark.nightly

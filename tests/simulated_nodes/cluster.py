@@ -130,7 +130,7 @@ class SimulatedCluster(RayCluster):
     def __init__(self, *, nodes: int, ranks_per_node: int, pace: Pace, spare: int = 2) -> None:
         self.kind = "joined"
         self.mark = "simulated"
-        self.gpu = 0
+        self.gpu = self.gpus_too_few = 0
         self.placement = None
         self.agents = {}
         self.standbys = {}

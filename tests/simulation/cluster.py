@@ -258,7 +258,7 @@ class SimulatedCluster(RayCluster):
         self._over, self._watchers = threading.Event(), []
         self.kind = "joined"
         self.mark = "simulated"
-        self.gpu = 0
+        self.gpu = self.gpus_too_few = 0
         self._workers = simulation.scenario.workers
         self._cpu = 1.0
         self._only_on = frozenset()

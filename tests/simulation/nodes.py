@@ -123,9 +123,9 @@ class SimulatedForkServer:
 
     def _start(self, command: Start) -> None:
         assert self.attempt is None, "the agent starts an attempt only after the last one has stopped"
-        layout = LegLayout(Path(command.orders[0].leg_path)).attempt(command.attempt)
-        layout.path.mkdir(parents=True, exist_ok=True)
-        self.attempt = attempt = SimulatedAttempt(number=command.attempt, layout=layout, shared_memory=frozenset())
+        leg = LegLayout(Path(command.orders[0].leg_path))
+        self.attempt = attempt = SimulatedAttempt(number=command.attempt, leg=leg, shared_memory=frozenset())
+        attempt.layout.path.mkdir(parents=True, exist_ok=True)
         for order in command.orders:
             rank = SimulatedRank(self.simulation, order, lambda rank: self.world.after(WITHIN_A_NODE_S, self._see_deaths))
             attempt.ranks[rank.pid] = rank.rank

@@ -31,8 +31,12 @@ def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = Non
         ("segfault", None, signal.SIGSEGV, {}),
         ("abort", None, signal.SIGABRT, {}),
         ("preempt", 85, None, {"end": LEFT}),
-        # A command's script that handles its notice itself.
-        ("preempt", 0, None, {"end": LEFT}),
+        # Scripts that resume by themselves, and do at a notice what they like.
+        ("preempt", 0, None, {"of_script": True, "end": LEFT}),
+        ("preempt", 143, None, {"of_script": True, "end": LEFT}),
+        ("preempt", 0, None, {"of_script": True}),
+        ("preempt", None, signal.SIGTERM, {"of_script": True}),
+        ("preempt", None, signal.SIGINT, {"of_script": True, "end": LEFT}),
         ("preempt", None, signal.SIGKILL, {"after_s": 2.01, "killed": False, "options": {"grace_s": 2.0}}),
         # A script with a handler of its own leaves as it likes; without one it dies of the notice.
         ("preempt", None, signal.SIGTERM, {"note": {"unhandled": True}}),
@@ -58,9 +62,18 @@ def test_a_death_of_the_right_kind_is_the_proof(kind: str, exit_code: int | None
         ("preempt", 85, None, {}, "left no error behind"),
         ("preempt", 85, None, {"end": {"status": "exited", "error": "UserScriptError: sys.exit(85)"}}, "another error"),
         ("preempt", 85, None, {"end": {**LEFT, "told": False}}, "another error"),
-        ("preempt", 0, None, {}, "ended with exit code 0"),
-        ("preempt", 0, None, {"end": {**LEFT, "told": False}}, "another error"),
-        ("kill", 0, None, {"end": LEFT}, "ended with exit code 0"),
+        ("preempt", 0, None, {"end": LEFT}, "ended with exit code 0"),
+        ("preempt", 0, None, {"of_script": True, "end": {**LEFT, "told": False}}, "ended with exit code 0"),
+        ("preempt", None, signal.SIGTERM, {"of_script": True, "killed": True}, "ended with signal 15"),
+        ("preempt", None, signal.SIGSEGV, {"of_script": True}, "ended with signal 11"),
+        (
+            "preempt",
+            None,
+            signal.SIGKILL,
+            {"of_script": True, "after_s": 1.9, "options": {"grace_s": 2.0}},
+            "before its grace of 2 s",
+        ),
+        ("kill", 0, None, {"of_script": True, "end": LEFT}, "ended with exit code 0"),
         ("preempt", None, signal.SIGKILL, {"after_s": 1.9, "options": {"grace_s": 2.0}}, "before its grace of 2 s"),
         (
             "preempt",

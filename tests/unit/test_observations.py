@@ -46,3 +46,18 @@ def test_a_death_is_of_no_fault_of_another_rank_or_process(tmp_path: Path) -> No
     for rank, pid, attempt in ((0, 5_000_001, 1), (1, 5_000_002, 1), (1, 5_000_001, 2)):
         exited = Exited(attempt=attempt, rank=rank, pid=pid, signal=9, died_s=time.time())
         assert seen.of_death(exited) is None
+
+
+def test_others_may_still_be_leaving_on_the_same_notice(tmp_path: Path) -> None:
+    leg, pids = LegLayout(tmp_path), {rank: 5_000_000 + rank for rank in range(3)}
+    faults = [Fault(id=f"F{rank}", kind="preempt", rank=rank, at_step=3, source="a") for rank in (0, 1)]
+    faults.append(Fault(id="F2", kind="kill", rank=2, at_step=3, source="a"))
+    for fault in faults:
+        about = {"rank": fault.rank, "attempt": 1, "notice": fault.facts.notice}
+        markers.write_marker(leg, fault.id, pid=pids[fault.rank], ticks=1, **about)
+    seen = Observations(leg, FaultPlan(seed=0, faults=tuple(faults)), lambda event, durable=True: None, by_script=True)
+    killed = Exited(attempt=1, rank=2, pid=pids[2], signal=9, died_s=time.time())
+    assert seen.of_death(killed) == "F2" and not seen.leaves("F2", killed), "a kill is no notice"
+    for rank, others in ((0, True), (1, False)):
+        exited = Exited(attempt=1, rank=rank, pid=pids[rank], exit_code=0, died_s=time.time())
+        assert seen.of_death(exited) == f"F{rank}" and seen.leaves(f"F{rank}", exited) is others

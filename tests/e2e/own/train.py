@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def main() -> None:
             torch.save(state, options.out / "next.pt")
             os.replace(options.out / "next.pt", last)
         if told:
+            time.sleep(0.5 * rank)
             sys.exit(0)
     if world > 1:
         dist.destroy_process_group()
