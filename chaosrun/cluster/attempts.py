@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from chaosrun.cluster.command import Command, Ended
 from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, ServerEvent
-from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.processes import is_dying
 from chaosrun.records.layout import AttemptLayout, LegLayout
 from chaosrun.records.markers import WorkerEnd, read_end, read_markers
@@ -32,6 +32,8 @@ class RunningAttempt:
     killed: set[int] = field(default_factory=set)
     """Ranks that this server killed."""
     shared_memory: frozenset[str]
+    leaving: bool = False
+    """A rank has left on a notice."""
 
     @property
     def layout(self) -> AttemptLayout:
@@ -55,8 +57,9 @@ class RunningAttempt:
             end = read_end(self.layout, seen.rank)
             if end is not None and end.completed and self._left_well(seen, end):
                 completed.add(seen.rank)
-            # On notice all ranks leave after the same step: the others will leave, too.
-            elif seen.exit_code != PREEMPTED_EXIT_CODE or end is None or end.status != LEFT_ON_NOTICE:
+            elif end is not None and end.status == LEFT_ON_NOTICE:
+                self.leaving = True  # the others will leave, too
+            else:
                 in_order = in_order and seen.signal != signal.SIGKILL and self._are_leaving()
         if not in_order:
             self.kill_all()
@@ -120,7 +123,7 @@ class CommandAttempt(RunningAttempt):
             self.live.remove(self.launcher)
             kill_group(self.launcher)
             ended = Ended.of(-1, seen)
-            if not self.command.has_completed or (self.unsure and ended.exit_code != 0):
+            if not self.leaving and (not self.command.has_completed or (self.unsure and ended.exit_code != 0)):
                 self._fail(self.command.failed("launcher_ended", ended=ended), send)
 
     def _left_well(self, seen: Ended, end: WorkerEnd) -> bool:

@@ -7,17 +7,20 @@ checkpoint, whether or not one is due, and leave with PREEMPTED_EXIT_CODE. A ste
 single rank has nobody to tell and leaves after s. After the last step nobody leaves: the training ends.
 
 A script that installs its own handler of SIGTERM replaces this one: chaosrun then does nothing at a SIGTERM, and the rank's end
-record says so.
+record says so. A script that resumes by itself has its own or dies of the signal: chaosrun only notes that its handler was
+called, as a rank that leaves after that has not completed the training, whatever its exit code.
 """
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import threading
+import time
 from datetime import timedelta
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,6 +32,8 @@ from chaosrun.records.order import WorkerOrder
 
 KEY = "chaosrun/preemption"
 GATHER_LIMIT = timedelta(seconds=10)
+LEAVING_S = 600.0
+"""A script that ends so soon after a notice has left on it; later, it has not heeded it."""
 
 
 class Preempted(SystemExit):
@@ -47,6 +52,8 @@ class Preemption:
         self._held = threading.local()
         """The signals that the forking thread had blocked before."""
         self._listens = False
+        self._told_s: float | None = None
+        """When a handler of the script's own was called first, for a script that resumes by itself."""
         self.left: int | None = None
         """The step after which this rank has left the training."""
 
@@ -58,6 +65,36 @@ class Preemption:
         signal.siginterrupt(signal.SIGTERM, False)
         # A process that the script forks (of a pool, say) ends by a SIGTERM as usual, even by one that comes at once.
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
+
+    def overhear(self) -> None:
+        """From now on a SIGTERM that the script itself handles is noted."""
+        install, ask = signal.signal, signal.getsignal
+
+        def noted(handler: Any) -> Any:
+            @functools.wraps(handler)
+            def hear(number: int, frame: FrameType | None) -> Any:
+                self._told_s = self._told_s or time.monotonic()
+                return handler(number, frame)
+
+            return hear
+
+        def of_script(handler: Any) -> Any:
+            return getattr(handler, "__wrapped__", handler) if getattr(handler, "__code__", None) is code else handler
+
+        code = noted(lambda *_: None).__code__
+
+        @functools.wraps(install)
+        def signal_(number: int, handler: Any) -> Any:
+            return of_script(install(number, noted(handler) if number == signal.SIGTERM and callable(handler) else handler))
+
+        signal.signal, signal.getsignal = signal_, functools.wraps(ask)(lambda number: of_script(ask(number)))
+        if callable(before := ask(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
+            signal_(signal.SIGTERM, before)
+
+    @property
+    def overheard(self) -> bool:
+        """The script has handled a SIGTERM, not long ago."""
+        return self._told_s is not None and time.monotonic() - self._told_s < LEAVING_S
 
     @property
     def replaced(self) -> bool:
@@ -119,6 +156,13 @@ class Preemption:
         message = f"rank {rank} {why} after step {self.left}, the checkpoint of that step committed"
         error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
         return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=rank if self._told else first)
+
+    def end_of_script(self, end: WorkerEnd, step: int) -> WorkerEnd:
+        """The end record of a rank whose script handled the notice itself, and ended as `end` says."""
+        rank, how = self._order.rank, end.status if end.error is None else end.error.type
+        message = f"rank {rank} was told to leave (SIGTERM) and left after step {step} ({how})"
+        error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
+        return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=rank)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self._told = True

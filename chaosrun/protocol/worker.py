@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
-from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.observe.ledger import listen
 from chaosrun.observe.opened import watch
 from chaosrun.observe.team_files import TeamFiles
@@ -72,6 +72,8 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             spare_equal_models()
             # A script with checkpoints of its own handles a notice itself, or dies of it.
             context.preemption.listen()
+        else:
+            context.preemption.overhear()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
         context.faults.reach("rendezvous", 0, listen_fd=listen_fd)
         store = _host_store(order, listen_fd)
@@ -115,6 +117,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
 def begin(context: WorkerContext) -> None:
     """Begin to observe a rank that a command started, when it begins to train."""
     _know_the_leg(context)
+    context.preemption.overhear()
     context.faults.reach("rendezvous", 0, listen_fd=None)
     _feel_the_rendezvous(context)
     context.script = ScriptTraining(context)
@@ -172,12 +175,8 @@ def _unless_told(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
     order = context.order
     markers = read_markers(context.leg).values() if order.by == "script" else ()
     own = [marker for marker in markers if marker and (marker.rank, marker.attempt) == (order.rank, order.attempt)]
-    if not any(marker.notice for marker in own):
-        return end
-    how = end.status if end.error is None else end.error.type
-    message = f"rank {order.rank} was told to leave (SIGTERM) and left after step {context.step} ({how})"
-    error = RaisedError(type="Preempted", message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
-    return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=order.rank)
+    told = context.preemption.overheard or any(marker.notice for marker in own)
+    return context.preemption.end_of_script(end, context.step) if told else end
 
 
 def _know_the_leg(context: WorkerContext) -> None:

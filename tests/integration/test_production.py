@@ -55,6 +55,35 @@ for step in range(begin + 1, 401):
 """It saves, and does not look for what it saved, until it is mended. Its restart is slower."""
 
 
+LEAVES = """\
+import os, signal, sys
+
+import torch
+
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+os.makedirs("out", exist_ok=True)
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+begin = 0
+if os.path.exists("out/last.pt"):
+    weights, moments, stream, begin = torch.load("out/last.pt")
+    model.load_state_dict(weights), optimizer.load_state_dict(moments), torch.set_rng_state(stream)
+for step in range(begin + 1, 13):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+    if step == 5 and os.environ["CHAOSRUN_ATTEMPT"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if step % 4 == 0 or told:
+        torch.save([model.state_dict(), optimizer.state_dict(), torch.get_rng_state(), step], "out/last.pt")
+    if told:
+        sys.exit(0)
+"""
+"""At a notice, of nobody's plan, it saves and leaves with exit code 0."""
+
+
 @pytest.mark.parametrize("wrong", ["", FORGETS], ids=["right", "forgets"])
 def test_a_run_that_is_saved_beside_the_training_loses_a_rank_and_is_judged(
     warm_drills: WarmDrills, tmp_path: Path, wrong: str
@@ -125,3 +154,15 @@ def test_a_script_that_ignores_its_checkpoint_is_stopped_as_it_begins_again(warm
     (judged,) = events(leg, "recovery.agreed")
     assert (judged["attempt"], judged["steps"], judged["last"]) == (3, 10, 390)
     assert (again.status, again.code, again.outcome) == ("FAIL", "began_again", "completed")
+
+
+def test_a_script_that_leaves_on_a_notice_of_the_cluster_has_not_completed(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEAVES)
+    job = tmp_path / "job.yaml"
+    job.write_text("name: leaves\nscript: train.py\nworkers: 1\noutputs: [out]\n")
+    result = warm_drills.production(job, root=tmp_path / "root")
+    verdict, leg = result.verdict, result.run.leg("run")
+    assert (verdict.status, verdict.outcome, verdict.steps) == ("PASS", "completed", 12), verdict.cause
+    assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 5]
+    (death,) = events(leg, "death.unplanned")
+    assert (death["code"], death["step"]) == ("told_to_leave", 5)

@@ -123,3 +123,39 @@ def test_sigterm_is_a_notice_for_the_rank_alone_unless_the_script_takes_it() -> 
     command = [sys.executable, "-c", LISTENS]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
     assert ran.stdout.splitlines() == ["child -15", "script's own", "told False", "told True"]
+
+
+OVERHEARS = """\
+import os, signal
+from pathlib import Path
+from chaosrun.protocol.preemption import Preemption
+from tests.integration.ranks import make_orders
+
+def own(number, frame):
+    print("own", number)
+
+before = signal.signal(signal.SIGTERM, own)
+preemption = Preemption(make_orders(Path("/nowhere"), "", workers=1)[0])
+preemption.overhear()
+print(signal.getsignal(signal.SIGTERM) is own, signal.signal(signal.SIGTERM, lambda *_: print("another")) is own)
+signal.signal(signal.SIGUSR1, own)
+os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.signal(signal.SIGTERM, signal.SIG_IGN) is not own, signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)
+os.kill(os.getpid(), signal.SIGTERM)
+print("overheard", preemption.overheard)
+signal.signal(signal.SIGTERM, own)
+os.kill(os.getpid(), signal.SIGTERM)
+print("overheard", preemption.overheard)
+"""
+
+
+def test_a_notice_that_a_script_handles_itself_is_overheard() -> None:
+    """Its handlers are called as before, and it finds them where it put them."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(
+        [sys.executable, "-c", OVERHEARS], capture_output=True, text=True, timeout=300, check=True, env=environment
+    )
+    usr1, term = signal.SIGUSR1.value, signal.SIGTERM.value
+    assert ran.stdout.splitlines() == [
+        *("True True", f"own {usr1}", "True True", "overheard False", f"own {term}", "overheard True")
+    ]
