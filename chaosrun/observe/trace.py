@@ -24,6 +24,7 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
 from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import (
+    NO_INPUTS,
     TRACE_VERSION,
     BucketsRecord,
     CheckpointRecord,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 FEW_TENSORS = 8
 """For so few tensors, a digest of each takes no more room than the rest of a step's record."""
-NO_INPUTS = "none"
-"""The digest of a step for which no module's inputs were seen."""
 Digests = dict[str, dict[str, str]]
 """Digests of a whole state, by component and by name inside it."""
 

@@ -57,6 +57,13 @@ class Preemption:
         self.left: int | None = None
         """The step after which this rank has left the training."""
 
+    def begin(self) -> None:
+        """A script with checkpoints of its own handles a notice itself, or dies of it."""
+        if self._order.by == "chaosrun":
+            self.listen()
+        else:
+            self.overhear()
+
     def listen(self) -> None:
         """From now on SIGTERM is a notice. Call it in the main thread."""
         signal.signal(signal.SIGTERM, self._hear)

@@ -70,10 +70,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             own_epoch()
             listen()
             spare_equal_models()
-            # A script with checkpoints of its own handles a notice itself, or dies of it.
-            context.preemption.listen()
-        else:
-            context.preemption.overhear()
+        context.preemption.begin()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
         context.faults.reach("rendezvous", 0, listen_fd=listen_fd)
         store = _host_store(order, listen_fd)
@@ -117,7 +114,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
 def begin(context: WorkerContext) -> None:
     """Begin to observe a rank that a command started, when it begins to train."""
     _know_the_leg(context)
-    context.preemption.overhear()
+    context.preemption.begin()
     context.faults.reach("rendezvous", 0, listen_fd=None)
     _feel_the_rendezvous(context)
     context.script = ScriptTraining(context)

@@ -107,6 +107,11 @@ class LegHistory:
     problems: tuple[str, ...] = ()
 
     @property
+    def by_script(self) -> bool:
+        """Its script resumes by itself."""
+        return any(attempt.by == "script" for attempt in self.attempts)
+
+    @property
     def finished(self) -> recorded.LegFinished | None:
         """The `leg.finished` that closes the journal; None while the leg runs, or went on after one (`chaosrun resume`)."""
         last = self.journal[-1] if self.journal else None

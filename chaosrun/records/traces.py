@@ -21,6 +21,8 @@ from chaosrun.records.spans import Span, Steps
 
 TRACE_VERSION = 3
 """Traces of version 2 were lines of JSON."""
+NO_INPUTS = "none"
+"""The digest of a step for which no module's inputs were seen."""
 BLOCK_STEPS = 64
 """A block ends with each multiple of these, and with each checkpoint: the blocks of two legs meet wherever an attempt began."""
 WORD_BYTES = 4

@@ -10,10 +10,10 @@ import pytest
 
 from chaosrun.errors import UsageError
 from chaosrun.records.codec import changed
-from chaosrun.records.history import read_leg
+from chaosrun.records.history import Attempt, LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.traces import StepRecord
-from chaosrun.verify.compare import FIELDS, alike
+from chaosrun.verify.compare import FIELDS, alike, compare
 from chaosrun.verify.lineage import lineage
 from chaosrun.verify.verdict import judge
 from tests.benchmarks.records import write_run
@@ -108,3 +108,19 @@ def _lines(run: RunLayout) -> int:
     finally:
         sys.settrace(before)
     return executed
+
+
+@pytest.mark.parametrize(
+    ("by", "batch", "differs"),
+    [("script", "b", False), ("script", "none", True), ("script", "other", True), ("chaosrun", "b", True)],
+)
+def test_samples_of_another_number_that_hold_the_same_are_the_same_to_a_script(by: Any, batch: str, differs: bool) -> None:
+    """It may cut its dataset to what is left of the epoch, and count from there. Inputs that nobody saw show nothing."""
+    about: dict[str, Any] = {"number": 2, "resume": None, "resume_step": 0, "pids": {}, "stopped": None, "traces": {}, "by": by}
+    attempt = Attempt(**about, exits=(), unplanned=(), quarantined=())
+    of_leg = LegHistory(name="chaos", layout=RunLayout(Path("run")).leg("chaos"), attempts=(attempt,))
+    seen = changed(record(), ids=((0, 1),), batch=(batch,), attempt=2)
+    expected = changed(record(), batch=("none",)) if batch == "none" else record()
+    found = compare("ids", expected, seen, of_leg)
+    assert (found is not None) is differs
+    assert found is None or (found.field, found.expected, found.seen) == ("ids", (1, 2), (0, 1))
