@@ -124,7 +124,8 @@ def loader_worker(strike: Strike) -> None:
         os.kill(victim, signal.SIGKILL)
         time.sleep(TORCH_HEARS_WITHIN_S)
         return
-    strike.note(LoaderWorkerNote(problem=f"rank {strike.rank} has no live loader worker at this point"))
+    none = f"rank {strike.rank} has no live loader worker at this point"
+    strike.note(LoaderWorkerNote(problem=none, problem_code="no_loader_worker"))
 
 
 def signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import xxhash
 
-from chaosrun.observe import hooks
+from chaosrun.observe import hooks, ledger
 from chaosrun.observe.contents import Components
 from chaosrun.observe.fingerprint import digests, fingerprint, part_of, spots
 from chaosrun.observe.hooks import parameters_of
@@ -164,8 +164,7 @@ class FoundState:
         return {}
 
     def loader_workers(self) -> list[tuple[int, int]]:
-        """Empty: not known."""
-        return []
+        return ledger.loader_workers()
 
     def _named_buffers(self) -> dict[str, object]:
         return dict(self._of_roots("named_buffers"))

@@ -9,16 +9,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from chaosrun.observe.contents import address_of, tensors_in
+from chaosrun.processes import start_ticks
 
 _drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary()
 """By iterator, the indices it has drawn from its sampler and not yet returned as a batch."""
+_with_workers: "WeakSet[_BaseDataLoaderIter]" = WeakSet()
+"""Iterators that loader workers read for."""
 _next_index = _BaseDataLoaderIter._next_index
 SAMPLED = 256
 """So many elements of a tensor are compared to recognise it."""
@@ -175,8 +178,16 @@ def listen() -> None:
     _BaseDataLoaderIter._next_index = _remembering
 
 
+def loader_workers() -> list[tuple[int, int]]:
+    """Pid and start time (clock ticks since boot) of each worker of the loaders that were read from; some may have ended."""
+    workers = (worker for iterator in list(_with_workers) for worker in iterator._workers)  # pyright: ignore[reportAttributeAccessIssue]
+    return [(worker.pid, started) for worker in workers if (started := start_ticks(worker.pid))]
+
+
 def _remembering(self: _BaseDataLoaderIter) -> Any:
     indices = _next_index(self)
+    if self._num_workers:
+        _with_workers.add(self)
     if self._dataset_kind == _DatasetKind.Map:
         _drawn.setdefault(self, _room_for(self)).append(indices)
     return indices

@@ -44,7 +44,7 @@ class Note(Record, frozen=True, kw_only=True, omit_defaults=False):
     problem: str | None = None
     """Why the fault did not strike, or had no effect."""
     problem_code: str = "said"
-    """Which of the problems that the verdict knows it is: no_such_file, fewer_operations; else said."""
+    """Which of the problems that the verdict knows it is: no_such_file, fewer_operations, no_loader_worker; else said."""
 
 
 class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):

@@ -174,6 +174,11 @@ _FAULTS: Mapping[str, Row] = {
         plan("the save that {fault} is to strike has fewer operations"),
         "name a lower `operation`; `chaosrun sweep --saves` tries each that a save has",
     ),
+    "fault_not_shown.no_loader_worker": Row(
+        "",
+        plan("no loader worker was alive at the point of {fault}"),
+        "a loader has workers while it is read from, with num_workers above 0; name a step in the middle of its pass",
+    ),
     "fault_not_shown.used": Row("", ours("the job went on from a checkpoint that {fault} had damaged")),
     "fault_not_shown.other_death": Row(
         "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")

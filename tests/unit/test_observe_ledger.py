@@ -1,5 +1,7 @@
 """Of a batch that the script has made anew, the ledger tells what a loader had handed out for it, or nothing."""
 
+import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from chaosrun.observe.ledger import BatchLedger
+from chaosrun.observe.ledger import BatchLedger, loader_workers
+from chaosrun.processes import children
 
 DATA = TensorDataset(torch.arange(24.0).reshape(12, 2))
 
@@ -57,3 +60,13 @@ def test_of_two_loaders_none_is_told_but_beside_an_evaluation(ledger: BatchLedge
     next(batches)
     ledger.passed_by()  # a teacher sees it first
     assert ledger.fetched(skipping=False) == [2, 3]
+
+
+def test_the_workers_of_loaders_that_are_read_from_are_known(ledger: BatchLedger) -> None:
+    batches = iter(DataLoader(DATA, batch_size=2, num_workers=2))
+    assert next(batches)
+    pids = {pid for pid, _ in loader_workers()}
+    assert len(pids) == 2 and pids <= set(children(os.getpid()))
+    del batches
+    gc.collect()
+    assert not pids & {pid for pid, _ in loader_workers()}
