@@ -99,8 +99,15 @@ def is_captured() -> bool:
 
 
 def uncompiled(hook: Hook) -> Hook:
-    """For a hook that may be called inside a function that torch.compile is given: it does not become a part of it."""
-    return cast(Hook, torch.compiler.disable(hook))
+    """For a hook that may be called inside a function that torch.compile is given: it does not become a part of it. As a
+    function of ours, since the compiler's own holds its address, and an optimizer's hooks count as state of the training."""
+    disabled = torch.compiler.disable(hook)
+
+    @functools.wraps(hook)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return disabled(*args, **kwargs)
+
+    return cast(Hook, run)
 
 
 def install(listener: Listener) -> None:
