@@ -161,15 +161,13 @@ class Preemption:
         rank, first = self._order.rank, self._leaving["rank"]
         why = "was told to leave (SIGTERM) and left" if self._told else f"left with rank {first}, which was told to (SIGTERM),"
         message = f"rank {rank} {why} after step {self.left}, the checkpoint of that step committed"
-        error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
-        return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=rank if self._told else first)
+        return _left(message, told=rank if self._told else first)
 
     def end_of_script(self, end: WorkerEnd, step: int) -> WorkerEnd:
         """The end record of a rank whose script handled the notice itself, and ended as `end` says."""
         rank, how = self._order.rank, end.status if end.error is None else end.error.type
         message = f"rank {rank} was told to leave (SIGTERM) and left after step {step} ({how})"
-        error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
-        return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=rank)
+        return _left(message, told=rank)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self._told = True
@@ -184,3 +182,8 @@ class Preemption:
         if signal.getsignal(signal.SIGTERM) == self._hear:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._let_go()
+
+
+def _left(message: str, told: int) -> WorkerEnd:
+    error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
+    return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=told)

@@ -16,7 +16,7 @@ from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.early_end import Decided
 from chaosrun.protocol.loader_workers import LoaderWorkers, newest_workers
 from chaosrun.protocol.state import TrainingState
-from chaosrun.protocol.steps import Steps
+from chaosrun.protocol.steps import Steps, refuse_captured
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
 from chaosrun.records.traces import CheckpointRecord, CommittedRecord, LoaderWorkersRecord, StateRecord
@@ -64,6 +64,7 @@ class Recorder(Steps):
         last step's gradients may still be there."""
 
         def see(stepping: torch.optim.Optimizer, given: Sequence[Any], named: Mapping[str, Any], *, closure: bool) -> None:
+            refuse_captured()
             # The optimizer itself comes first in the call.
             if closure == any(map(callable, (*given[1:], named.get("closure")))):
                 self.before_optimizer_step(parameters_of(stepping))

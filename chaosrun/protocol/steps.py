@@ -70,9 +70,7 @@ class Steps:
         self.faults.fire_inside_reduce(began, self.done + 1)
 
     def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
-        """An optimizer is about to apply these gradients at this learning rate; see `Observer.before_optimizer_step`.
-        Raises MisuseError in a CUDA graph that is being captured."""
-        refuse_captured()
+        """An optimizer is about to apply these gradients at this learning rate; see `Observer.before_optimizer_step`."""
         self.heart.beat("optimizer", self.done + 1)
         if not self.observer.has_met_an_optimizer:
             # Once a step, however many optimizers there are.
