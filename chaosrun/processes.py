@@ -8,6 +8,7 @@ nothing of attempts, orders or Ray.
 
 import ctypes
 import faulthandler
+import functools
 import os
 import select
 import signal
@@ -44,6 +45,26 @@ class ProcessIdentity:
 def answer_with_stacks(descriptor: int) -> None:
     """Have this process, and its children, write the stacks of all threads to `descriptor` at each STACKS_SIGNAL."""
     faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+
+
+leave_at_once = os._exit
+"""os._exit itself, whatever `before_os_exit` has put in its place."""
+
+
+def before_os_exit(told: Callable[[int], None]) -> None:
+    """Have `told` called with the exit code before this process, not a child of it, leaves by os._exit, which runs no exit
+    handler."""
+    pid = os.getpid()
+
+    @functools.wraps(leave_at_once)
+    def leaving(status: int) -> None:
+        try:
+            if os.getpid() == pid:
+                told(status)
+        finally:
+            leave_at_once(status)
+
+    os._exit = leaving  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _prctl(option: int, value: int) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from chaosrun.cluster.messages import decode_order, encode
-from chaosrun.processes import answer_with_stacks, die_with_parent
+from chaosrun.processes import answer_with_stacks, die_with_parent, leave_at_once
 from chaosrun.records.order import COPIES, WorkerOrder
 
 Target = Callable[[WorkerOrder, int | None], int]
@@ -92,7 +92,7 @@ def _live(target: Target, channel: socket.socket, close: Iterable[int], server_p
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)
+        leave_at_once(code)
 
 
 def _wait_for_order(channel: socket.socket) -> tuple[WorkerOrder, int, int | None]:

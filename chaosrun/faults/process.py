@@ -18,7 +18,7 @@ from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE, TRAINING_P
 from chaosrun.faults.observed import Observation, Problem, other_error, own_error
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.strike import Strike
-from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, catches, children, identify, is_alive, wait_gone
+from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, catches, children, identify, is_alive, leave_at_once, wait_gone
 from chaosrun.records.markers import Note
 
 MIB = 1 << 20
@@ -244,7 +244,7 @@ KINDS = (
         name="exit",
         words="{rank} leaves silently with exit code 0",
         proof="its process was seen to leave with exit code 0 and without an end record",
-        inside=lambda strike: os._exit(0),
+        inside=lambda strike: leave_at_once(0),
         exit_code=0,
         shows=_silent,
         tell=lambda seen: f"{seen.process}: {seen.end}, no end record",

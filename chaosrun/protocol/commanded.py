@@ -164,12 +164,12 @@ def _end(context: "WorkerContext", pid: int) -> None:
 def _end_with_its_thread(context: "WorkerContext") -> None:
     """A worker of Ray Train trains in a thread, and is ended by force after it: that thread's end is the script's. An error
     that it ended by, its launcher tells."""
-    from chaosrun.protocol import worker
+    from chaosrun.protocol import rendezvous, worker
 
     forget = threading.Thread._delete  # pyright: ignore[reportAttributeAccessIssue]
 
     def forgetting(thread: threading.Thread) -> None:
-        if context.script is not None and context.script.thread is thread and worker.all_are_here():
+        if context.script is not None and context.script.thread is thread and rendezvous.all_are_here():
             worker.end(context, None, exit_code=FORCED_EXIT_CODE)
         forget(thread)
 

@@ -348,9 +348,10 @@ class ScriptTraining:
             self._saves.step_done(self.position.step)
             self._faults.reach("step", self.position.step)
 
-    def finish(self) -> None:
-        """The script has ended in order. Raises UserScriptError when it trained nothing."""
-        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # its threads, with a save under way perhaps
+    def finish(self, *, waiting: bool = True) -> None:
+        """The script has ended in order, `waiting` for its threads. Raises UserScriptError when it trained nothing."""
+        if waiting:
+            threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # with a save under way perhaps
         with self._undisturbed():
             self._complete()
             self._saves.end()

@@ -19,9 +19,7 @@ import threading
 import time
 import traceback
 import types
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,6 +28,8 @@ from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.observe.ledger import listen
 from chaosrun.observe.opened import watch
 from chaosrun.observe.team_files import TeamFiles
+from chaosrun.processes import before_os_exit
+from chaosrun.protocol import rendezvous
 from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
 from chaosrun.protocol.first_sync import spare_equal_models
@@ -42,8 +42,6 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.markers import WorkerEnd, read_markers
 from chaosrun.records.order import WorkerOrder
 
-LEAVE_LIMIT_S = 30.0
-"""How long a rank whose script is over waits for the others to come as far."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PACKAGE, TORCH, STANDARD = Path(__file__).parents[1], Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib"))
 HANDS_ON = ("hooks", "ledger", "probe", "writers")
@@ -73,11 +71,11 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         context.preemption.begin()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
         context.faults.reach("rendezvous", 0, listen_fd=listen_fd)
-        store = _host_store(order, listen_fd)
-        _announce(order)
+        store = rendezvous.host_store(order, listen_fd)
+        rendezvous.announce(order)
         if order.distributed_debug:
-            _speak_in_detail()
-        _feel_the_rendezvous(context)
+            rendezvous.speak_in_detail()
+        rendezvous.feel_the_rendezvous(context)
         if order.by == "script":
             context.script = ScriptTraining(context)
         context.heart.beat("script", 0)
@@ -105,7 +103,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     if end.error is None or end.status == LEFT_ON_NOTICE:
         context.heart.beat("leaving", context.step)
         if end.error is None:
-            _leave_process_group()
+            rendezvous.leave_process_group()
         atexit._run_exitfuncs()
     del store
     return end.exit_code
@@ -116,7 +114,7 @@ def begin(context: WorkerContext) -> None:
     _know_the_leg(context)
     context.preemption.begin()
     context.faults.reach("rendezvous", 0, listen_fd=None)
-    _feel_the_rendezvous(context)
+    rendezvous.feel_the_rendezvous(context)
     context.script = ScriptTraining(context)
 
 
@@ -133,7 +131,26 @@ def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0)
     end = _unless_told(_unless_refused(end, context), context)
     _write_end(context.order, context, end)
     if end.error is None:
-        _leave_process_group()
+        rendezvous.leave_process_group()
+
+
+def _leaves_at_once(context: WorkerContext, code: int) -> None:
+    """The script leaves by os._exit, past exit handlers and threads: with code 0 and its training done, that is its end."""
+    order, training = context.order, context.training
+    if code != 0 or training is None or context.leg.attempt(order.attempt).end(order.rank).exists():
+        return
+    end = WorkerEnd(status="exited", exit_code=0)
+    if context.script is not None:
+        try:
+            context.script.finish(waiting=False)
+        except UserScriptError as error:
+            end = _raised("exited", error, order)
+    elif not training.finished:
+        return
+    end = _unless_told(_unless_refused(end, context), context)
+    _write_end(order, context, end)
+    if end.error is None:
+        rendezvous.all_are_here()
 
 
 def _finish(context: WorkerContext) -> None:
@@ -184,6 +201,7 @@ def _know_the_leg(context: WorkerContext) -> None:
     os.environ.update({**told, **order.resume_env})
     # A variable may name the leg's own folder.
     os.environ.update({name: leg.filled_in(value) for name, value in os.environ.items() if "{output}" in value})
+    before_os_exit(functools.partial(_leaves_at_once, context))
     if order.by == "script":
         context.team_files = TeamFiles(order)
         context.team_files.install()
@@ -193,75 +211,6 @@ def _know_the_leg(context: WorkerContext) -> None:
         # The reference's traces show where the attempt stands.
         ours = (f"{order.reference_path}/attempts/",) if order.reference_path else ()
         context.files = watch(order.earlier, record, own=leg.path, attempt=order.attempt, rank=order.rank, ours=ours)
-
-
-def _announce(order: WorkerOrder) -> None:
-    """The environment that torch and accelerate look for, as torchrun sets it. A single worker is a process group only if its
-    script makes one; a script with checkpoints of its own then runs as by `python train.py`."""
-    variables: dict[str, object] = {
-        "RANK": order.rank,
-        "WORLD_SIZE": order.world_size,
-        "LOCAL_WORLD_SIZE": order.local_world_size,
-        "GROUP_RANK": order.node_rank,
-        "MASTER_ADDR": order.master_addr,
-        "MASTER_PORT": order.master_port,
-        # With it set, every rank is a client of the store that is already listening.
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-    }
-    if order.world_size > 1:
-        variables["LOCAL_RANK"] = order.local_rank
-    if order.by == "script":
-        launched = {"TORCHELASTIC_RUN_ID": "chaosrun", "TORCHELASTIC_RESTART_COUNT": order.attempt - 1}
-        variables = {**variables, **launched} if order.world_size > 1 else {}
-    os.environ.update({name: str(value) for name, value in variables.items()})
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, order.gpus))
-    if not order.gpus:
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-
-
-def _speak_in_detail() -> None:
-    """Have DDP name parameters in its errors, before the process group is made; torch has read its environment long ago.
-
-    DETAIL would also have every collective checked by a wrapper around the process group. That is left out: it would make this
-    attempt's communication another one than its neighbours', and DDP over gloo crashes with it (torch 2.13, SIGSEGV in the
-    constructor). What DDP says and does is the same without.
-    """
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    torch.distributed.set_debug_level_from_env()
-    torch.distributed.distributed_c10d._create_process_group_wrapper = lambda wrapped_pg, *_, **__: wrapped_pg
-
-
-def _host_store(order: WorkerOrder, listen_fd: int | None) -> object:
-    """The rendezvous store of this attempt, kept alive by the caller. None on every rank but 0."""
-    if listen_fd is None:
-        return None
-    return torch.distributed.TCPStore(
-        "127.0.0.1", order.master_port, None, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
-    )
-
-
-def _feel_the_rendezvous(context: WorkerContext) -> None:
-    """Send a heartbeat when the script, or accelerate for it, makes the process group: from there on the rank waits for
-    others.
-
-    The group is kept as long as the process lives. A DDP model that is freed after `destroy_process_group()` would free it with
-    Python's lock held and wait for gloo's threads, which may want that lock to free a gathered tensor: the rank would hang
-    for good (torch 2.13), most easily in an attempt that has nothing left to train.
-    """
-    join = torch.distributed.init_process_group
-    kept: list[object] = []
-
-    @functools.wraps(join)
-    def joining(*args: Any, **kwargs: Any) -> None:
-        first = context.session is None and not (context.script and context.script.begun)
-        if first:
-            context.heart.beat("rendezvous", 0)
-        join(*args, **kwargs)
-        kept.append(torch.distributed.group.WORLD)
-        if first:
-            context.heart.beat("joined", 0)
-
-    torch.distributed.init_process_group = joining
 
 
 def _run_script(order: WorkerOrder) -> None:
@@ -302,18 +251,21 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
         return WorkerEnd(status="exited", exit_code=0)
     said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
     hint = "the loop over run.batches() has to run to its end; after a deliberate break call run.finish()"
+    early = ", before its training was done" if context.script is None else ""
     error = UserScriptError(
-        f"the script left with sys.exit({code}) at step {context.step}, before its training was done{said}",
+        f"the script left with sys.exit({code}) at step {context.step}{early}{said}",
         hint=hint if context.script is None else _last_words(context),
     )
     return changed(_raised("exited", error, context.order), exit_code=code or error.exit_code)
 
 
 def _last_words(context: WorkerContext) -> str:
-    """What argparse printed last, if that ended the script: what is wrong with the arguments."""
+    """What the script printed last, as argparse says what is wrong with the arguments."""
     log = context.leg.attempt(context.order.attempt).log(context.order.rank)
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    last = next((line for line in reversed(lines) if line.strip()), "nothing")
+    last = next((line for line in reversed(lines) if line.strip()), None)
+    if last is None:
+        return "a script that is done leaves with exit code 0; its log is empty"
     return f"its log says why it did; last: {last[:200]}"
 
 
@@ -375,22 +327,3 @@ def _script_traceback(error: BaseException) -> str:
     told = traceback.TracebackException.from_exception(error)
     told.stack = traceback.StackSummary.from_list([each for each in told.stack if not each.filename.startswith(ours)])
     return "".join(told.format())
-
-
-def _leave_process_group() -> None:
-    """Wait for all ranks before this one closes its sockets (hazard P8)."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and all_are_here():
-        # The training is complete and recorded: a peer that is gone already changes nothing.
-        with contextlib.suppress(RuntimeError):
-            torch.distributed.destroy_process_group()
-
-
-def all_are_here() -> bool:
-    """All ranks have come this far, or do within LEAVE_LIMIT_S. One that still waits for a message of this rank, whose script
-    is over, would wait for good; when this one is gone, it is told so by a closed connection."""
-    try:
-        if torch.distributed.is_initialized() and (barrier := torch.distributed.barrier(async_op=True)) is not None:
-            barrier.wait(timedelta(seconds=LEAVE_LIMIT_S))
-    except RuntimeError:
-        return False
-    return True

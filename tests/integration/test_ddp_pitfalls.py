@@ -249,10 +249,10 @@ from types import SimpleNamespace
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from chaosrun.protocol import worker
+from chaosrun.protocol import rendezvous
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
-worker._feel_the_rendezvous(SimpleNamespace(session=None, script=None, heart=SimpleNamespace(beat=lambda *_: None)))
+rendezvous.feel_the_rendezvous(SimpleNamespace(session=None, script=None, heart=SimpleNamespace(beat=lambda *_: None)))
 
 
 def train_nothing(number):
@@ -299,15 +299,15 @@ LEFT_ALONE = """\
 import os, sys, time
 import torch
 from torch import distributed
-from chaosrun.protocol import worker
+from chaosrun.protocol import rendezvous
 
 rank, folder, slow = int(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["slow"]
-worker.LEAVE_LIMIT_S = 2.0
+rendezvous.LEAVE_LIMIT_S = 2.0
 distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 if rank == 0 and not slow:
     distributed.all_reduce(torch.ones(3))
 time.sleep(1.0 if rank == 0 else 0.0)
-print(worker.all_are_here(), flush=True)
+print(rendezvous.all_are_here(), flush=True)
 os._exit(0)
 """
 

@@ -26,11 +26,18 @@ def job(tmp_path: Path) -> Path:
     return folder
 
 
+def leaving_at_once(folder: Path) -> None:
+    """The script ends as one that would not wait for threads and exit handlers."""
+    with (folder / "train.py").open("a") as script:
+        script.write("    os._exit(0)\n")
+
+
 def typed(folder: Path, *args: str, kill: tuple[str, ...] = ()) -> TypedJob:
     return typed_job(Path("train.py"), args, Asked(workers=2, kill=kill), folder)
 
 
 def test_the_default_plan(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
+    leaving_at_once(job)
     result = warm_drills(typed(job), root=tmp_path)
     assert (result.verdict.status, result.verdict.resume_by) == ("PASS", "script")
     plan = FaultPlan.read(result.run.plan_json)
@@ -46,6 +53,7 @@ def test_the_default_plan(job: Path, tmp_path: Path, warm_drills: WarmDrills) ->
 
 def test_ranks_of_a_command_leave_on_a_notice_as_they_like(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
     """With exit code 0, each in its own time. They use chaosrun before their processes are known to be ranks, too."""
+    leaving_at_once(job)
     command = (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "train.py", "--on-notice")
     result = warm_drills(typed_job(None, command, Asked(preempt=("all@9",)), job), root=tmp_path)
     assert (result.verdict.status, result.verdict.resume_by) == ("PASS", "script"), result.verdict.cause

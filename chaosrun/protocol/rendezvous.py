@@ -1,0 +1,103 @@
+"""How a rank meets the others of its attempt, and parts from them: the environment that torch looks for, store and group."""
+
+import contextlib
+import functools
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from chaosrun.protocol.context import WorkerContext
+from chaosrun.records.order import WorkerOrder
+
+LEAVE_LIMIT_S = 30.0
+"""How long a rank whose script is over waits for the others to come as far."""
+
+
+def announce(order: WorkerOrder) -> None:
+    """The environment that torch and accelerate look for, as torchrun sets it. A single worker is a process group only if its
+    script makes one; a script with checkpoints of its own then runs as by `python train.py`."""
+    variables: dict[str, object] = {
+        "RANK": order.rank,
+        "WORLD_SIZE": order.world_size,
+        "LOCAL_WORLD_SIZE": order.local_world_size,
+        "GROUP_RANK": order.node_rank,
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": order.master_port,
+        # With it set, every rank is a client of the store that is already listening.
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    if order.world_size > 1:
+        variables["LOCAL_RANK"] = order.local_rank
+    if order.by == "script":
+        launched = {"TORCHELASTIC_RUN_ID": "chaosrun", "TORCHELASTIC_RESTART_COUNT": order.attempt - 1}
+        variables = {**variables, **launched} if order.world_size > 1 else {}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, order.gpus))
+    if not order.gpus:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+
+
+def speak_in_detail() -> None:
+    """Have DDP name parameters in its errors, before the process group is made; torch has read its environment long ago.
+
+    DETAIL would also have every collective checked by a wrapper around the process group. That is left out: it would make this
+    attempt's communication another one than its neighbours', and DDP over gloo crashes with it (torch 2.13, SIGSEGV in the
+    constructor). What DDP says and does is the same without.
+    """
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    torch.distributed.set_debug_level_from_env()
+    torch.distributed.distributed_c10d._create_process_group_wrapper = lambda wrapped_pg, *_, **__: wrapped_pg
+
+
+def host_store(order: WorkerOrder, listen_fd: int | None) -> object:
+    """The rendezvous store of this attempt, kept alive by the caller. None on every rank but 0."""
+    if listen_fd is None:
+        return None
+    return torch.distributed.TCPStore(
+        "127.0.0.1", order.master_port, None, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
+    )
+
+
+def feel_the_rendezvous(context: WorkerContext) -> None:
+    """Send a heartbeat when the script, or accelerate for it, makes the process group: from there on the rank waits for
+    others.
+
+    The group is kept as long as the process lives. A DDP model that is freed after `destroy_process_group()` would free it with
+    Python's lock held and wait for gloo's threads, which may want that lock to free a gathered tensor: the rank would hang
+    for good (torch 2.13), most easily in an attempt that has nothing left to train.
+    """
+    join = torch.distributed.init_process_group
+    kept: list[object] = []
+
+    @functools.wraps(join)
+    def joining(*args: Any, **kwargs: Any) -> None:
+        first = context.session is None and not (context.script and context.script.begun)
+        if first:
+            context.heart.beat("rendezvous", 0)
+        join(*args, **kwargs)
+        kept.append(torch.distributed.group.WORLD)
+        if first:
+            context.heart.beat("joined", 0)
+
+    torch.distributed.init_process_group = joining
+
+
+def leave_process_group() -> None:
+    """Wait for all ranks before this one closes its sockets (hazard P8)."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and all_are_here():
+        # The training is complete and recorded: a peer that is gone already changes nothing.
+        with contextlib.suppress(RuntimeError):
+            torch.distributed.destroy_process_group()
+
+
+def all_are_here() -> bool:
+    """All ranks have come this far, or do within LEAVE_LIMIT_S. One that still waits for a message of this rank, whose script
+    is over, would wait for good; when this one is gone, it is told so by a closed connection."""
+    try:
+        if torch.distributed.is_initialized() and (barrier := torch.distributed.barrier(async_op=True)) is not None:
+            barrier.wait(timedelta(seconds=LEAVE_LIMIT_S))
+    except RuntimeError:
+        return False
+    return True
