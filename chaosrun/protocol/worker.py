@@ -247,15 +247,18 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
             context.script.finish()
         except UserScriptError as error:
             return _raised("exited", error, context.order)
-    if code == 0 and context.training is not None and context.training.finished:
+    done = context.training is not None and context.training.finished
+    if code == 0 and done:
         return WorkerEnd(status="exited", exit_code=0)
     said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
-    hint = "the loop over run.batches() has to run to its end; after a deliberate break call run.finish()"
-    early = ", before its training was done" if context.script is None else ""
-    error = UserScriptError(
-        f"the script left with sys.exit({code}) at step {context.step}{early}{said}",
-        hint=hint if context.script is None else _last_words(context),
-    )
+    where = f"the script left with sys.exit({code}) at step {context.step}"
+    if done or context.script is not None:
+        error = UserScriptError(f"{where}{said}", hint=_last_words(context))
+    else:
+        error = UserScriptError(
+            f"{where}, before its training was done{said}",
+            hint="the loop over run.batches() has to run to its end; after a deliberate break call run.finish()",
+        )
     return changed(_raised("exited", error, context.order), exit_code=code or error.exit_code)
 
 
