@@ -58,6 +58,7 @@ def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
         or _wrong_moment(seen, asked, attempt)
         or _PROOFS.get(fault.facts.evidence, note_problem)(seen)
         or (_unrecorded(seen, attempt) if fault.facts.evidence == "death" else None)
+        or (_trained_on(seen, asked, attempt, leg) if fault.facts.notice else None)
         or (fault.facts.aftermath(seen, asked, leg) if fault.facts.aftermath else None)
     )
 
@@ -109,6 +110,19 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
         return None
     words = f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "
     return Problem("other_moment", f"{words}step {before}")
+
+
+def _trained_on(seen: Observation, asked: FaultRequested, attempt: Attempt, leg: LegHistory) -> Problem | None:
+    """A script that resumes by itself heeds a notice when it likes: one that did the training's last step before has lost
+    nothing, and nothing was left for a restart to go on with."""
+    trace, over = attempt.traces.get(seen.fault.rank), leg.finished
+    if attempt.by != "script" or trace is None or over is None or seen.signal == signal.SIGKILL:
+        return None
+    last, told = trace.steps.last, asked.step or 0
+    if over.outcome != "completed" or last is None or last < over.final_step or last <= told + 1:
+        return None
+    at = f"at step {told}" if told else "from outside"
+    return Problem("trained_on", f"told {at}, rank {seen.fault.rank} trained on to the last step, {last}: nothing was resumed")
 
 
 def _unrecorded(seen: Observation, attempt: Attempt) -> Problem | None:

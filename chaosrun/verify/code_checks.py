@@ -179,6 +179,12 @@ _FAULTS: Mapping[str, Row] = {
         plan("no loader worker was alive at the point of {fault}"),
         "a loader has workers while it is read from, with num_workers above 0; name a step in the middle of its pass",
     ),
+    "fault_not_shown.trained_on": Row(
+        "",
+        plan("the training was over before the script left on the notice of {fault}"),
+        "tell it earlier, or give a `grace` shorter than what is left of the training, after which the rank is killed, as on a "
+        "cluster; a script that ignores SIGTERM never leaves otherwise",
+    ),
     "fault_not_shown.used": Row("", ours("the job went on from a checkpoint that {fault} had damaged")),
     "fault_not_shown.other_death": Row(
         "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")

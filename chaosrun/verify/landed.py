@@ -51,7 +51,7 @@ def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, 
         if fault.id in late.get("late", ()):
             return "never_due", late
         return ("never_due_by_time" if fault.phase is None else "never_reached"), {}
-    if problem.code in ("unread", "used", "no_such_file", "fewer_operations", "no_loader_worker"):
+    if problem.code in ("unread", "used", "no_such_file", "fewer_operations", "no_loader_worker", "trained_on"):
         return problem.code, {}
     attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked.attempt), None)
     struck = any(entry.attempt == asked.attempt and entry.how != "note" for entry in drill.chaos.events(FaultObserved))

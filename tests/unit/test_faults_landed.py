@@ -1,13 +1,17 @@
 """Which deaths prove which faults, and which do not."""
 
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.landed import death_problem, note_problem
+from chaosrun.faults.landed import death_problem, fault_problem, note_problem
 from chaosrun.faults.observed import Observation
+from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.layout import LegLayout
 from tests.unit.events import event
 
 LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave", "told": True}
@@ -102,6 +106,43 @@ def test_another_death_is_not(kind: str, exit_code: int | None, by_signal: int |
 
 PAUSED = {"state_stopped": "T", "state_before": "T", "state_after": "S", "stopped_s": 1.002}
 SLOWED = {"steps": 4, "before_s": 0.02, "during_s": 0.061}
+
+
+@pytest.mark.parametrize(
+    ("told", "last", "by_signal", "heeded"),
+    [
+        (4, 7, None, True),
+        (4, 24, None, False),
+        (4, 24, signal.SIGTERM, False),
+        (None, 24, None, False),
+        # What ends its last steps on a notice in them has heeded it; and grace ran out after the training.
+        (23, 24, None, True),
+        (24, 24, None, True),
+        (4, 24, signal.SIGKILL, True),
+    ],
+)
+def test_a_script_that_trains_to_its_end_has_not_left_on_its_notice(
+    tmp_path: Path, told: int | None, last: int, by_signal: int | None, heeded: bool
+) -> None:
+    """It ignored SIGTERM, or would have left later. Nothing was lost, and no restart had anything to go on with."""
+    phase = None if told is None else "step"
+    fault = Fault(
+        id="F1", kind="preempt", rank=1, at_step=told, phase=phase, source="faults.schedule[0]", options={"grace_s": 1.0}
+    )
+    ended = {"rank": 1, "pid": 7, "attempt": 1, "exit_code": None if by_signal else 0, "signal": by_signal}
+    found = {"of_script": True, "end": None if by_signal == signal.SIGKILL else LEFT, "after_s": 1.5}
+    journal = (
+        event("fault.requested", attempt=1, fault="F1", rank=1, step=told, phase=phase),
+        event("fault.observed", fault="F1", how="death", found=found, **ended),
+        event("leg.finished", outcome="completed", message="all ranks completed the training", final_step=24),
+    )
+    exits = (event("worker.exited", **ended, died_s=1.0),)
+    trace: Any = SimpleNamespace(start=SimpleNamespace(pid=7), steps=SimpleNamespace(last=last), checkpoints=())
+    about: Any = {"resume": None, "resume_step": 0, "unplanned": (), "stopped": None, "quarantined": (), "by": "script"}
+    attempt = Attempt(number=1, pids={1: 7}, exits=exits, traces={1: trace}, **about)
+    leg = LegHistory(name="chaos", layout=LegLayout(tmp_path), journal=journal, attempts=(attempt,))
+    problem = fault_problem(fault, leg)
+    assert (problem and problem.code) == (None if heeded else "trained_on")
 
 
 @pytest.mark.parametrize(
