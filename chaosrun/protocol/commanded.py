@@ -8,6 +8,8 @@ next to nothing: launchers and loader workers stay what they are.
 
 import atexit
 import functools
+import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import socket
@@ -144,6 +146,9 @@ def become_rank(order: WorkerOrder) -> None:
     context.heart.beat("started", 0)
     # atexit calls it after the script's own exit handlers.
     atexit.register(_end, context, os.getpid())
+    if multiprocessing.parent_process() is not None and "--multiprocessing-fork" not in sys.orig_argv:
+        # One that multiprocessing forked leaves by os._exit, and its exit handlers do not run. Last of what it finalizes.
+        multiprocessing.util.Finalize(None, _end, (context, os.getpid()), exitpriority=-1000)
     if Path(sys.argv[0]).name == RAY_WORKER:
         _end_with_its_thread(context)
     pin_algorithms(order.deterministic)
@@ -156,9 +161,9 @@ def _end(context: "WorkerContext", pid: int) -> None:
     from chaosrun.protocol import worker
 
     if os.getpid() == pid:
-        # Set by Python for an error that nobody caught; sys.exit is none.
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        worker.end(context, error)
+        # Set by Python for an error that nobody caught; sys.exit is none. multiprocessing is still handling its own.
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None) or sys.exc_info()[1]
+        worker.end(context, None if isinstance(error, SystemExit) else error)
 
 
 def _end_with_its_thread(context: "WorkerContext") -> None:

@@ -28,6 +28,19 @@ PARALLEL = re.compile(
     re.MULTILINE,
 )
 """Imports and names in a script that show that it trains on several ranks."""
+STARTS_RANKS = re.compile(
+    rb"^[^#\n]*\b(?:(?:mp|multiprocessing)\.(?:spawn|start_processes)|(?:notebook|debug)_launcher)\s*\("
+    rb"|^\s*from\s+torch\.multiprocessing\s+import\b[^#\n]*\b(?:spawn|start_processes)\b",
+    re.MULTILINE,
+)
+"""By these a script starts its ranks itself, …"""
+IS_TOLD_RANK = re.compile(
+    rb"^[^#\n]*(?:(?:environ(?:\.get\(|\[)|getenv\()\s*['\"](?:LOCAL_)?(?:RANK|WORLD_SIZE)['\"](?!\]\s*=[^=])"
+    rb"|['\"](?:LOCAL_)?(?:RANK|WORLD_SIZE)['\"]\s+(?:not\s+)?in\b)",
+    re.MULTILINE,
+)
+"""… but for one that looks whether a launcher has."""
+NPROCS = re.compile(rb"\bn(?:um_)?proc(?:esse)?s\s*=\s*([1-9][0-9]{0,3})\b")
 GUESSED_WORKERS = 2
 LAUNCHING_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "lightning", "torchx"})
 """Packages with modules that start several ranks."""
@@ -121,15 +134,23 @@ def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory
     words = (*([str(script)] if script else []), *asked.words(), *(["--", *after] if after else []))
     key, started, arguments = ("command", "", after) if script is None else ("script", str(script), after)
     guesses: list[str] = []
-    if script is None and (asked.workers or 1) > 1 and (plain := _without_launcher(after)):
+    plain = None if script is not None else _without_launcher(after)
+    program = script if script is not None else Path(plain[1]) if plain and plain[0] == "script" else None
+    its_own = None if program is None else _ranks_of_its_own(directory / program)
+    if its_own is not None and script is not None:
+        key, started, arguments = "command", "", [_this_python(), str(script), *after]
+        guesses.append(f"command: {shlex.join(arguments)}, as {script} starts its ranks itself")
+    elif its_own is None and plain and (asked.workers or 1) > 1:
         key, started, arguments = plain
         guesses.append(f"{key}: {started}, which chaosrun starts on each rank, as this command starts one alone")
-    if key == "command":
+    if its_own is not None:
+        workers, why = (asked.workers, None) if asked.workers is not None else its_own
+    elif key == "command":
         workers, why = _workers_of_command(after, asked.workers)
     else:
         workers, why = (asked.workers, None) if asked.workers is not None else _workers_of_script(directory / started)
     guesses += [f"workers: {workers}, {why}"] if why else []
-    sections = {"name": f"name: {flow(_name([started] if started else after))}\n"}
+    sections = {"name": f"name: {flow(_name([started] if started else arguments))}\n"}
     sections[key] = f"{key}: {flow(started) if started else quoted(arguments)}\n"
     if started and arguments:
         sections["args"] = f"args: {quoted(arguments)}\n"
@@ -152,6 +173,26 @@ def _without_launcher(words: Sequence[str]) -> tuple[str, str, Sequence[str]] | 
     if len(words) > 2 and words[1] == "-m" and words[2].partition(".")[0] not in LAUNCHING_PACKAGES:
         return "module", words[2], words[3:]
     return ("script", words[1], words[2:]) if len(words) > 1 and words[1].endswith(".py") else None
+
+
+def _this_python() -> str:
+    """The word for this interpreter in a command."""
+    found = program_file("python", Path.cwd())
+    return "python" if found and os.path.realpath(found) == os.path.realpath(sys.executable) else sys.executable
+
+
+def _ranks_of_its_own(script: Path) -> tuple[int, str] | None:
+    """The number of ranks that a script starts itself, and why. None: it is started once for each, as far as its text shows."""
+    try:
+        text = script.read_bytes()
+    except OSError:
+        return None  # loading the job reports why
+    if STARTS_RANKS.search(text) is None or IS_TOLD_RANK.search(text):
+        return None
+    said = NPROCS.search(text)
+    if said is None:
+        return GUESSED_WORKERS, "as the script starts its ranks itself; --workers says how many"
+    return int(said[1]), f"as the script starts its ranks itself, {said[0].decode()}; --workers says otherwise"
 
 
 def _workers_of_script(script: Path) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from tests.integration.ranks import eventually, make_orders
 from tests.integration.test_forkserver import Server
 
 HERE = Path(__file__).parent / "commanded"
-TRAIN, RELAUNCH = str(HERE / "train.py"), str(HERE / "relaunch.py")
+TRAIN, RELAUNCH, FORKED = (str(HERE / name) for name in ("train.py", "relaunch.py", "forked.py"))
 BIN = Path(sys.executable).parent
 TORCHRUN = (str(BIN / "torchrun"), "--nproc-per-node", "{workers_per_node}")
 FOR_EVER = "100000"
@@ -143,6 +143,16 @@ def test_a_rank_that_leaves_with_an_exit_code_has_not_completed(server: Server, 
     all_announced(server, 1)
     exited, _ = server.until("stopped")
     assert (exited["exit_code"], exited["completed"]) == (3, False)
+
+
+def test_ranks_that_multiprocessing_forks_write_down_how_they_ended(server: Server, tmp_path: Path) -> None:
+    """They leave by os._exit: no exit handler of theirs runs."""
+    start(server, tmp_path, sys.executable, FORKED, "2", "3")
+    announced = all_announced(server)
+    *exits, _ = server.until("stopped")
+    assert [(event["exit_code"], event["completed"]) for event in exits] == [(0, True)] * 2
+    ends = [read_end(LegLayout(tmp_path).attempt(1), rank) for rank in (0, 1)]
+    assert [end and (end.completed, end.pid) for end in ends] == [(True, announced[rank]) for rank in (0, 1)]
 
 
 @pytest.mark.nightly

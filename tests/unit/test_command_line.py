@@ -124,6 +124,33 @@ def test_python_alone_is_started_on_each_rank(capsys: pytest.CaptureFixture[str]
     assert spec["module"] is None
 
 
+@pytest.mark.parametrize(
+    ("source", "line", "workers"),
+    [
+        ("import torch.multiprocessing as mp\nmp.spawn(main, nprocs=3)", "own.py -- --lr 0.1", 3),
+        ("from torch.multiprocessing import spawn\nspawn(main, nprocs=gpus)", "own.py --workers 4 -- --lr 0.1", 4),
+        ("import os\nos.environ['RANK'] = '0'\nmp.spawn(main)", " -- python own.py --lr 0.1", 2),
+        ("notebook_launcher(main, num_processes=2)", "--workers 2 -- python own.py --lr 0.1", 2),
+    ],
+)
+def test_a_script_that_starts_its_ranks_itself_is_started_once(
+    source: str, line: str, workers: int, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On each rank, it would start those ranks again, which wait for each other until they are taken for hung."""
+    (here / "own.py").write_text(f"{source}\n")
+    spec, told = spec_of(line, capsys)
+    assert (spec["command"][1:], spec["script"], spec["workers"]) == (["own.py", "--lr", "0.1"], None, workers)
+    assert ("as own.py starts its ranks itself" in told) == line.startswith("own.py")
+
+
+@pytest.mark.parametrize("looks", ["if 'RANK' in os.environ: main()", "world = int(os.environ.get('WORLD_SIZE', 1))"])
+def test_a_script_that_looks_whether_it_was_launched_is_started_on_each_rank(
+    looks: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "own.py").write_text(f"import torch.multiprocessing as mp\n{looks}\nmp.spawn(main)\n")
+    assert spec_of("own.py --workers 2", capsys)[0]["script"] == "own.py"
+
+
 def test_what_is_written_says_the_same(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = "train.py max_steps=40 faults.seed=7 outputs=[out] --kill 1@6:reduce -- --name no --lr 0.10"
     spec, _ = spec_of(line, capsys)
