@@ -251,12 +251,14 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     if code == 0 and done:
         return WorkerEnd(status="exited", exit_code=0)
     said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
-    where = f"the script left with sys.exit({code}) at step {context.step}"
+    made = f"at step {context.step}" if context.step else "without a step in this attempt"
+    left = f"the script left with sys.exit({code}) {made}"
     if done or context.script is not None:
-        error = UserScriptError(f"{where}{said}", hint=_last_words(context))
+        # Whether it was done, a script that resumes by itself alone can say.
+        error = UserScriptError(f"{left}: only 0 says that its training is complete{said}", hint=_last_words(context))
     else:
         error = UserScriptError(
-            f"{where}, before its training was done{said}",
+            f"{left}, before its training was done{said}",
             hint="the loop over run.batches() has to run to its end; after a deliberate break call run.finish()",
         )
     return changed(_raised("exited", error, context.order), exit_code=code or error.exit_code)
@@ -268,7 +270,7 @@ def _last_words(context: WorkerContext) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     last = next((line for line in reversed(lines) if line.strip()), None)
     if last is None:
-        return "a script that is done leaves with exit code 0; its log is empty"
+        return "its log is empty"
     return f"its log says why it did; last: {last[:200]}"
 
 

@@ -221,6 +221,12 @@ def ended_as(leg: LegLayout, *, exit_code: int | None = 1, killed_by: int | None
     return Cause(failure.code or END_CODES[failure.outcome], {"leg": "chaos", "message": failure.message})
 
 
+def test_a_script_that_is_done_and_leaves_with_another_code_than_0_is_told_so(tmp_path: Path) -> None:
+    """No crash, and no os._exit: it has written down its end, after its last step."""
+    cause = ended_as(LegLayout(tmp_path), exit_code=1, completed=True, status="returned", step=24)
+    assert cause.params["message"] == "rank 1 left with exit code 1 after step 24, without an error"
+
+
 def raised(error: ChaosrunError) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
 
