@@ -117,7 +117,18 @@ def _of_names(drill: Drill) -> KeptDifference | None:
 def left_over(drill: Drill) -> list[str]:
     """Files of a name with a step that every undisturbed run removes, and the restarted one did not."""
     kinds = _by_kind(drill) if drill.by_script and _has_restarted(drill) else ()
-    return sorted(path for expected, seen in kinds if seen > expected for path in seen - expected)
+    over = (path for expected, seen in kinds if seen > expected for path in seen - expected)
+    return sorted(path for path in over if not _saved_apart(drill, path))
+
+
+def _saved_apart(drill: Drill, path: str) -> bool:
+    """It was saved, as on a notice, at steps after which the undisturbed run saves none of its kind: it had none to remove."""
+    named = ((drill.reference, _File(path=path, by_kind=True)), (drill.chaos, _File(path=path)))
+    usual, own = (
+        {step for attempt in leg.attempts for steps in file.savers(leg, attempt).values() for step in steps}
+        for leg, file in named
+    )
+    return bool(own) and own.isdisjoint(usual)
 
 
 def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:

@@ -259,6 +259,19 @@ def test_which_of_the_files_that_are_named_by_their_steps_lie_there_in_the_end(
     assert any("undisturbed run has removed: top-4.pt;" in warning for warning in verdict.warnings) == warned
 
 
+def test_what_a_restarted_run_saved_on_a_notice_is_nothing_that_an_undisturbed_one_has_removed(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempt, saved, held in (("reference", 1, (4, 8), (4, 8)), ("chaos", 2, (5,), ()), ("chaos", 3, (8,), (4, 5, 8))):
+        for step in saved:
+            with_saves(run.leg(leg).attempt(attempt).trace(0), (step,), f"top-{step}.pt")
+        if held:
+            files = {f"top-{step}.pt": SEEN for step in held}
+            (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": files}))
+    verdict = judge(run)
+    assert verdict.status == "PASS", verdict.cause
+    assert not any("undisturbed run has removed" in warning for warning in verdict.warnings)
+
+
 def with_saves(trace: Path, steps: tuple[int, ...], path: str = LAST) -> None:
     """These and no others."""
     lines = []
