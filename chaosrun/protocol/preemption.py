@@ -18,8 +18,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -34,6 +35,16 @@ KEY = "chaosrun/preemption"
 GATHER_LIMIT = timedelta(seconds=10)
 LEAVING_S = 600.0
 """A script that ends so soon after a notice has left on it; later, it has not heeded it."""
+
+
+@contextlib.contextmanager
+def unsignalled() -> Iterator[None]:
+    """Threads that are started herein get no signals: those that a script blocks, to wait for them, would end the process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Preempted(SystemExit):
@@ -53,7 +64,7 @@ class Preemption:
         """The signals that the forking thread had blocked before."""
         self._listens = False
         self._told_s: float | None = None
-        """When a handler of the script's own was called first, for a script that resumes by itself."""
+        """When the script itself first heard of a SIGTERM, for one that resumes by itself."""
         self.left: int | None = None
         """The step after which this rank has left the training."""
 
@@ -74,13 +85,16 @@ class Preemption:
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
 
     def overhear(self) -> None:
-        """From now on a SIGTERM that the script itself handles is noted."""
-        install, ask = signal.signal, signal.getsignal
+        """From now on a SIGTERM that the script itself handles, or waits for, is noted.
+
+        What Python's own functions call is replaced, not they: a script may have imported them by name before it became a rank.
+        """
+        system = signal._signal  # pyright: ignore[reportAttributeAccessIssue]
 
         def noted(handler: Any) -> Any:
             @functools.wraps(handler)
             def hear(number: int, frame: FrameType | None) -> Any:
-                self._told_s = self._told_s or time.monotonic()
+                self._note()
                 return handler(number, frame)
 
             return hear
@@ -88,15 +102,34 @@ class Preemption:
         def of_script(handler: Any) -> Any:
             return getattr(handler, "__wrapped__", handler) if getattr(handler, "__code__", None) is code else handler
 
+        def install(number: int, handler: Any) -> Any:
+            return of_script(
+                system.signal(number, noted(handler) if number == signal.SIGTERM and callable(handler) else handler)
+            )
+
+        def waiting(name: str) -> Any:
+            wait = getattr(system, name)
+
+            @functools.wraps(wait)
+            def told(*args: Any) -> Any:
+                got = wait(*args)
+                if getattr(got, "si_signo", got) == signal.SIGTERM:
+                    self._note()
+                return got
+
+            return told
+
         code = noted(lambda *_: None).__code__
+        asked = {"signal": install, "getsignal": lambda number: of_script(system.getsignal(number))}
+        asked["sigwait"] = waiting("sigwait")
+        signal._signal = SimpleNamespace(**{**vars(system), **asked})  # pyright: ignore[reportAttributeAccessIssue]
+        for name in ("sigwaitinfo", "sigtimedwait"):  # no functions of Python's
+            setattr(signal, name, waiting(name))
+        if callable(before := system.getsignal(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
+            install(signal.SIGTERM, before)
 
-        @functools.wraps(install)
-        def signal_(number: int, handler: Any) -> Any:
-            return of_script(install(number, noted(handler) if number == signal.SIGTERM and callable(handler) else handler))
-
-        signal.signal, signal.getsignal = signal_, functools.wraps(ask)(lambda number: of_script(ask(number)))
-        if callable(before := ask(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
-            signal_(signal.SIGTERM, before)
+    def _note(self) -> None:
+        self._told_s = self._told_s or time.monotonic()
 
     @property
     def overheard(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from chaosrun.protocol.context import WorkerContext
+from chaosrun.protocol.preemption import unsignalled
 from chaosrun.records.order import WorkerOrder
 
 LEAVE_LIMIT_S = 30.0
@@ -55,9 +56,9 @@ def host_store(order: WorkerOrder, listen_fd: int | None) -> object:
     """The rendezvous store of this attempt, kept alive by the caller. None on every rank but 0."""
     if listen_fd is None:
         return None
-    return torch.distributed.TCPStore(
-        "127.0.0.1", order.master_port, None, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
-    )
+    with unsignalled():
+        about = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
+        return torch.distributed.TCPStore("127.0.0.1", order.master_port, None, **about)
 
 
 def feel_the_rendezvous(context: WorkerContext) -> None:

@@ -254,7 +254,6 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     made = f"at step {context.step}" if context.step else "without a step in this attempt"
     left = f"the script left with sys.exit({code}) {made}"
     if done or context.script is not None:
-        # Whether it was done, a script that resumes by itself alone can say.
         error = UserScriptError(f"{left}: only 0 says that its training is complete{said}", hint=_last_words(context))
     else:
         error = UserScriptError(

@@ -149,6 +149,73 @@ print("overheard", preemption.overheard)
 """
 
 
+BY_NAME = """\
+import signal as module
+from signal import SIG_BLOCK, SIGTERM, SIGUSR1, getsignal, pthread_sigmask, raise_signal, signal, sigwait
+from pathlib import Path
+from chaosrun.protocol.preemption import Preemption
+from tests.integration.ranks import make_orders
+
+def heard(act):
+    preemption = Preemption(make_orders(Path("/nowhere"), "", workers=1)[0])
+    preemption.overhear()
+    act()
+    return preemption.overheard
+
+def handled():
+    signal(SIGTERM, own)
+    raise_signal(SIGTERM)
+    assert getsignal(SIGTERM) is own
+
+def awaited(wait, number):
+    raise_signal(number)
+    got = wait({number})
+    assert getattr(got, "si_signo", got) == number
+
+own = lambda *_: None
+print("handler", heard(handled))
+pthread_sigmask(SIG_BLOCK, {SIGTERM, SIGUSR1})
+print("sigwait", heard(lambda: awaited(sigwait, SIGTERM)), heard(lambda: awaited(sigwait, SIGUSR1)))
+print("info", heard(lambda: awaited(module.sigwaitinfo, SIGTERM)))
+print("timed", heard(lambda: awaited(lambda signals: module.sigtimedwait(signals, 5), SIGTERM)))
+"""
+
+
+def test_a_notice_is_overheard_by_a_script_that_knows_the_functions_by_name_or_waits_for_it() -> None:
+    """A command's process becomes a rank when its imports are done."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(
+        [sys.executable, "-c", BY_NAME], capture_output=True, text=True, timeout=300, check=True, env=environment
+    )
+    assert ran.stdout.splitlines() == ["handler True", "sigwait True False", "info True", "timed True"]
+
+
+HOSTS = """\
+import os, socket, sys
+from pathlib import Path
+from signal import SIGTERM
+from chaosrun.protocol import worker
+from tests.integration.ranks import make_orders
+
+before = set(os.listdir("/proc/self/task"))
+listener = socket.create_server(("127.0.0.1", 0))
+store = worker._host_store(make_orders(Path("/nowhere"), "", workers=1)[0], listener.fileno())
+started = set(os.listdir("/proc/self/task")) - before
+masks = [Path(f"/proc/self/task/{each}/status").read_text().split("SigBlk:")[1].split()[0] for each in started]
+print(len(masks) > 0, all(int(mask, 16) >> SIGTERM - 1 & 1 for mask in masks))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_the_rendezvous_store_takes_no_signal_that_a_script_blocks_to_wait_for() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(
+        [sys.executable, "-c", HOSTS], capture_output=True, text=True, timeout=300, check=True, env=environment
+    )
+    assert ran.stdout.split() == ["True", "True"]
+
+
 def test_a_notice_that_a_script_handles_itself_is_overheard() -> None:
     """Its handlers are called as before, and it finds them where it put them."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
