@@ -194,12 +194,12 @@ HOSTS = """\
 import os, socket, sys
 from pathlib import Path
 from signal import SIGTERM
-from chaosrun.protocol import worker
+from chaosrun.protocol import rendezvous
 from tests.integration.ranks import make_orders
 
 before = set(os.listdir("/proc/self/task"))
 listener = socket.create_server(("127.0.0.1", 0))
-store = worker._host_store(make_orders(Path("/nowhere"), "", workers=1)[0], listener.fileno())
+store = rendezvous.host_store(make_orders(Path("/nowhere"), "", workers=1)[0], listener.fileno())
 started = set(os.listdir("/proc/self/task")) - before
 masks = [Path(f"/proc/self/task/{each}/status").read_text().split("SigBlk:")[1].split()[0] for each in started]
 print(len(masks) > 0, all(int(mask, 16) >> SIGTERM - 1 & 1 for mask in masks))
