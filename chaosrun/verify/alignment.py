@@ -226,17 +226,29 @@ class Saved:
 def saves(leg: LegHistory) -> Iterator[Saved]:
     """The checkpoints that the attempts of this leg completed, in the order of time."""
     for attempt in leg.attempts:
-        by_step: dict[int, list[tuple[int, SaveRecord]]] = {}
-        for rank, saved in ((rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves):
-            by_step.setdefault(saved.step, []).append((rank, saved))
-        for step, told in sorted(by_step.items()):
-            own = [(rank, saved) for rank, saved in told if saved.how != REMOVED]
+        for step, own in _written(attempt):
             if _is_complete(own) and _went_on(attempt, own):
                 kinds = frozenset("".join(each for each in saved.path if not each.isdigit()) for _, saved in own)
                 path = named_since(next(saved for _, saved in own if saved.how in WRITERS), [saved for _, saved in own])
                 # If the folder was renamed as a whole, the folder is the checkpoint.
                 path = next((saved.path for _, saved in own if saved.how == "rename" and path.startswith(saved.path)), path)
                 yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds)
+
+
+def _written(attempt: Attempt) -> list[tuple[int, list[tuple[int, SaveRecord]]]]:
+    """By step, what each rank wrote and renamed."""
+    by_step: dict[int, list[tuple[int, SaveRecord]]] = {}
+    for rank, saved in ((rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves):
+        own = by_step.setdefault(saved.step, [])
+        if saved.how != REMOVED:
+            own.append((rank, saved))
+    return sorted(by_step.items())
+
+
+def cut_short(leg: LegHistory) -> bool:
+    """Whether an attempt was seen to end inside a save of the script's."""
+    written = (own for attempt in leg.attempts for _, own in _written(attempt))
+    return any(not _is_complete(own) for own in written if any(saved.how in WRITERS for _, saved in own))
 
 
 def named_since(save: SaveRecord, others: Iterable[SaveRecord]) -> str:

@@ -52,8 +52,15 @@ _RESUME: Mapping[str, Row] = {
     "kept_state_not_restored": Row(
         "what is saved beside the weights was not restored: {name}",
         script("its own resume does not bring back all that it saves", likely=True),
-        "{where}: a restart has to load it, too (an average of the weights, a counter, a best loss)",
+        "{where}: a restart has to load it, too (an average of the weights, a counter, a best loss); where it does, what "
+        "changes it has to come back as well (how often an average was updated)",
         "O8",
+    ),
+    "kept_state_not_restored.made": Row(
+        "what is saved is made of something that was not restored: {name}",
+        script("what it saves is made of something that no checkpoint holds, so a restart began it anew", likely=True),
+        "{where}; no earlier save held it, to be loaded: what it is made of (an average of the weights, a list of losses, a "
+        "best value) has to be saved with the checkpoint, and loaded again",
     ),
     "kept_state_not_restored.left": detail(
         hint="{where}: what it is made of, or what decides when it is saved (an average of the weights, a best value, a list "
@@ -82,6 +89,12 @@ _RESUME: Mapping[str, Row] = {
         "a checkpoint counts only when it is whole: write it beside, rename it at last, and fall back to an older one where "
         "the newest cannot be read",
         "S1",
+    ),
+    "never_came_back.whole": Row(
+        "",
+        script("it raises at a restart, although no save of its own was seen to be cut short", likely=True),
+        "what it builds after a restart does not fit what it saved, or it takes what the first start left behind for "
+        "something else",
     ),
     "raises_after_restart": Row(
         "fails at every restart after {fault}: {message}",
@@ -144,8 +157,9 @@ _BY_LIBRARY: Mapping[str, Row] = {
 }
 """What the users of a library can do: of a code, where the script trains with it."""
 _BY_HAND = (
-    "the script sets it without a scheduler of torch's, by something that a restart does not bring back, or counts otherwise "
-    "(a count of steps or epochs, the steps that are left, a best loss): save it with the checkpoint, and load it again"
+    "the script sets it without a scheduler of torch's, or by one that it makes as it trains, by something that a restart does "
+    "not bring back, or counts otherwise (a count of steps or epochs, the steps that are left, a best loss): save it with the "
+    "checkpoint, and load it again"
 )
 OF_RATES: Mapping[str, tuple[str, str]] = {
     "of_the_beginning": (
@@ -193,7 +207,8 @@ _STATES: Mapping[str, Row] = {
         hint="the data begin at their beginning: nothing has skipped the batches that were done{scope}"
     ),
     "weights_not_restored.of_none": detail(
-        hint="the weights are those of no step: loaded in part, rounded, or changed after loading{scope}"
+        hint="the weights are those of no step: saved or loaded in part (frozen ones count), rounded, saved in another form "
+        "than they are trained in (an average, an optimizer's eval mode), or changed after loading{scope}"
     ),
     "weights_not_restored.of_no_model": detail(
         hint="the optimizer steps tensors that no model has any more: its model was given others after the optimizer was built "
@@ -223,6 +238,13 @@ _STATES: Mapping[str, Row] = {
     ),
     "optimizer_state_of_another_step.own": Row(
         "", _OWN, "the optimizer's state of step {step}, the weights of step {base}: files of two checkpoints were mixed{scope}"
+    ),
+    "optimizer_settings_not_restored.own": Row(
+        "",
+        script("its own resume does not bring back the optimizer's settings, or what sets them", likely=True),
+        "{name} is not what it was: param_groups were not loaded, or were overwritten afterwards; or the script, or the "
+        "optimizer itself, goes on setting it by something that a restart began anew (a count of steps): save that with the "
+        "checkpoint, and load it again{scope}",
     ),
     "buffers_not_restored.own": Row(
         "",

@@ -158,8 +158,9 @@ def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset
     """The first of these entries whose value differs in what this attempt saved after `step`; entries whose part of the state
     is known come first."""
     saved_before = {kind for kind, _ in _saved(drill.chaos.attempts[0].traces.values())}
+    earlier = _saved(trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values())
     differences = [
-        _difference(drill, rank, names, expected, seen)
+        _difference(drill, rank, names, expected, seen, earlier)
         for rank in sorted(attempt.traces)
         for expected, seen in _pairs(drill, attempt, rank)
         if seen.step == step
@@ -170,7 +171,10 @@ def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset
     return min(differences, key=lambda each: (each.cause.code == _UNKNOWN, ALIVE in each.name), default=None)
 
 
-def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord, seen: SaveRecord) -> KeptDifference:
+def _difference(
+    drill: Drill, rank: int, names: list[str], expected: SaveRecord, seen: SaveRecord, earlier: set[tuple[str, str]]
+) -> KeptDifference:
+    """`earlier`: what the attempts before saved, and a restart could load."""
     buffers = drill.reference.ends[rank].digests.get("buffers", {}) if rank in drill.reference.ends else {}
     parts = {each: "buffers" if each.split("/")[-1] in buffers else _part(each, seen.held) for each in names}
     name = next((each for each in names if parts[each]), names[0])
@@ -179,11 +183,12 @@ def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord,
     values = [each.held.get(name, "not there") for each in (expected, seen)]
     path = named_since(seen, (each for trace in drill.chaos.traces if trace.rank == rank for each in trace.saves))
     where = f"{name} is {values[1]} when {path} is saved after step {seen.step}, undisturbed it is {values[0]}"
+    because = "made" if code == _UNKNOWN and (_kind(seen), name) not in earlier else None
     if expected.step != seen.step:
         name, code, values = "its count of steps", _UNKNOWN, [f"step {each.step}" for each in (expected, seen)]
-        where = f"{path} is saved after {values[1]}, undisturbed after {values[0]}"
+        where, because = f"{path} is saved after {values[1]}, undisturbed after {values[0]}", None
     about = {"name": f"{path}: {name}", "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
-    return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about))
+    return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about, because))
 
 
 def _part(name: str, held: Iterable[str]) -> str | None:

@@ -14,7 +14,7 @@ from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
 from chaosrun.verify.account import AttemptSummary
-from chaosrun.verify.alignment import never_saves
+from chaosrun.verify.alignment import cut_short, never_saves
 from chaosrun.verify.check import Check, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
 from chaosrun.verify.codes import Cause, Params
@@ -108,6 +108,10 @@ def rule(
     return ruling, divergence
 
 
+_HARMLESS = ("kill", "preempt", "abort")
+"""Faults that leave each file as they found it."""
+
+
 def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | None:
     """A script that completes undisturbed, and after a fault fails at every restart."""
     chaos, end = drill.chaos, drill.chaos.finished
@@ -130,7 +134,9 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     beside = sorted({seen.fault for seen in chaos.events(FaultObserved) if seen.attempt == last.attempt})
     told = [f"{name} ({known[name].describe() if name in known else name})" for name in beside]
     code = "never_came_back" if drill.by_script else "raises_after_restart"
-    reason = Cause.of(code, fault=" and ".join(told), message=_message(end))
+    damaged = any(known[name].kind not in _HARMLESS or known[name].phase == "save" for name in beside if name in known)
+    because = None if damaged or cut_short(chaos) else "whole"
+    reason = Cause.of(code, because=because, fault=" and ".join(told), message=_message(end))
     return Ruling(status="FAIL", reason=reason, hint=end.hint if drill.by_script else None)
 
 

@@ -433,6 +433,12 @@ def test_one_that_never_comes_back(tmp_path: Path) -> None:
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code, verdict.code) == ("FAIL", 3, "never_came_back"), verdict.cause
     assert "never came back after F1 (" in verdict.cause and "FileNotFoundError" in verdict.cause
+    assert "no save of its own was seen to be cut short" in verdict.blame.reason
+    trace = run.leg("chaos").attempt(1).trace(0)
+    lines = list(read_lines(trace))
+    last = next(number for number, line in reversed(list(enumerate(lines))) if line["kind"] == "save" and line["done"])
+    write_lines(trace, [*lines[:last], *lines[last + 1 :]])
+    assert "what a fault leaves behind" in judge(run).blame.reason
     # Out of the undisturbed run's reach, too: then it is no matter of a restart.
     edit_journal(run, "reference", only("leg.finished", put(**ended)))
     assert judge(run).status == "INCONCLUSIVE"

@@ -80,6 +80,24 @@ def test_a_name_of_torchs_is_its_own_where_its_siblings_lie_beside_it(
     assert judge(run).code == code
 
 
+@pytest.mark.parametrize("earlier", [True, False], ids=["saved before the kill, too", "first saved after it"])
+def test_a_restart_is_to_load_only_what_an_earlier_save_held(tmp_path: Path, earlier: bool) -> None:
+    """An average that is exported at the end can be loaded from nowhere: it has to be in the checkpoints."""
+    run = write_script_run(tmp_path)
+    for leg, attempts in (("reference", (1,)), ("chaos", (1, 2, 3))):
+        for attempt in attempts:
+
+            def told(line: dict[str, Any], lost: int = leg == "chaos" and attempt == 3) -> dict[str, Any]:
+                own = {"exported": f"{lost:016x}"} if earlier or line["step"] == 12 else {}
+                return {**line, "held": {**line["held"], **own} if line.get("held") else {}}
+
+            edit_trace(run, leg, attempt, 0, only("save", told))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "kept_state_not_restored"), verdict.cause
+    assert ("a restart has to load it, too" in f"{verdict.hint}") == earlier, verdict.hint
+    assert ("no earlier save held it" in f"{verdict.hint}", "made of something" in verdict.blame.reason) == (not earlier,) * 2
+
+
 @pytest.mark.parametrize("earlier", [False, True])
 def test_what_is_saved_otherwise_after_going_on_from_an_older_checkpoint_is_its_consequence(
     tmp_path: Path, earlier: bool
