@@ -88,7 +88,7 @@ def write_suite(path: Path, bugs: Sequence[Bug]) -> None:
 
 def said(result: DrillResult) -> str:
     """What chaosrun said, for the page."""
-    words = re.sub(r"'/\S*/(\w+/output/)", r"'\1", result.cause or result.error or "")
+    words = re.sub(r"/\S*/(\w+/output/)", r"\1", result.cause or result.error or "")
     return f"**{result.word}**" + ("" if result.status == "PASS" else f": {words.replace('|', '/')}")
 
 

@@ -85,6 +85,12 @@ BUGS = (
         drills=(bad("accelerate==1.12.0", cause="batches_repeated"), good("accelerate==1.13.0")),
     ),
     Bug(
+        name="accelerate-3306",
+        thread="huggingface/accelerate#3306",
+        wrong="load_state does not bring back the number of the next automatic name: states are saved as 0, 1, … again",
+        drills=(bad("accelerate==1.15.0", cause="never_came_back"),),
+    ),
+    Bug(
         name="transformers-40690",
         thread="huggingface/transformers#40690",
         wrong="a Trainer resumed in its second epoch or later reads another epoch's order",
