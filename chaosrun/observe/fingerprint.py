@@ -40,7 +40,8 @@ class Fingerprint:
 
 
 def tensor_digest(tensor: Tensor) -> int:
-    """64-bit digest of raw bits, dtype and shape. Raises TypeError for tensors without memory of their own (meta, …)."""
+    """64-bit digest of raw bits, dtype and shape. Of a tensor that wraps others, those count. Raises TypeError for
+    tensors without content (meta, …)."""
     return _tensor_digests([tensor])[0]
 
 
@@ -112,6 +113,8 @@ def spots(value: Any) -> Any:
             return {key: spots(each) for key, each in value.items()}
         case list() | tuple():
             return [spots(each) for each in value]
+        case Tensor() if value.layout is torch.strided and (inner := _inner(value)):
+            return spots(inner)
         case Tensor() if value.layout is torch.strided and value.is_contiguous() and value.numel() > 2 * SPOTS * SPOT_ELEMENTS:
             flat = value.detach().view(-1)
             apart = (len(flat) - SPOT_ELEMENTS) // (SPOTS - 1)
@@ -157,10 +160,8 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
                 # For a sharded tensor (DTensor), this rank's part.
                 tensor = local_part(tensor)
             seed = _seed(tensor.dtype, tensor.shape)
-            if tensor.layout is torch.sparse_coo:
-                whole = tensor.detach().coalesce()
-                parts = np.array(_tensor_digests([whole.indices(), whole.values()]), dtype="<u8")
-                results[index] = xxhash.xxh3_64_intdigest(parts.tobytes(), seed=seed)
+            if inner := _inner(tensor):
+                results[index] = xxhash.xxh3_64_intdigest(np.array(_tensor_digests(inner), dtype="<u8").tobytes(), seed=seed)
                 continue
             dense = _dense(tensor)
             if dense.device.type == "cpu":
@@ -179,6 +180,20 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
 
 
 _WHOLE = frozenset({Tensor, torch.nn.Parameter})
+
+
+def _inner(tensor: Tensor) -> list[Tensor]:
+    """The tensors that hold the content of one that has no memory of its own: a sparse one, or a subclass that wraps others (an
+    optimizer's state in 8 bits); else none. A sharded tensor has its local part."""
+    if tensor.layout is torch.sparse_coo:
+        whole = tensor.detach().coalesce()
+        return [whole.indices(), whole.values()]
+    wraps = type(tensor) not in _WHOLE and tensor.layout is torch.strided and hasattr(tensor, "__tensor_flatten__")
+    if not wraps or local_part(tensor) is not tensor:
+        return []
+    wrapper: Any = tensor
+    names, _ = wrapper.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 from chaosrun.observe import fingerprint as subject
-from chaosrun.observe.fingerprint import digests, fingerprint, part_of, tensor_digest
+from chaosrun.observe.fingerprint import digests, fingerprint, part_of, spots, tensor_digest
 
 
 def device_digest(tensor, chunk_words=subject.CHUNK_WORDS):
@@ -168,6 +168,34 @@ def test_a_sparse_gradient_counts_by_what_it_adds_up_to():
     other = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([5.0, 4.0]), (4,))
     assert tensor_digest(split) == tensor_digest(whole) != tensor_digest(other)
     assert tensor_digest(whole) != tensor_digest(whole.to_dense())
+
+
+class Eighth(torch.Tensor):
+    """In 8 bits and a scale for each block, as torchao keeps an optimizer's moments."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> "Eighth":
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> torch.Tensor:
+        raise NotImplementedError(f"{func}")
+
+
+@pytest.mark.parametrize("size", [256, 65536])
+def test_a_tensor_that_wraps_others_counts_by_all_of_them(size: int) -> None:
+    def kept(first: int = 1, scale: float = 0.5) -> Eighth:
+        return Eighth(torch.tensor([first, *[7] * (size - 1)], dtype=torch.uint8), torch.full((size // 256,), scale))
+
+    for told in (tensor_digest, lambda tensor: digests({"moment": tensor}), lambda tensor: digests(spots({"moment": tensor}))):
+        assert told(kept()) == told(kept())
+        assert len({str(told(each)) for each in (kept(), kept(first=2), kept(scale=0.25))}) == 3
 
 
 def test_fingerprint_names_the_tensor_that_differs():
