@@ -1,8 +1,10 @@
 """left.json: content of the files of tensors or arrays at the end of a leg. For a script that resumes by itself, those below
-its outputs; for one that attached, those that it wrote."""
+its outputs; for one that attached, those that it wrote. Also the numbers in files for people below the outputs."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -10,6 +12,7 @@ import msgspec
 
 from chaosrun.errors import UsageError
 from chaosrun.records.codec import Record
+from chaosrun.records.figures import SUFFIXES, Figures, figures
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
@@ -18,6 +21,7 @@ from chaosrun.records.tensor_files import Entry, entries, is_one
 
 MOST_BYTES = 1 << 29
 """Total size of the files that are read, newest first; others are left out."""
+MOST_FILES_OF_FIGURES = 200
 _CLOCK_S = 0.1
 """How far the clocks of ranks and file systems may differ."""
 
@@ -34,6 +38,8 @@ class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
     """For a script that attached, files that it wrote only during the training: after which steps, and when."""
     changed: Mapping[str, float] = msgspec.field(default_factory=dict)
     """When each file was last written, or its link was made."""
+    figures: Mapping[str, Figures] = msgspec.field(default_factory=dict)
+    """By path, the numbers in JSON and CSV files below the outputs."""
 
 
 NOTHING_LEFT = Left()
@@ -57,11 +63,13 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
             continue
         if held:
             found[file.name], written[file.name] = held, file
-    if found or left_out:
+    numbers = _figures(leg)
+    if found or left_out or numbers:
         ranks = {name: file.rank for name, file in written.items() if file.rank is not None}
         saves = {name: file.saves for name, file in written.items() if file.saves}
         changed = {name: file.changed_s for name, file in written.items()}
-        left = Left(files=found, left_out=tuple(sorted(left_out)), ranks=ranks, saves=saves, changed=changed)
+        out = tuple(sorted(left_out))
+        left = Left(files=found, left_out=out, ranks=ranks, saves=saves, changed=changed, figures=numbers)
         write_durably(leg.left, msgspec.json.encode(left))
 
 
@@ -74,12 +82,28 @@ class _File(NamedTuple):
     saves: tuple[tuple[int, float], ...] = ()
 
 
-def _files(leg: LegLayout) -> Iterator[_File]:
-    """Files below the outputs."""
+def _below_outputs(leg: LegLayout) -> Iterator[tuple[Path, str]]:
+    """Each file's path, and its name in the record."""
     for output in (leg.output, leg.work):
         for folder, _, names in os.walk(output):
-            for path in (Path(folder, name) for name in names):
-                yield from _file(path, str(path.relative_to(output)))
+            yield from ((path, str(path.relative_to(output))) for path in (Path(folder, name) for name in names))
+
+
+def _figures(leg: LegLayout) -> Mapping[str, Figures]:
+    found: dict[str, Figures] = {}
+    # Links lead to what was there before.
+    ours = ((path, name) for path, name in _below_outputs(leg) if path.suffix in SUFFIXES and not path.is_symlink())
+    for path, name in islice(ours, MOST_FILES_OF_FIGURES):
+        with suppress(OSError):  # gone or unreadable: it is left out
+            if numbers := figures(path):
+                found[name] = numbers
+    return found
+
+
+def _files(leg: LegLayout) -> Iterator[_File]:
+    """Files below the outputs."""
+    for path, name in _below_outputs(leg):
+        yield from _file(path, name)
 
 
 def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_File]:

@@ -14,7 +14,7 @@ from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import same_batches
-from chaosrun.verify.left import fewer_bytes, left_over
+from chaosrun.verify.left import fewer_bytes, left_over, other_figures
 from chaosrun.verify.rates import count_behind
 from chaosrun.verify.recovery import set_aside_unplanned
 from chaosrun.verify.replicas import is_sharded, of_undisturbed
@@ -293,6 +293,18 @@ def gathered_anew(drill: Drill) -> Iterator[str]:
         )
 
 
+def figures_begun_anew(drill: Drill) -> Iterator[str]:
+    """In files for people: a mean of a metric, a count, a best value. The first is named."""
+    found = list(other_figures(drill))
+    if found:
+        (name, expected, seen), *others = found
+        more = f" ({count(len(others), 'other number')} too)" if others else ""
+        yield (
+            f"{name} is {seen} after the restarts and {expected} undisturbed{more}: what it is computed from (a mean, a count, "
+            "a best value) was perhaps begun anew by a restart (save it in the checkpoint)"
+        )
+
+
 def inputs_without_effect(drill: Drill) -> Iterator[str]:
     """Of a model, beside its tensors. The first step is named."""
     for attempt in drill.chaos.attempts:
@@ -322,13 +334,14 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     files_not_compared,
     files_left_over,
     gathered_anew,
+    figures_begun_anew,
     seeded_by_chaosrun,
     hashed_anew,
     inputs_without_effect,
 )
 
 
-OF_RESULTS = (files_left_over, gathered_anew, schedule_behind)
+OF_RESULTS = (files_left_over, gathered_anew, figures_begun_anew, schedule_behind)
 """What may follow from the difference that a drill fails for."""
 
 

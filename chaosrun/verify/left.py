@@ -141,6 +141,18 @@ def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
             yield _named(path, shorter[0]), expected[shorter[0]][0], held[shorter[0]][0]
 
 
+def other_figures(drill: Drill) -> Iterator[tuple[str, str, str]]:
+    """Numbers in files for people that are not what every undisturbed run leaves there: name, there, here."""
+    if not _has_restarted(drill):
+        return
+    undisturbed, again = drill.reference.left.figures, (drill.confirmed or drill.reference).left.figures
+    for path, held in sorted(drill.chaos.left.figures.items()):
+        expected, confirmed = undisturbed.get(path, {}), again.get(path, {})
+        for name, seen in held.items():
+            if seen != expected.get(name, seen) and confirmed.get(name) == expected[name]:
+                yield _named(path, name), expected[name], seen
+
+
 def _is_judged(drill: Drill) -> bool:
     """A second undisturbed leg may be asked what of a difference is the restart's."""
     return bool(drill.spec.verify.confirm) and drill.exact_weights and _has_restarted(drill)

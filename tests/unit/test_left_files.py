@@ -171,6 +171,24 @@ def test_what_a_restart_left_otherwise_is_told_with_file_and_entry(tmp_path: Pat
     assert with_left(run, reference={}, chaos=OTHER).status == "PASS"
 
 
+def test_a_figure_for_people_that_began_anew_is_a_warning(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    figures = {"reference": {"mse": "0.5", "tokens": "7"}, "chaos": {"mse": "0.75", "tokens": "7", "more": "1"}}
+    for leg, numbers in figures.items():
+        folder = LegLayout(run.path / leg)
+        (folder.work / "out").mkdir(parents=True)
+        (folder.work / "out/all.json").write_text(json.dumps({name: json.loads(value) for name, value in numbers.items()}))
+        (folder.work / "copy.json").symlink_to("out/all.json")
+        note_left(folder)
+        assert read_left(folder, []).figures == {"out/all.json": numbers}
+    verdict = judge(run)
+    told = [warning for warning in verdict.warnings if "all.json" in warning]
+    assert (verdict.status, len(told)) == ("PASS", 1)
+    assert told[0].startswith("out/all.json: mse is 0.75 after the restarts and 0.5 undisturbed: ")
+    (run.path / "chaos" / "left.json").write_bytes((run.path / "reference" / "left.json").read_bytes())
+    assert not any("all.json" in warning for warning in judge(run).warnings)
+
+
 @pytest.mark.parametrize(
     ("reference", "chaos", "status", "words"),
     [

@@ -1,0 +1,71 @@
+"""Numbers in a script's files for people and other programs: JSON, and the last lines of JSON Lines and CSV."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 1 << 20
+"""Larger files are not read."""
+MOST_FIGURES = 1000
+"""Of one file."""
+SUFFIXES = (".json", ".jsonl", ".csv")
+_OF_THE_PROCESS = re.compile(
+    r"(run|wall|time)?times?|(time)?stamp|date|clock|wall|elapsed|duration|eta|began|created|updated|started?|launch|"
+    r"m?s|secs?|seconds?|min|minutes|hours|per|speed|throughput|fps|flop?s|mem(ory)?|bytes|[mg]b|[cg]pu|device|"
+    r"p?id|uuid|port|host|node|seed|version|session|attempts?|restarts?|resume[ds]?"
+)
+"""Words in the names of what differs from process to process."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+Figures = Mapping[str, str]
+"""By name (keys and indices, joined by slashes), as Python writes a number."""
+
+
+def figures(path: Path) -> Figures:
+    """The numbers that a file holds, but for times and what else each process has of its own; none where the file is not what
+    its suffix says. Raises OSError."""
+    if path.stat().st_size > MOST_BYTES:
+        return {}
+    text = path.read_text(errors="replace")
+    try:
+        found = dict(zip(range(MOST_FIGURES), _numbers(_content(path.suffix, text), ""), strict=False))
+    except (ValueError, RecursionError, csv.Error):
+        return {}
+    return {name: repr(value) for name, value in found.values() if not _of_the_process(name)}
+
+
+def _of_the_process(name: str) -> bool:
+    return any(_OF_THE_PROCESS.fullmatch(word.lower()) for word in _WORD.findall(name))
+
+
+def _content(suffix: str, text: str) -> Any:
+    if suffix == ".json":
+        return json.loads(text)
+    lines = text.strip().splitlines()
+    if suffix == ".jsonl":
+        return json.loads(lines[-1]) if lines else None
+    rows = list(csv.reader([lines[0], lines[-1]])) if len(lines) > 1 else []
+    return dict(zip(*rows, strict=False)) if rows else None
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    match value:
+        case dict():
+            for key, each in value.items():
+                yield from _numbers(each, f"{name}/{key}" if name else str(key))
+        case list():
+            for index, each in enumerate(value):
+                yield from _numbers(each, f"{name}/{index}" if name else str(index))
+        case bool():
+            return
+        case int() | float():
+            yield name, value
+        case str():  # of CSV
+            try:
+                yield name, float(value)
+            except ValueError:
+                return
+        case _:
+            return
