@@ -208,7 +208,8 @@ class TeamFiles:
             if real.startswith(os.path.join(folder, "")):
                 with suppress(OSError):  # there is something in it
                     os.rmdir(folder)
-        inside = f"{real}/".startswith(os.path.join(self._directory, ""))
+        # The leg itself may lie in the job's folder, and `..` in it is no folder of the job's.
+        inside = f"{real}/".startswith(os.path.join(self._directory, "")) and not real.startswith(self._leg)
         self._refuse(message, outputs=self._outputs(os.path.relpath(real, self._directory)) if inside else None)
 
     def _refuse(self, message: str, *, outputs: str | None) -> NoReturn:
@@ -216,7 +217,7 @@ class TeamFiles:
         if outputs:
             hint = f"outputs=[{outputs}] gives each leg its own, empty at first; or {hint}"
         else:
-            hint += "; a path that stands in the script has to become an argument, or relative"
+            hint += "; a path that stands in the script has to become an argument, or to lie in its working folder"
         error = MisuseError(message, hint=hint)
         self.refused = self.refused or error
         raise error
