@@ -146,12 +146,13 @@ def attributes(value: Any) -> Held:
 
 @functools.cache
 def _of_sgd() -> frozenset[str]:
-    """Attributes of an optimizer whose state checkpoints hold. Asked for late: a command's first optimizer makes it a rank."""
-    return frozenset(vars(torch.optim.SGD([torch.zeros(())]))) - {
-        "defaults",
-        "_optimizer_step_pre_hooks",
-        "_optimizer_step_post_hooks",
-    }
+    """Attributes of an optimizer whose state checkpoints hold. Asked for late: a command's first optimizer makes it a rank.
+
+    The first optimizer of a class has torch put hooks around the class's `step`, for good: a script's subclass of it would find
+    others in a process that has asked.
+    """
+    probe = type("Probe", (torch.optim.SGD,), {})
+    return frozenset(vars(probe([torch.zeros(())]))) - {"defaults", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"}
 
 
 def added(value: Any) -> Held:

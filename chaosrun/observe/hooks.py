@@ -228,6 +228,17 @@ def _see_optimizers() -> None:
         see_steps()  # else the first optimizer imports it, in a second
 
 
+def hook_each_step(optimizer: Optimizer) -> None:
+    """Have every `step` of the optimizer's classes call its hooks, a `super().step()` too. torch does so from a class's first
+    instance on: what is recorded would hang on whether the script, at whatever time, makes one."""
+    for kind in type(optimizer).__mro__:
+        step: Any = vars(kind).get("step")
+        if step and kind is not Optimizer and issubclass(kind, Optimizer) and not hasattr(step, "hooked"):
+            hooked: Any = Optimizer.profile_hook_step(step)
+            hooked.hooked = True
+            kind.step = hooked
+
+
 def _see_zero_grad(kind: type, parameters: Callable[[Any], Iterable[torch.Tensor]]) -> None:
     dropped = vars(kind)["zero_grad"]
 

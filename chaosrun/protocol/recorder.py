@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from chaosrun.observe.hooks import parameters_of, uncompiled
+from chaosrun.observe.hooks import hook_each_step, parameters_of, uncompiled
 from chaosrun.observe.trace import Arrival
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
@@ -69,6 +69,7 @@ class Recorder(Steps):
             if closure == any(map(callable, (*given[1:], named.get("closure")))):
                 self.before_optimizer_step(parameters_of(stepping))
 
+        hook_each_step(optimizer)
         optimizer.register_step_pre_hook(uncompiled(partial(see, closure=False)))
         optimizer.register_step_post_hook(uncompiled(partial(see, closure=True)))
 

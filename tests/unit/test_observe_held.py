@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from chaosrun.observe import own
-from chaosrun.observe.held import added, held, is_of_the_job
+from chaosrun.observe.held import _of_sgd, added, held, is_of_the_job
 
 
 class Holder:
@@ -288,3 +288,10 @@ def test_a_loop_of_an_installed_package_is_refused(folder: str, refused: bool) -
     exec(compile(text, f"{folder}/trainers/loop.py", "exec"), names)
     said = names["loop"](own._elsewhere, types.SimpleNamespace(_dataloaders=[]))
     assert said == (["the training loop is in an installed package (trainers.loop)"] if refused else [])
+
+
+def test_asking_what_an_optimizer_holds_puts_no_hooks_on_a_class_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    step: Any = torch.optim.SGD.step
+    monkeypatch.setattr(torch.optim.SGD, "step", getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step)
+    _of_sgd.__wrapped__()
+    assert not hasattr(torch.optim.SGD.step, "hooked")

@@ -94,3 +94,29 @@ def test_other_tracers_are_not_told_of(heard: Computing, model: torch.nn.Module,
     assert not heard.forwards and not heard.backwards
     step(model, INPUTS)
     assert len(heard.forwards) == len(heard.backwards) == 1
+
+
+def test_each_step_of_an_optimizer_is_hooked_whatever_the_script_has_made_before() -> None:
+    class Plain(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            super().__init__([torch.nn.Parameter(torch.zeros(1))], {})
+
+        def step(self, closure: Any = None) -> None:
+            pass
+
+    class Clipped(Plain):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+
+    told: list[int] = []
+    optimizer = Clipped()
+    optimizer.register_step_pre_hook(lambda *_: told.append(1))
+    optimizer.step()
+    assert len(told) == 1, "torch hooks a class when it makes an instance of it"
+    hooks.hook_each_step(optimizer)
+    for _ in range(2):
+        told.clear()
+        optimizer.step()
+        assert len(told) == 2
+        hooks.hook_each_step(optimizer)
+        Plain()

@@ -264,7 +264,9 @@ def test_checkpoints_are_kept_wherever_they_lie(job: Path, tmp_path: Path) -> No
     new = f"os.makedirs({str(home.parent / 'deep')!r}); open({str(home.parent / 'deep' / home.name)!r}, 'wb')"
     found = tried(job, leg, (), *saves, ("other files", f"open({str(ids)!r}, 'a')"), ("step", STEP), ("new", new))
     assert not home.parent.exists(), "nothing is left of what was refused"
-    assert all("which was there before" in found[name] and "to lie in its working folder" in found[name] for name, _ in saves), found
+    assert all(
+        "which was there before" in found[name] and "to lie in its working folder" in found[name] for name, _ in saves
+    ), found
     assert found["other files"] == "done" and "both legs would share it" in found["new"]
     assert old.read_text() == "the team's"
 
