@@ -137,9 +137,9 @@ class Shell:
         (run,) = self.runs()
         return run
 
-    def run_begun(self) -> RunLayout:
-        """The only one, as soon as it is there."""
-        eventually(self.runs)
+    def run_begun(self, by: subprocess.Popen[str] | None = None) -> RunLayout:
+        """The only one, as soon as it is there; a failure says what the command that was to begin it has printed."""
+        eventually(self.runs, what=by and (lambda: (by.kill(), by.communicate())))
         return self.only_run()
 
     def left_behind(self) -> list[str]:

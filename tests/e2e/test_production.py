@@ -35,8 +35,8 @@ if order.attempt == 2 and step == 4 and rank == 1:
 """Rank 1 goes on, after the first step of the second attempt, with other random numbers than it had before."""
 
 
-def leg_of(shell: Shell) -> tuple[RunLayout, LegLayout]:
-    run = shell.run_begun()
+def leg_of(shell: Shell, by: subprocess.Popen[str]) -> tuple[RunLayout, LegLayout]:
+    run = shell.run_begun(by)
     return run, run.leg("run")
 
 
@@ -48,7 +48,7 @@ def pids_of(leg: LegLayout) -> dict[str, int]:
 def at_five(shell: Shell, *arguments: str | Path) -> tuple[subprocess.Popen[str], RunLayout]:
     """Start a run, and wait until it has made five steps; step 3 is saved."""
     process = shell.start("run", *arguments)
-    run, leg = leg_of(shell)
+    run, leg = leg_of(shell, process)
     # On every rank: what one has not recorded, its second attempt is not held against.
     eventually(lambda: all(last_step(leg, 1, int(each)) >= 5 for each in pids_of(leg)), what=process.poll)
     return process, run
@@ -118,7 +118,7 @@ def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(shell: Shell) -> No
 def test_a_killed_supervisor_is_followed_by_another_and_the_recovery_still_judged(shell: Shell) -> None:
     job = write_job(shell.folder, HELD, HOLD)
     process = shell.start("run", job)
-    run, leg = leg_of(shell)
+    run, leg = leg_of(shell, process)
     eventually(lambda: reached(leg, 1, 5), what=process.poll)
     supervisor = events(leg, "leg.started")[0]["supervisor_pid"]
     ranks = [identify(pid) for pid in events(leg, "attempt.started")[0]["pids"].values()]
@@ -156,7 +156,7 @@ def test_on_a_joined_ray_a_notice_and_a_lost_node_are_survived_and_judged(shell:
     job = write_job(shell.folder, HELD, HOLD)
     with joined(2) as address:
         process = shell.start("run", job, "--address", address)
-        run, leg = leg_of(shell)
+        run, leg = leg_of(shell, process)
         pids = pids_of(leg)
         eventually(lambda: all(last_step(leg, 1, int(each)) >= 5 for each in pids), what=process.poll)
         os.kill(pids["0"], signal.SIGTERM)
