@@ -263,8 +263,26 @@ def _first_tensor(drill: Drill, rank: int, start: StartRecord, step: int) -> str
     record = drill.reference_lineage.at(rank, step)
     if record is None:
         return None
-    index = first_difference(*(memoryview(words).cast("I") for words in (record.params or start.params, start.params)))
+    index = (
+        first_difference(_words(record.params), _words(start.params)) if record.params else _unlike(drill, rank, start, step)
+    )
     return start.tensors[index] if index is not None and index < len(start.tensors) else None
+
+
+def _unlike(drill: Drill, rank: int, start: StartRecord, step: int) -> int | None:
+    """Where the reference has no words of each parameter after `step`: the first that is other than at its beginning, though it
+    never changes, or still as at its beginning, though it does."""
+    begun = drill.reference.attempts[0].traces[rank].start
+    steps = drill.reference_lineage.of(rank).values()
+    later = next((record.params for record in steps if record.step > step and record.params), b"")
+    if begun is None or begun.tensors != start.tensors or not len(begun.params) == len(later) == len(start.params):
+        return None
+    words = zip(_words(begun.params), _words(later), _words(start.params), strict=True)
+    return next((index for index, (first, then, seen) in enumerate(words) if (first == then) != (first == seen)), None)
+
+
+def _words(params: bytes) -> memoryview:
+    return memoryview(params).cast("I")
 
 
 def _of_state(moment: Moment, found: StateDifference, reason: Cause) -> Divergence:

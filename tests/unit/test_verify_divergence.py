@@ -1,7 +1,9 @@
 """Where the chaos leg first left the reference, and what it is said to be: each broken restore names its own cause."""
 
+from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.divergence import Divergence, _first_tensor
 from chaosrun.verify.verdict import judge, judge_drill, spec_of
 from tests.records import read_lines
 
@@ -458,3 +460,24 @@ def test_weights_that_the_script_changed_between_two_steps_are_told(tmp_path: Pa
     assert (found.code, found.reason.because) == ("forward_pass", "changed_between")
     assert "changes the weights between the steps" in found.hint
     assert found.reason.sentence == "weights changed otherwise between the steps"
+
+
+@pytest.mark.parametrize(
+    ("seen", "named"),
+    [((9, 5, 6), "frozen"), ((1, 2, 6), "head"), ((1, 4, 4), None), ((1, 5, 6, 7), None)],
+    ids=["frozen and another", "as at the beginning", "all trained", "another model"],
+)
+def test_a_parameter_is_named_where_the_reference_tells_of_its_beginning_and_of_a_later_step(
+    seen: tuple[int, ...], named: str | None
+) -> None:
+    def words(*each: int) -> bytes:
+        return array("I", each).tobytes()
+
+    names = ("frozen", "head", "body")
+    begun = SimpleNamespace(tensors=names, params=words(1, 2, 3))
+    steps = {step: SimpleNamespace(step=step, params=words(1, 5, 6) if step == 11 else b"") for step in (9, 10, 11)}
+    lineage = SimpleNamespace(of=lambda rank: steps, at=lambda rank, step: steps[step])
+    first = SimpleNamespace(traces={0: SimpleNamespace(start=begun)})
+    drill: Any = SimpleNamespace(reference=SimpleNamespace(attempts=[first]), reference_lineage=lineage)
+    start: Any = SimpleNamespace(tensors=names, params=words(*seen))
+    assert _first_tensor(drill, 0, start, 10) == named
