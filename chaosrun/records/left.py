@@ -17,7 +17,7 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
 from chaosrun.records.run_file import read_record
-from chaosrun.records.tensor_files import Entry, entries, is_one
+from chaosrun.records.tensor_files import WHOLE, Entry, entries, is_one
 
 MOST_BYTES = 1 << 29
 """Total size of the files that are read, newest first; others are left out."""
@@ -134,8 +134,8 @@ def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_Fi
 def _file(path: Path, name: str) -> Iterator[_File]:
     """The file if it may hold tensors. Its time is the later of its own and that of the link to it."""
     try:
-        if not path.is_file():
-            return
+        if not path.is_file() or (path.suffix in WHOLE and path.is_symlink()):
+            return  # a link to raw numbers leads to the job's data
         with path.open("rb") as file:
             head = file.read(8)
         about, changed_s = path.stat(), path.lstat().st_mtime

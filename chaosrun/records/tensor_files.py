@@ -1,7 +1,7 @@
 """Entries of a script's files of tensors and arrays: files of torch.save (its older format, too), torch.jit,
 torch.distributed.checkpoint, safetensors and numpy, and pickles, also compressed ones. They are read without torch and nothing
 in them is executed: each class that a pickle names becomes an inert one. Numbers, texts and states of random generators are
-left out."""
+left out. A file of ONNX, HDF5 or raw numbers is one entry."""
 
 import bz2
 import gzip
@@ -27,6 +27,8 @@ NO_STATE = re.compile(
     r"(^|[^a-z])(hist\w*|loss(es)?|metrics?|curves?|times?|timings?|durations?|logs?|rng|random|\w*sampler|loaders?)([^a-z]|$)"
 )
 """Names of metrics, times, and positions in the data: they may differ after a correct restart."""
+WHOLE = (".onnx", ".h5", ".hdf5", ".bin", ".raw", ".dat")
+"""Suffixes of files whose parts are not told apart."""
 _DRAWN = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[A-Za-z0-9]{6})(?:[A-Za-z]*\d+[A-Za-z]+\d|[A-Za-z]+\d+[A-Za-z])[A-Za-z0-9]*"
 )
@@ -94,7 +96,10 @@ def entries(path: Path) -> dict[str, Entry]:
     """By name, size and digest of each entry; empty for a file of another kind or an incomplete one. Raises OSError."""
     found: dict[str, tuple[int, xxhash.xxh3_64]] = {}
     try:
-        for names, leaf in _leaves(path.read_bytes(), path.suffix):
+        content = path.read_bytes()
+        whole = path.suffix in WHOLE and not is_one(content[:8], "")
+        named = [((path.stem,), content)] if whole else _leaves(content, path.suffix)
+        for names, leaf in named:
             if len(leaf) >= LEAST_BYTES and not NO_STATE.search((names or ("",))[-1].lower()):
                 size, hasher = found.get("/".join(names), (0, xxhash.xxh3_64()))
                 hasher.update(leaf)
@@ -103,13 +108,13 @@ def entries(path: Path) -> dict[str, Entry]:
         raise
     except Exception:  # torn, of another format, or a pickle that does more than a state needs: it is not compared
         return {}
-    return {name: (size, hasher.hexdigest()) for name, (size, hasher) in found.items()}
+    return {"" if whole else name: (size, hasher.hexdigest()) for name, (size, hasher) in found.items()}
 
 
 def is_one(head: bytes, suffix: str) -> bool:
     """Whether a file with these first bytes may hold tensors or arrays."""
     packed = head[:2] in _COMPRESSED
-    return packed or suffix == ".safetensors" or head[:4] in (b"PK\x03\x04", b"\x93NUM") or head[:1] == b"\x80"
+    return packed or suffix in (".safetensors", *WHOLE) or head[:4] in (b"PK\x03\x04", b"\x93NUM") or head[:1] == b"\x80"
 
 
 def _leaves(content: bytes, suffix: str) -> Iterator[_Leaf]:

@@ -93,6 +93,24 @@ def test_arrays_and_safetensors_have_digests(tmp_path: Path) -> None:
     assert [[*entries(tmp_path / name)] for name in ("a.npz", "a.npy", "a.safetensors")] == [["ema"], [""], ["weight"]]
 
 
+def test_raw_numbers_are_one_entry_unless_they_are_metrics(tmp_path: Path) -> None:
+    leg = LegLayout(tmp_path / "leg")
+    leg.work.mkdir(parents=True)
+    for name in ("average.bin", "model.onnx", "losses.dat", "few.bin"):
+        numpy.ones(1 if name == "few.bin" else 9).tofile(leg.work / name)
+    torch.save(state_of(1), leg.work / "pytorch_model.bin")
+    numpy.ones(9).tofile(tmp_path / "data.bin")
+    (leg.work / "data.bin").symlink_to(tmp_path / "data.bin")
+    note_left(leg)
+    held = read_left(leg, []).files
+    assert {name: [*each] for name, each in held.items()} == {
+        "average.bin": [""],
+        "model.onnx": [""],
+        "pytorch_model.bin": ["average/weight", "moments"],
+    }
+    assert held["average.bin"] == held["model.onnx"] and held["average.bin"][""][0] == 72
+
+
 class Wicked:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("executed",)
