@@ -28,6 +28,10 @@ TORCH_HEARS_WITHIN_S = 1.0
 """torch hears of a dead loader worker at once, by SIGCHLD; otherwise only after waiting 5 s for a batch, not done here."""
 
 
+LISTENER = "chaosrun.protocol.preemption"
+"""The module of the handler by which an attached script hears of a notice."""
+
+
 class InjectedError(Exception):
     """What a fault of kind `exception` raises."""
 
@@ -37,6 +41,11 @@ class InjectedError(Exception):
 class NoticeNote(Note, frozen=True, kw_only=True):
     unhandled: bool = False
     """The process that got SIGTERM had no handler for it."""
+    taken: bool = False
+    """A handler of an attached script's own had taken the place of chaosrun's, and may leave no end record that says so."""
+
+
+TAKEN = NoticeNote(taken=True, problem="a handler of the script's own took the notice", problem_code="notice_taken")
 
 
 class MemoryNote(Note, frozen=True, kw_only=True):
@@ -51,8 +60,11 @@ class LoaderWorkerNote(Note, frozen=True, kw_only=True):
 
 def preempt(strike: Strike) -> None:
     """Send the notice, and SIGKILL when grace runs out. `train.preemption`, or the script, decides what the rank does."""
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler == signal.SIG_DFL:
         strike.note(NoticeNote(unhandled=True))
+    elif strike.order.by == "chaosrun" and getattr(handler, "__module__", None) != LISTENER:
+        strike.note(NoticeNote(taken=True))
     signal_later(strike, strike.option("grace_s"), "kill")
     os.kill(strike.pid, signal.SIGTERM)
 

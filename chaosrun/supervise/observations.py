@@ -15,6 +15,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.landed import death_problem, hang_problem, note_problem
 from chaosrun.faults.observed import Death, HungRank, LastWords, Observation
+from chaosrun.faults.process import TAKEN, NoticeNote
 from chaosrun.plan.missed import Missed, Outlook, first_missed
 from chaosrun.records.codec import changed, to_plain
 from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn, SilentRank
@@ -138,9 +139,12 @@ class Observations:
         return missed and replace(missed, taken=self._was_taken(missed.fault))
 
     def _was_taken(self, notice: Fault) -> bool:
-        """Whether the script itself ended the rank that was told to leave."""
+        """Whether a handler of an attached script's own took the notice."""
         if not notice.facts.notice or (marker := read_marker(self._leg, notice.id)) is None:
             return False
+        note = read_note(self._leg, notice.id, notice.facts.note)
+        if isinstance(note, NoticeNote) and note.taken:
+            return True
         end = read_end(self._leg.attempt(marker.attempt), marker.rank)
         return end is not None and end.own_sigterm
 
@@ -165,10 +169,13 @@ class Observations:
                 self.see(fault.id, marker, how="note", found=note)
 
     def conclude(self) -> None:
-        """At the end of the leg: journal the requests of faults that were claimed and never seen."""
+        """At the end of the leg: journal the requests of faults that were claimed and never seen, and who took a notice."""
         self.of_notes(at_last=True)
         for fault, marker in self._unseen():
-            self.request(fault.id, marker)
+            if fault.facts.note is NoticeNote and self._was_taken(fault):
+                self.see(fault.id, marker, how="note", found=TAKEN)
+            else:
+                self.request(fault.id, marker)
 
     def see(self, fault: str, marker: Marker, *, how: str, found: Death | HungRank | Note, **ended: Any) -> None:
         """Journal that a fault was requested, if that is not there yet, and observed."""

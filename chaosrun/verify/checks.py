@@ -82,7 +82,8 @@ TOLERATED = frozenset({"gradients", "parameters"})
 FOLLOWING = frozenset(
     {
         *("resumed_state_differs", "records_differ", "replay_differs", "saved_state_differs", "buffers_not_restored"),
-        *("weights_differ_at_start", "ended_at_another_step", "step_missing", "step_beyond_the_end", "recovery_differs"),
+        *("weights_differ_at_start", "ended_at_another_step", "ended_on_notice"),
+        *("step_missing", "step_beyond_the_end", "recovery_differs"),
         *("final_weights_differ", "final_state_differs", "final_position_differs", "final_checkpoint_differs"),
         *("buffers_drifted", "kept_state_not_restored", "result_differs"),
     }

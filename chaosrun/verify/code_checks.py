@@ -7,6 +7,11 @@ from collections.abc import Mapping
 
 from chaosrun.verify.blame import OF_NO_STATE, Row, detail, machine, ours, plan, script, unknown
 
+NOTICE_TAKEN = script("a handler of its own takes SIGTERM, in the place of the one by which chaosrun saves and leaves")
+NOTICE_TAKEN_HINT = (
+    "leave SIGTERM to chaosrun, which takes a checkpoint at the end of the step and ends all ranks after it; or plan kills"
+)
+_ENDED_AT = "the {leg} leg ended at step {step} on rank {rank}, expected was step {expected}"
 UNREPEATABLE_HINT = "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
 
 
@@ -95,12 +100,13 @@ _PREMISES: Mapping[str, Row] = {
         "uneven ones under torch's Join are not followed)",
     ),
     "ended_at_another_step": Row(
-        "the {leg} leg ended at step {step} on rank {rank}, expected was step {expected}",
+        _ENDED_AT,
         script("it ended at another step than expected: what ends it is not in the job's state", likely=True),
         "what ends the training is something that no checkpoint holds: the best loss, the patience of early stopping, a count "
         "or a clock of the script's own ({kept})",
         "O8",
     ),
+    "ended_on_notice": Row(_ENDED_AT, NOTICE_TAKEN, NOTICE_TAKEN_HINT),
     "fault_in_reference": Row("a fault struck the reference leg: {faults}", _UNRELIABLE),
     "reference_interrupted": Row(
         "the reference leg was interrupted and started again: it is no undisturbed run",
@@ -185,6 +191,7 @@ _FAULTS: Mapping[str, Row] = {
         "tell it earlier, or give a `grace` shorter than what is left of the training, after which the rank is killed, as on a "
         "cluster; a script that ignores SIGTERM never leaves otherwise",
     ),
+    "fault_not_shown.notice_taken": Row("", NOTICE_TAKEN, NOTICE_TAKEN_HINT),
     "fault_not_shown.used": Row("", ours("the job went on from a checkpoint that {fault} had damaged")),
     "fault_not_shown.other_death": Row(
         "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from chaosrun.verify.blame import OF_NO_STATE, Blame, Row, detail, machine, nobody, ours, plan, script, unknown
-from chaosrun.verify.code_checks import UNREPEATABLE_HINT
+from chaosrun.verify.code_checks import NOTICE_TAKEN, NOTICE_TAKEN_HINT, UNREPEATABLE_HINT
 
 _CHANGED = "that came back is not what was saved, unless a hook of the script changes it on loading"
 _LEG = "{leg} leg: {message}"
@@ -22,11 +22,7 @@ _ENDS: Mapping[str, Row] = {
     "resources": Row(_LEG, machine("it could not give what the run asked for")),
     "stopped_apart": Row("{message}", unknown("the records no longer show how it differed")),
     "fault_missed": Row(_LEG, plan("its faults met in an order in which one of them could not happen any more")),
-    "notice_taken": Row(
-        _LEG,
-        script("a handler of its own takes SIGTERM, in the place of the one by which chaosrun saves and leaves"),
-        "leave SIGTERM to chaosrun, which takes a checkpoint at the end of the step and ends all ranks after it; or plan kills",
-    ),
+    "notice_taken": Row(_LEG, NOTICE_TAKEN, NOTICE_TAKEN_HINT),
     "timeout": Row(_LEG, unknown("the job file's `timeout` passed: it is too short, or the machine was too slow")),
     "killed": Row(_LEG, machine("something outside the run killed its processes")),
     "told_to_leave": Row(_LEG, machine("the cluster, or a person, took away its resources")),

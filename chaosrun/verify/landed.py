@@ -11,6 +11,9 @@ from chaosrun.records.history import LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 
+NAMED = frozenset(("unread", "used", "no_such_file", "fewer_operations", "no_loader_worker", "trained_on", "notice_taken"))
+"""Problems that have a row of their own."""
+
 
 def faults_landed(drill: Drill) -> Check:
     """Every planned fault was requested once and then seen to happen to the very process it was meant for."""
@@ -51,7 +54,7 @@ def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, 
         if fault.id in late.get("late", ()):
             return "never_due", late
         return ("never_due_by_time" if fault.phase is None else "never_reached"), {}
-    if problem.code in ("unread", "used", "no_such_file", "fewer_operations", "no_loader_worker", "trained_on"):
+    if problem.code in NAMED:
         return problem.code, {}
     attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked.attempt), None)
     struck = any(entry.attempt == asked.attempt and entry.how != "note" for entry in drill.chaos.events(FaultObserved))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import permutations
 
 from chaosrun.records.codec import to_plain
-from chaosrun.records.events import TRAINED, FaultRequested
+from chaosrun.records.events import TRAINED, FaultObserved, FaultRequested
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
@@ -53,7 +53,9 @@ def completed(drill: Drill) -> Check:
     other = [rank for rank in drill.ranks if seen[rank] != step]
     if other:
         about = {"leg": drill.chaos.name, "rank": other[0], "step": seen[other[0]], "expected": step}
-        return failed("ended_at_another_step", **about, seen=list(seen.values()))
+        # Ended by the script as it was told to leave, and for good.
+        taken = any((record.found or {}).get("problem_code") == "notice_taken" for record in drill.chaos.events(FaultObserved))
+        return failed("ended_on_notice" if taken else "ended_at_another_step", **about, seen=list(seen.values()))
     if drill.ended_early is not None:
         return passed(
             f"the reference ended at step {drill.whole}; the chaos leg was ended at step {step} on every rank", step=step

@@ -2,12 +2,18 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from chaosrun.cluster.messages import Exited
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.landed import fault_problem
+from chaosrun.faults.process import NoticeNote
 from chaosrun.records import markers
+from chaosrun.records.codec import encode
+from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.observations import Observations
 
@@ -61,3 +67,25 @@ def test_others_may_still_be_leaving_on_the_same_notice(tmp_path: Path) -> None:
     for rank, others in ((0, True), (1, False)):
         exited = Exited(attempt=1, rank=rank, pid=pids[rank], exit_code=0, died_s=time.time())
         assert seen.of_death(exited) == f"F{rank}" and seen.leaves(f"F{rank}", exited) is others
+
+
+@pytest.mark.parametrize("by", ["note", "end", None], ids=["it left no end record", "its end record says so", "nobody says so"])
+def test_a_notice_that_a_handler_of_an_attached_script_took_has_not_landed(tmp_path: Path, by: str | None) -> None:
+    leg = LegLayout(tmp_path)
+    fault = Fault(id="F1", kind="preempt", rank=1, phase="step", at_step=3, source="a", options={"grace_s": 1.0})
+    leg.attempt(1).path.mkdir(parents=True)
+    leg.notes.mkdir(parents=True)
+    markers.write_marker(leg, "F1", pid=5_000_001, ticks=1, rank=1, attempt=1, step=3, phase="step", notice=True)
+    if by == "note":
+        markers.write_note(leg, "F1", NoticeNote(taken=True))
+    if by == "end":
+        end = markers.WorkerEnd(status="returned", exit_code=0, completed=True, own_sigterm=True)
+        leg.attempt(1).end(1).write_bytes(encode(end))
+    recorded: list[Any] = []
+    seen = Observations(leg, FaultPlan(seed=0, faults=(fault,)), lambda event, durable=True: recorded.append(event))
+    assert seen.of_death(Exited(attempt=1, rank=1, pid=5_000_001, exit_code=0, died_s=time.time())) is None
+    seen.conclude()
+    attempt: Any = SimpleNamespace(number=1, unplanned=())
+    history = LegHistory(name="chaos", layout=leg, journal=tuple(recorded), attempts=(attempt,))
+    problem = fault_problem(fault, history)
+    assert problem and problem.code == ("notice_taken" if by else "nobody_saw")

@@ -492,6 +492,15 @@ def test_quarantined_checkpoint_is_not_to_be_resumed_from(tmp_path: Path) -> Non
     assert checks_of(run)["resume_points"].evidence["unplanned"] == []
 
 
+def test_a_training_that_a_notice_ended_for_good_is_not_put_down_to_lost_state(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    edit_trace(run, "chaos", 4, 1, only("end", put(step=11)))
+    assert checks_of(run)["completed"].code == "ended_at_another_step"
+    taken = put(how="note", found={"taken": True, "problem": "taken", "problem_code": "notice_taken"})
+    edit_journal(run, "chaos", only("fault.observed", lambda line: taken(line) if line["fault"] == "F2" else line))
+    assert checks_of(run)["completed"].code == "ended_on_notice"
+
+
 def test_what_ended_the_attempt_of_a_fault_that_nobody_saw_is_told(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     other = put(event="death.unplanned", rank=0, reason="rank 0 was killed", step=5, error=None)
