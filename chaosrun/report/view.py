@@ -115,6 +115,8 @@ class RunView:
     """The first one: names and values; what to do about it is the verdict's hint."""
     deaths: tuple[Death, ...]
     """Those that ended a leg first; at most MOST_DEATHS."""
+    unplanned: int
+    """How many deaths of the chaos leg no fault explains."""
     repeat: Command | None
     """The one that reproduces it, where its job file is known."""
     commands: tuple[Command, ...]
@@ -179,7 +181,10 @@ class RunView:
         counted = Counter(fault.kind for fault in self.faults)
         kinds = ", ".join(f"{number} × {kind}" if len(counted) > 1 else kind for kind, number in counted.items())
         told = f"{self.faults_title}{f' ({kinds})' if kinds else ''}"
-        return f"{told}; {', '.join(_costs(self.verdict, 'done again'))}" if len(self.attempts) > 1 else told
+        # Beside those of the plan, of a drill: a restart that crashed once, before another came back exactly.
+        others = [count(self.unplanned, "unplanned death")] if self.unplanned and self.faults else []
+        costs = [*others, *_costs(self.verdict, "done again")]
+        return f"{told}; {', '.join(costs)}" if len(self.attempts) > 1 else told
 
     @property
     def attempts_title(self) -> str:
@@ -220,6 +225,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         checks=tuple(sorted(verdict.checks, key=lambda check: list(CHECK_WORDS).index(check.status))),
         divergence=() if found is None else tuple(divergence_rows(found, verdict.hint, diagnosed=diagnosed)),
         deaths=tuple(_deaths(legs.values())[:MOST_DEATHS]),
+        unplanned=sum(death.leg == "chaos" for death in _deaths(legs.values())),
         repeat=repeat,
         commands=commands,
     )

@@ -328,6 +328,12 @@ def test_fits_the_terminal(run: RunLayout, verdict: Verdict, width: int) -> None
     assert max(len(line) for line in lines if not line.startswith(copied)) <= width
 
 
+def test_a_restart_that_crashed_before_another_came_back_is_counted(run: RunLayout) -> None:
+    death = {"attempt": 2, "rank": 1, "step": 7, "reason": "rank 1 left with exit code 3"}
+    write_chaos(run, ("death.unplanned", death), ("leg.finished", {"outcome": "completed", "message": "", "final_step": 90}))
+    assert "\nfaults    1 of 1 landed (kill); 1 unplanned death, 7 steps done again" in text(PASSED, run)
+
+
 def test_colour_only_when_asked(run: RunLayout) -> None:
     assert "\x1b" not in rendered(render_text(read_view(run, FAILED)), width=80, colour=False)
     assert "\x1b[1;31mFAIL" in rendered(render_text(read_view(run, FAILED)), width=80, colour=True)
