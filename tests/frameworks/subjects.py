@@ -174,7 +174,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
             Subject(
                 name="trainer-jit",
                 what="enable_jit_checkpoint: it saves once more when SIGTERM comes",
-                change=("save_total_limit=2,", "save_total_limit=2,\n        enable_jit_checkpoint=True,"),
+                # It saves 3 s after the signal: the training has to last longer.
+                change=("num_train_epochs=2,", "num_train_epochs=40,\n        enable_jit_checkpoint=True,"),
                 kills=((1, 8),),
                 kind="preempt",
                 **TRAINER,

@@ -101,11 +101,11 @@ def test_each_step_of_an_optimizer_is_hooked_whatever_the_script_has_made_before
         def __init__(self) -> None:
             super().__init__([torch.nn.Parameter(torch.zeros(1))], {})
 
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             pass
 
     class Clipped(Plain):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             super().step(closure)
 
     told: list[int] = []
