@@ -1,5 +1,7 @@
 """What a script imports and is not there is told before anything starts, and nothing else is."""
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,8 @@ MISSING = "import torch\nimport no_such_module.below\nfrom nor_this import that\
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_ray: None) -> Path:
     monkeypatch.chdir(tmp_path)
+    # Whichever environment is active: what another Python can import is not known.
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     Path("beside.py").write_text("import not_seen_from_outside\n")
     return tmp_path
 
