@@ -16,7 +16,7 @@ from chaosrun.spec.faults import ScheduledFault
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection, Source
 
-HINT = "a fault that cannot fire proves nothing: change the entry, or max_steps and checkpoint"
+HINT = "a fault that cannot fire proves nothing: change the entry, or workers (--workers), max_steps or checkpoint"
 
 
 def _refusal(objections: Sequence[Objection], hint: str) -> UsageError:
