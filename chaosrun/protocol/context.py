@@ -67,6 +67,11 @@ class WorkerContext:
         return self.script or self.session
 
     @property
+    def finished(self) -> bool:
+        """Whether the training is complete."""
+        return self.training is not None and self.training.finished
+
+    @property
     def left(self) -> WorkerEnd | None:
         """The end of a rank that left the training in order: on notice, or because its leg is decided."""
         if self.preemption.left is not None:

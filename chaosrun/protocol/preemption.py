@@ -103,9 +103,8 @@ class Preemption:
             return getattr(handler, "__wrapped__", handler) if getattr(handler, "__code__", None) is code else handler
 
         def install(number: int, handler: Any) -> Any:
-            return of_script(
-                system.signal(number, noted(handler) if number == signal.SIGTERM and callable(handler) else handler)
-            )
+            heard = noted(handler) if number == signal.SIGTERM and callable(handler) else handler
+            return of_script(system.signal(number, heard))
 
         def waiting(name: str) -> Any:
             wait = getattr(system, name)

@@ -136,16 +136,11 @@ def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0)
 
 def _leaves_at_once(context: WorkerContext, code: int) -> None:
     """The script leaves by os._exit, past exit handlers and threads: with code 0 and its training done, that is its end."""
-    order, training = context.order, context.training
-    if code != 0 or training is None or context.leg.attempt(order.attempt).end(order.rank).exists():
+    order = context.order
+    if code != 0 or context.leg.attempt(order.attempt).end(order.rank).exists():
         return
-    end = WorkerEnd(status="exited", exit_code=0)
-    if context.script is not None:
-        try:
-            context.script.finish(waiting=False)
-        except UserScriptError as error:
-            end = _raised("exited", error, order)
-    elif not training.finished:
+    end = _exited(context, waiting=False)
+    if end is None:
         return
     end = _unless_told(_unless_refused(end, context), context)
     _write_end(order, context, end)
@@ -157,7 +152,7 @@ def _finish(context: WorkerContext) -> None:
     """The script has returned, or left with sys.exit(0). Raises UserScriptError when its training was not complete."""
     if context.training is not None:
         context.training.finish()
-    if context.training is None or not context.training.finished:
+    if not context.finished:
         raise UserScriptError(
             "the script returned without training under chaosrun"
             + (" (run.batches() was never iterated)" if context.session else " (chaosrun.attach() was never called)"),
@@ -240,20 +235,24 @@ def _in_the_leg(script: Path, order: WorkerOrder) -> str:
     return str(script)
 
 
-def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
-    code = request.code if isinstance(request.code, int) else (0 if request.code is None else 1)
-    if code == 0 and context.script is not None:
+def _exited(context: WorkerContext, *, waiting: bool) -> WorkerEnd | None:
+    """The end of a script that left with exit code 0, `waiting` for its threads; None: its training was not done."""
+    if context.script is not None:
         try:
-            context.script.finish()
+            context.script.finish(waiting=waiting)
         except UserScriptError as error:
             return _raised("exited", error, context.order)
-    done = context.training is not None and context.training.finished
-    if code == 0 and done:
-        return WorkerEnd(status="exited", exit_code=0)
+    return WorkerEnd(status="exited", exit_code=0) if context.finished else None
+
+
+def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
+    code = request.code if isinstance(request.code, int) else (0 if request.code is None else 1)
+    if code == 0 and (end := _exited(context, waiting=True)):
+        return end
     said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
     made = f"at step {context.step}" if context.step else "without a step in this attempt"
     left = f"the script left with sys.exit({code}) {made}"
-    if done or context.script is not None:
+    if context.script is not None or context.finished:
         error = UserScriptError(f"{left}: only 0 says that its training is complete{said}", hint=_last_words(context))
     else:
         error = UserScriptError(

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ def figures(path: Path) -> Figures:
         return {}
     text = path.read_text(errors="replace")
     try:
-        found = dict(zip(range(MOST_FIGURES), _numbers(_content(path.suffix, text), ""), strict=False))
+        found = list(islice(_numbers(_content(path.suffix, text), ""), MOST_FIGURES))
     except (ValueError, RecursionError, csv.Error):
         return {}
-    return {name: repr(value) for name, value in found.values() if not _of_the_process(name)}
+    return {name: repr(value) for name, value in found if not _of_the_process(name)}
 
 
 def _of_the_process(name: str) -> bool:

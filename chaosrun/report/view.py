@@ -209,6 +209,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     repeat = repeat_command(run, facts)
     commands, found = next_commands(verdict, run, repeat, verdict.blame.whose), verdict.divergence
     diagnosed = any(each.label == "diagnose" for each in commands)
+    deaths = _deaths(legs.values())
     return RunView(
         run=run,
         verdict=verdict,
@@ -224,8 +225,8 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         attempts=tuple(_attempt_row(attempt) for attempt in verdict.attempts),
         checks=tuple(sorted(verdict.checks, key=lambda check: list(CHECK_WORDS).index(check.status))),
         divergence=() if found is None else tuple(divergence_rows(found, verdict.hint, diagnosed=diagnosed)),
-        deaths=tuple(_deaths(legs.values())[:MOST_DEATHS]),
-        unplanned=sum(death.leg == "chaos" for death in _deaths(legs.values())),
+        deaths=tuple(deaths[:MOST_DEATHS]),
+        unplanned=sum(death.leg == "chaos" for death in deaths),
         repeat=repeat,
         commands=commands,
     )
