@@ -211,6 +211,11 @@ def stepped_digest() -> str:
     return xxhash.xxh3_64_hexdigest(repr(digests(spots(seen))).encode())
 
 
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Any that is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
+    return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
+
+
 def rates_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[float]:
     """The learning rate of each parameter group; nan for a group without one, or with None (the optimizer finds its own).
     Records hold rates as text and as bits, in which nan equals nan."""

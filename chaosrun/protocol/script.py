@@ -24,7 +24,7 @@ from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Place, Standing, find
 from chaosrun.observe.contents import input_digest, tensors_in
-from chaosrun.observe.found_state import FoundState, let_go_of_replaced, stepped_digest
+from chaosrun.observe.found_state import FoundState, has_gradients, let_go_of_replaced, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.saves import SaveWatch
@@ -56,6 +56,8 @@ class ScriptTraining:
         self._started_s = time.time()
         self._began_with: str | None = None
         """`stepped_digest` when a restarted attempt began; None once it has made a step."""
+        self._builds = False
+        """Since the attempt began there was no step, and no pass with a loader's batch: it may be building its models yet."""
         self.position = Position()
         self._batches = 0
         """Micro-batches of this pass over the loader."""
@@ -136,7 +138,7 @@ class ScriptTraining:
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         refuse_captured()
-        if not self._calls and not self._busy and not self._goes_backward and not closure and _has_gradients(optimizer):
+        if not self._calls and not self._busy and not self._goes_backward and not closure and has_gradients(optimizer):
             with self._undisturbed():
                 self._take_given()
         if not self._calls and self._steps and not self._busy:
@@ -200,6 +202,7 @@ class ScriptTraining:
         own = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None)
         passes, ids = self._ledger.passes, self._ledger.taken(own)
         fetched = self._ledger.fetched(skipping=self._order.attempt > 1)
+        self._builds = self._builds and ids is None and fetched is None
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
         steps.observer.batch([inputs, named], ids, fetched if ids is None else None)
 
@@ -219,9 +222,10 @@ class ScriptTraining:
             self._busy = False
 
     def _begun_by(self, outermost: torch.nn.Module | None, inputs: list[Any] | None) -> Steps:
-        """The steps of this training, begun now if they were not. If the script loaded its checkpoint after an earlier pass
-        (one that builds or measures something), the attempt begins again with this pass."""
-        if self._steps and not self._has_loaded():
+        """The steps of this training, begun now if they were not. If the script loaded its checkpoint, or built the optimizer
+        of another model, after an earlier pass (one that builds or measures something), the attempt begins again with this."""
+        grown = outermost is not None and self._has_grown()
+        if self._steps and not grown and not self._has_loaded():
             return self._steps
         steps = self._begin(outermost, None if inputs is None else input_digest(inputs))
         self._began_with = stepped_digest() if self._order.attempt > 1 else None
@@ -230,6 +234,11 @@ class ScriptTraining:
     def _has_loaded(self) -> bool:
         """Whether the script has changed weights or optimizer since the attempt began, before its first step."""
         return self._began_with is not None and not self._calls and self._began_with != stepped_digest()
+
+    def _has_grown(self) -> bool:
+        """Whether it has built an optimizer of parameters that were not there when the attempt began."""
+        state = self._state if self._builds and not self._calls else None
+        return state is not None and any(map(state.added, hooks.optimizers()))
 
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
         """Find out where this attempt stands, and write the `start` line."""
@@ -241,7 +250,7 @@ class ScriptTraining:
         began = steps.observer.beginning()
         place = None if at_end and not steps.observer.parameters else self._place(began, data, at_end=at_end)
         found = place.found if place else None
-        if self._steps and not (found and found.weights):
+        if self._steps and not self._has_grown() and not (found and found.weights):
             return self._steps  # these weights are of no checkpoint
         if self._order.attempt == 1 and (place is None or place.step == 0 or not place.found.weights):
             # The very beginning, or a job that is not reproducible: no step can be told by its state. What is not the
@@ -261,6 +270,7 @@ class ScriptTraining:
         )
         steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
+        self._builds = True
         return steps
 
     def _first_start(self) -> StartRecord | None:
@@ -302,7 +312,7 @@ class ScriptTraining:
             yield (own if attempt == 1 else [*beginning, *own]), True
 
     def _finish_step(self, stepped: list[int]) -> None:
-        self._backwards, self._recorded, self._stepped, self._began_with = 0, False, stepped, None
+        self._backwards, self._recorded, self._stepped, self._began_with, self._builds = 0, False, stepped, None, False
         epoch = max(0, self._ledger.passes - 1)
         self.position = Position(epoch=epoch, batches=self._batches, step=self.position.step + 1)
 
@@ -381,11 +391,6 @@ class ScriptTraining:
 
 class EnoughSteps(SystemExit):
     """Raised when the job has made its max_steps, to end the script."""
-
-
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Any that is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
-    return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
 
 
 def _scalar(root: torch.Tensor) -> torch.Tensor:

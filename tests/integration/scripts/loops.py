@@ -81,6 +81,19 @@ def two_optimizers() -> None:
             optimizer.zero_grad()
 
 
+def built_after_a_pass() -> None:
+    """When the second model is built, whose spectral norm makes a pass, there is an optimizer already."""
+    generator = net()
+    first = torch.optim.Adam(generator.parameters())
+    judge = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)))
+    second = torch.optim.Adam(judge.parameters())
+    for number in Saved(generator=generator, judge=judge, first=first, second=second).rounds():
+        judge(generator(data(number))).square().mean().backward()
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def together() -> None:
     """A GAN whose two optimizers step at the end; one drops its gradients in between, the other's are still to come."""
     generator, judge = net(), net(nn.Linear(8, 1))
@@ -375,7 +388,7 @@ KINDS |= {
     kind.__name__: kind
     for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled, compiled_step)
 }
-KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other)}
+KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other, built_after_a_pass)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
