@@ -92,6 +92,8 @@ class BatchLedger:
         """The ids of the newest batch."""
         self._beside: set[int] = set()
         """Iterators whose batches went through a model that was not training."""
+        self._unknown = False
+        """The last forward pass took tensors that no loader has handed out."""
         self._begins = True
         """No forward pass has taken a batch yet."""
         self.passes = 0
@@ -104,14 +106,12 @@ class BatchLedger:
         addresses = {address_of(tensor) for tensor in tensors} - {0}
         found = next((entry for entry in reversed(self._handed_out) if addresses & entry.addresses), None)
         found = found or self._copied(tensors)
+        self._unknown = found is None
         if found is None:
             return None
         while self._handed_out[0] is not found:
             self._handed_out.popleft()
-        last = self._last
-        if last is None or found.iterator != last.iterator or found.number < last.number:
-            self.passes += 1
-        self._last = found
+        self._count(found)
         return found.ids
 
     def passed_by(self) -> None:
@@ -125,7 +125,16 @@ class BatchLedger:
         others = self._since.keys() - self._beside - {iterator}
         alone = not others and (count == 1 or (count > 1 and self._begins and skipping))
         self._since, self._beside, self._begins = {}, set(), False
+        newest = self._handed_out[-1] if self._handed_out else None
+        if alone and self._unknown and newest and newest.iterator == iterator:
+            self._count(newest)  # what the script has made anew of a batch, it has made in the pass over this loader
         return self._newest if alone else None
+
+    def _count(self, taken: "_HandedOut") -> None:
+        """Another iterator's batch begins a pass, as does an earlier one than the last: iterators may have the same id."""
+        last, self._last = self._last, taken
+        if last is None or taken.iterator != last.iterator or taken.number < last.number:
+            self.passes += 1
 
     def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
         """The batch that these tensors are copies of, on another device for instance; None if it may be one of several."""

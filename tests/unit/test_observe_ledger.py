@@ -36,6 +36,25 @@ def test_what_was_handed_out_for_a_pass_is_told_once(ledger: BatchLedger) -> Non
     assert ledger.taken([x]) == [4, 5] and ledger.fetched(skipping=False) == [4, 5]
 
 
+def test_a_batch_that_the_script_makes_anew_counts_for_the_pass_over_its_loader(ledger: BatchLedger) -> None:
+    counted: list[int] = []
+    for _ in range(2):
+        for number, (x,) in enumerate(DataLoader(DATA, batch_size=4)):
+            for taken in ([x - 1], [x - 1], [x]) if number else ([x - 1],):
+                ledger.taken(taken)
+                ledger.fetched(skipping=False)
+                counted.append(ledger.passes)
+    assert counted == [1] * 7 + [2] * 7
+    ledger.taken([torch.ones(1)])
+    ledger.fetched(skipping=False)
+    assert ledger.passes == 2, "no loader has handed out a batch for it"
+    pairs = zip(loader(), loader(), strict=True)
+    (x,), _ = next(pairs)
+    ledger.taken([x - 1])
+    ledger.fetched(skipping=False)
+    assert ledger.passes == 2, "of two loaders it may be either's"
+
+
 def test_of_several_batches_none_is_told_but_behind_those_that_a_restart_skips(ledger: BatchLedger) -> None:
     batches = loader()
     *_, last = (next(batches) for _ in range(3))
