@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from chaosrun.observe import hooks, ledger
-from chaosrun.observe.contents import Components
+from chaosrun.observe.contents import Components, content_digest
 from chaosrun.observe.fingerprint import digests, fingerprint, part_of, spots
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
@@ -155,6 +155,16 @@ class FoundState:
                 found.setdefault(f"{ALIVE}{type(module).__qualname__}", []).append(module)
         alone = {name: each[0] for name, each in found.items() if len(each) == 1}
         return {name: fingerprint([*each.parameters(), *each.buffers()]).value for name, each in alone.items()}
+
+    def trained_in(self, held: Mapping[str, str]) -> tuple[str, ...]:
+        """The folders of what is saved that hold the models as they are now, each told by its smallest matrix: a teacher or an
+        average has the same names."""
+        found: set[str] = set()
+        for root in self._roots:
+            name, told = min(root.named_parameters(), key=lambda each: (each[1].ndim < 2, each[1].numel()))
+            digest = content_digest(told.detach())
+            found |= {path.rpartition("/")[0] for path, value in held.items() if value == digest and path.endswith(name)}
+        return tuple(sorted(found))
 
     def hooks(self) -> list[str]:
         return []

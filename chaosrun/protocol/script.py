@@ -237,8 +237,7 @@ class ScriptTraining:
 
     def _has_grown(self) -> bool:
         """Whether it has built an optimizer of parameters that were not there when the attempt began."""
-        state = self._state if self._builds and not self._calls else None
-        return state is not None and any(map(state.added, hooks.optimizers()))
+        return self._builds and not self._calls and self._state is not None and any(map(self._state.added, hooks.optimizers()))
 
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
         """Find out where this attempt stands, and write the `start` line."""
@@ -340,11 +339,13 @@ class ScriptTraining:
         assert self._steps is not None and self._state is not None
         if threading.current_thread() is not self.thread:
             save = changed(save, aside=True)
-        if save.held and save.step != self._looked_beside:
-            self._looked_beside = save.step
+        if save.held:
+            live, first, self._looked_beside = self._state, save.step != self._looked_beside, save.step
             with contextlib.suppress(TypeError):  # a tensor without memory of its own
-                held, live = {**save.held, **self._state.beside()}, self._state
-                save = changed(save, held=held, buffers=live.buffers(), optimizers=live.optimizer_digests())
+                save = changed(save, trained=live.trained_in(save.held))
+                if first:
+                    held, optimizers = {**save.held, **live.beside()}, live.optimizer_digests()
+                    save = changed(save, held=held, buffers=live.buffers(), optimizers=optimizers)
         self._steps.observer.write(save)
 
     def _complete(self) -> None:

@@ -255,6 +255,8 @@ class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
     """Digests of the model's, by name, as the save began: with the first of a step of which is seen what it was given."""
     optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
     """Digests of the state of each, where there are several, of the same moment."""
+    trained: tuple[str, ...] = ()
+    """The folders in `held` that are the trained models', as far as their values tell."""
     aside: bool = False
     """By another thread than the one that trains."""
     before: str = ""

@@ -43,9 +43,10 @@ def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
 
 
 def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:
-    """Its entries that are neither a model's nor an optimizer's; a state dict is recognised by a name in it."""
+    """Its entries that are neither a trained model's nor an optimizer's; a state dict whose values do not tell whose it is is
+    recognised by a name in it."""
     tensors = trace.start.tensors if trace.start else ()
-    folders = {name.rpartition("/")[0] for name in save.held if name.endswith(tensors)}
+    folders = {*save.trained} or {name.rpartition("/")[0] for name in save.held if name.endswith(tensors)}
     folders |= {(match[1] or "").rstrip("/") for name in save.held if (match := _OF_OPTIMIZER.match(name))}
     states = tuple(f"{folder}/" if folder else "" for folder in folders)
     return {name for name in save.held if name and not name.startswith((ALIVE, *states))}

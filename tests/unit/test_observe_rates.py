@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from chaosrun.observe.contents import contents
 from chaosrun.observe.found_state import FoundState, rates_of
 from chaosrun.observe.state import ObservedState
 
@@ -51,6 +52,16 @@ def test_several_optimizers_are_told_apart_and_a_scheduler_is_known(monkeypatch:
     assert found.scheduled()
     del made[1:]
     assert found.optimizer_digests() == {} and found.stepped([id(made[0])]) == ()
+
+
+def test_the_folders_of_trained_models_are_told_by_their_values() -> None:
+    model, teacher = (torch.nn.Linear(3, 2) for _ in range(2))
+    saved = {"model": model.state_dict(), "teacher": teacher.state_dict(), "last": {"net": model.state_dict()}}
+    wrapped = {f"module.{name}": value.clone() for name, value in model.state_dict().items()}
+    found = FoundState(model)
+    assert found.trained_in(contents({**saved, "wrapped": wrapped})) == ("last/net", "model", "wrapped")
+    assert found.trained_in(contents({"teacher": teacher.state_dict()})) == ()
+    assert found.trained_in(contents(model.state_dict())) == ("",)
 
 
 def test_no_rate_is_equal_to_no_rate_in_the_records() -> None:

@@ -44,6 +44,18 @@ def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path
     assert told in hint and "as rank 0 had it, which is right: each rank has its own" in hint
 
 
+@pytest.mark.parametrize(("trained", "told"), [(["m"], "teacher"), ([], ""), (["m", "teacher"], "")])
+def test_a_teacher_with_the_models_names_is_no_trained_model(tmp_path: Path, trained: list[str], told: str) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False), kills=SCRIPT_KILLS[:1])
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        held = {**HELD, "teacher/block.weight": "0" if (leg, attempt) == ("chaos", 2) else "4"}
+        more = {"held": held, "trained": trained}
+        tell = only("save", lambda line, more=more: {**line, **({} if line["done"] else more)})  # type: ignore[misc]
+        edit_trace(run, leg, attempt, 0, tell)
+    hint = f"{judge(run).hint}"
+    assert ("ckpt-4/model.pt holds teacher, " in hint) == bool(told), hint
+
+
 @pytest.mark.parametrize(("before", "after"), [("tmp", "step-4.pt"), ("tmp/model.pt", "step-4/model.pt")])
 def test_a_file_is_called_what_the_script_has_renamed_it_to(tmp_path: Path, before: str, after: str) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False), kills=SCRIPT_KILLS[:1])
