@@ -44,12 +44,7 @@ def made_anew(tree: ast.Module) -> set[str] | None:
     names: set[str] = set()
     for loop in loops:
         uses = [*_uses(loop.target, ()), *(use for statement in loop.body for use in _uses(statement, ()))]
-        inside = {id(node) for node in ast.walk(loop)}
-        outside = {
-            node.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in inside
-        }
+        outside = set(_read_beside(loop, tree))
         first: dict[str, _Use] = {}
         for use in uses:
             first.setdefault(use.name, use)
@@ -61,6 +56,35 @@ def made_anew(tree: ast.Module) -> set[str] | None:
             if use.stores and covered and not kept:
                 names.add(name)
     return names
+
+
+def _read_beside(loop: ast.For, node: ast.AST) -> Iterator[str]:
+    """Names that are read outside the loop. What a function that the loop is no part of has by such a name is its own."""
+    own: set[str] = set()
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and loop not in ast.walk(node):
+        own = _own_names(node)
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    if node is not loop:
+        yield from (name for child in ast.iter_child_nodes(node) for name in _read_beside(loop, child) if name not in own)
+
+
+def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """The parameters and variables of a function, without those of functions in it."""
+    own, shared = {part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)}, set[str]()
+    waiting: list[ast.AST] = [*function.body] if isinstance(function.body, list) else [function.body]
+    while waiting:
+        match part := waiting.pop():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
+                continue
+            case ast.Global() | ast.Nonlocal():
+                shared.update(part.names)
+            case ast.Name(ctx=ast.Store()):
+                own.add(part.id)
+            case _:
+                pass
+        waiting.extend(ast.iter_child_nodes(part))
+    return own - shared
 
 
 def _uses(node: ast.AST, branch: tuple[int, ...]) -> Iterator[_Use]:

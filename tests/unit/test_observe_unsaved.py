@@ -332,6 +332,25 @@ def test_what_a_loop_makes_anew(body: str, made: set[str]) -> None:
     assert made_anew(ast.parse(f"for x in tqdm(run.batches(loader, epochs=3)):\n    {body}\n")) == made
 
 
+@pytest.mark.parametrize(
+    ("beside", "made"),
+    [
+        ("def g(shown): print(shown)", True),
+        ("g = lambda shown: shown", True),
+        ("def g():\n    shown = 1\n    return shown", True),
+        ("def g(): print(shown)", False),
+        ("def g():\n    global shown\n    shown = 1\n    return shown", False),
+        ("def g():\n    def h(shown): pass\n    print(shown)", False),
+        ("def g(shown): pass\nprint(shown)", False),
+    ],
+)
+def test_what_another_function_calls_its_own_is_another_variable(beside: str, made: bool) -> None:
+    loop = "for x in run.batches(loader):\n    if good(x):\n        shown = f(x)\n        use(shown)\n"
+    assert made_anew(ast.parse(f"{beside}\n{loop}")) == ({"x", "shown"} if made else {"x"})
+    inside = "\n".join(f"    {line}" for line in f"{loop}print(shown)".splitlines())
+    assert made_anew(ast.parse(f"def main(shown):\n{inside}")) == {"x"}, "the function of the loop has it, too"
+
+
 def test_a_source_without_the_loop_tells_nothing() -> None:
     assert made_anew(ast.parse("for x in loader: y = x")) is None
 
