@@ -40,6 +40,8 @@ class FoundState:
         self.in_part = False
         """Whether the optimizers updated only some of the parameters when `parameters` was first called."""
         self._named: list[tuple[str, torch.nn.Parameter]] | None = None
+        self._updated: set[int] = set()
+        """The parameters, by id, that optimizers updated then."""
         self._kept: list[torch.optim.Optimizer] = []
 
     @property
@@ -61,6 +63,10 @@ class FoundState:
         known = {id(parameter) for _, parameter in self.parameters()}
         return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
 
+    def is_outdated(self) -> bool:
+        """Whether optimizers update other parameters now than when `parameters` was first called."""
+        return self._updated != {id(parameter) for optimizer in self.optimizers() for parameter in parameters_of(optimizer)}
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return hooks.optimizers()
 
@@ -68,13 +74,13 @@ class FoundState:
         """Every parameter of the modules that optimizers update, once; in the optimizers' order if they update all."""
         if self._named is None:
             stepped = [p for optimizer in self.optimizers() for p in parameters_of(optimizer)]
-            known = {id(p) for root in self._roots for p in root.parameters()}
+            known, self._updated = {id(p) for root in self._roots for p in root.parameters()}, {id(p) for p in stepped}
             if any(id(p) not in known for p in stepped):
                 self._roots = _holders(stepped) or self._roots
             names = {id(p): name for name, p in self._of_roots("named_parameters")}
             rest = [p for root in self._roots for p in root.parameters()]
             # If some are frozen, the optimizers of the next stage may have them in another order.
-            self.in_part = len({id(p) for p in stepped}) < len({id(p) for p in rest})
+            self.in_part = len(self._updated) < len({id(p) for p in rest})
             unique = {id(p): p for p in ([*rest, *stepped] if self.in_part else [*stepped, *rest])}
             named = [(names.get(key, f"{UNNAMED}{n}"), p) for n, (key, p) in enumerate(unique.items())]
             self._named = self._ordered_as_before(named)

@@ -224,8 +224,8 @@ class ScriptTraining:
     def _begun_by(self, outermost: torch.nn.Module | None, inputs: list[Any] | None) -> Steps:
         """The steps of this training, begun now if they were not. If the script loaded its checkpoint, or built the optimizer
         of another model, after an earlier pass (one that builds or measures something), the attempt begins again with this."""
-        grown = outermost is not None and self._has_grown()
-        if self._steps and not grown and not self._has_loaded():
+        rebuilt = outermost is not None and self._has_rebuilt()
+        if self._steps and not rebuilt and not self._has_loaded():
             return self._steps
         steps = self._begin(outermost, None if inputs is None else input_digest(inputs))
         self._began_with = stepped_digest() if self._order.attempt > 1 else None
@@ -235,9 +235,9 @@ class ScriptTraining:
         """Whether the script has changed weights or optimizer since the attempt began, before its first step."""
         return self._began_with is not None and not self._calls and self._began_with != stepped_digest()
 
-    def _has_grown(self) -> bool:
-        """Whether it has built an optimizer of parameters that were not there when the attempt began."""
-        return self._builds and not self._calls and self._state is not None and any(map(self._state.added, hooks.optimizers()))
+    def _has_rebuilt(self) -> bool:
+        """Whether its optimizers are of other parameters than when the attempt began, before its first step."""
+        return self._builds and not self._calls and self._state is not None and self._state.is_outdated()
 
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
         """Find out where this attempt stands, and write the `start` line."""
@@ -249,7 +249,7 @@ class ScriptTraining:
         began = steps.observer.beginning()
         place = None if at_end and not steps.observer.parameters else self._place(began, data, at_end=at_end)
         found = place.found if place else None
-        if self._steps and not self._has_grown() and not (found and found.weights):
+        if self._steps and not self._has_rebuilt() and not (found and found.weights):
             return self._steps  # these weights are of no checkpoint
         if self._order.attempt == 1 and (place is None or place.step == 0 or not place.found.weights):
             # The very beginning, or a job that is not reproducible: no step can be told by its state. What is not the

@@ -189,6 +189,7 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
     "gan": (1, 12, 0, 0),
     "two_optimizers": (1, 6, 1, 1),
     "built_after_a_pass": (1, 6, 1, 1),
+    "replaced_after_a_pass": (1, 6, 1, 1),
     "together": (1, 6, 2, 2),
     "stages": (1, 6, 1, 1),
     "scaler": (1, 6, 1, 1),

@@ -94,6 +94,22 @@ def built_after_a_pass() -> None:
             optimizer.zero_grad()
 
 
+def replaced_after_a_pass() -> None:
+    """When the model makes a pass that leads to nothing, the optimizer of an earlier one is there yet."""
+    earlier = net()
+    optimizer = torch.optim.Adam(earlier.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model = net()
+    model(data(0))
+    optimizer = torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for number in Saved(model=model, optimizer=optimizer, schedule=schedule).rounds():
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
 def together() -> None:
     """A GAN whose two optimizers step at the end; one drops its gradients in between, the other's are still to come."""
     generator, judge = net(), net(nn.Linear(8, 1))
@@ -388,7 +404,7 @@ KINDS |= {
     kind.__name__: kind
     for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled, compiled_step)
 }
-KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other, built_after_a_pass)}
+KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other, built_after_a_pass, replaced_after_a_pass)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
