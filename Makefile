@@ -13,7 +13,8 @@ PYTHON ?= python3
 VENV ?= .venv
 JOB ?= jobs/bytelm/job.yaml
 ARGS ?=
-JOBS ?= 2
+# Of `make test`: more than two processors, as ranks of drills wait for each other.
+JOBS ?= 3
 SEEDS ?= 1000
 
 BIN := $(VENV)/bin

@@ -131,6 +131,7 @@ def two_by_two_by_two(drills: Drills) -> RunLayout:
     return result.run
 
 
+@pytest.mark.nightly
 def test_the_short_window_at_the_end_of_an_epoch(drills: Drills, two_by_two_by_two: RunLayout) -> None:
     whole = drills(1, 8, 1, *SHORT)
     assert_exact(whole.verdict)

@@ -133,6 +133,7 @@ def test_a_store_that_fails_refuses_and_does_not_answer(
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_so_it_does_while_it_is_saved_to_beside_the_training(
     warm_drills: WarmDrills, server: ObjectServer, root: Path, tmp_path: Path
 ) -> None:

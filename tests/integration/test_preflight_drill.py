@@ -47,6 +47,7 @@ def terms(root: Path, *, limit_s: float = 400.0, begin_within_s: float | None = 
     return Terms(root=root, limit_s=limit_s, begin_within_s=begin_within_s, repeat_s=repeat_s)
 
 
+@pytest.mark.nightly
 def test_a_sound_node_comes_back_and_nothing_is_left(local_ray: None, tmp_path: Path) -> None:
     root = tmp_path / "root"
     (told,) = RayDrills().run([here()], terms(root, repeat_s=0.1))
@@ -87,6 +88,8 @@ def test_a_node_that_changes_a_bit_after_a_restart_is_named(tmp_path: Path) -> N
     facts, rows = driven(tmp_path, "bit_after_restore")
     sound, bad = facts["nodes"]
     assert (rows[sound]["status"], rows[bad]["status"]) == ("PASS", "FAIL")
+    told = facts["nodes"][sound]
+    assert (told["status"], told["landed"]) == ("PASS", 2) and all(told["costs"].values()), told
     # The checkpoint of step 10 is the first that is restored.
     assert all(word in rows[bad]["measured"] for word in ("step 11", "rank 0", "0.weight")), rows[bad]
     kept = Path(facts["nodes"][bad]["run"])

@@ -84,7 +84,9 @@ for step in range(begin + 1, 13):
 """At a notice, of nobody's plan, it saves and leaves with exit code 0."""
 
 
-@pytest.mark.parametrize("wrong", ["", FORGETS], ids=["right", "forgets"])
+@pytest.mark.parametrize(
+    "wrong", [pytest.param("", id="right", marks=pytest.mark.nightly), pytest.param(FORGETS, id="forgets")]
+)
 def test_a_run_that_is_saved_beside_the_training_loses_a_rank_and_is_judged(
     warm_drills: WarmDrills, tmp_path: Path, wrong: str
 ) -> None:

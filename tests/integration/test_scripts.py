@@ -213,6 +213,7 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
 
 
 SLOW = (
+    "compiled_step",
     "gan",
     "nested",
     "clipped_weights",

@@ -56,10 +56,8 @@ def test_a_single_rank_that_makes_its_own_process_group_comes_back_exactly(warm_
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("way", "workers"),
-    [("fsdp", 2), pytest.param("tp", 2, marks=pytest.mark.nightly), pytest.param("fsdp+tp", 4, marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize(("way", "workers"), [("fsdp", 2), ("tp", 2), ("fsdp+tp", 4)])
+@pytest.mark.nightly
 def test_windows_of_a_sharded_model_come_back_exactly(warm_drills: WarmDrills, tmp_path: Path, way: str, workers: int) -> None:
     """The script holds its first gradients against those of the whole model."""
     told = [*overrides(workers, "--way", way), f"script={WINDOWS}", "faults.schedule=[{rank: 1, at_step: 6}]", "max_steps=12"]
@@ -120,7 +118,7 @@ def assert_read_by_torch(leg: LegLayout, folder: Path, workers: int, *, whole: b
         pytest.param(
             "moments_forgotten", "state_changed_on_load", "0/state/0.0.weight/exp_avg[5:10, 0:16]", marks=pytest.mark.nightly
         ),
-        ("moments_lost_later", "optimizer_update", "0.0.weight[5:10, 0:16]"),
+        pytest.param("moments_lost_later", "optimizer_update", "0.0.weight[5:10, 0:16]", marks=pytest.mark.nightly),
     ],
 )
 def test_a_shard_that_comes_back_wrong_is_named(
