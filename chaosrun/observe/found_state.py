@@ -167,9 +167,9 @@ class FoundState:
         average has the same names."""
         found: set[str] = set()
         for root in self._roots:
-            name, told = min(root.named_parameters(), key=lambda each: (each[1].ndim < 2, each[1].numel()))
-            digest = content_digest(told.detach())
-            found |= {path.rpartition("/")[0] for path, value in held.items() if value == digest and path.endswith(name)}
+            for name, told in sorted(root.named_parameters(), key=lambda each: (each[1].ndim < 2, each[1].numel()))[:1]:
+                digest = content_digest(told.detach())
+                found |= {path.rpartition("/")[0] for path, value in held.items() if value == digest and path.endswith(name)}
         return tuple(sorted(found))
 
     def hooks(self) -> list[str]:

@@ -59,10 +59,13 @@ def made_anew(tree: ast.Module) -> set[str] | None:
 
 
 def _read_beside(loop: ast.For, node: ast.AST) -> Iterator[str]:
-    """Names that are read outside the loop. What a function that the loop is no part of has by such a name is its own."""
+    """Names that are read outside the loop. What a function that the loop is no part of has by such a name is its
+    own, but for what its parameters default to."""
     own: set[str] = set()
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and loop not in ast.walk(node):
         own = _own_names(node)
+        for default in (*node.args.defaults, *node.args.kw_defaults):
+            yield from _read_beside(loop, default) if default else ()
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id
     if node is not loop:

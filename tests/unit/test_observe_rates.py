@@ -62,6 +62,7 @@ def test_the_folders_of_trained_models_are_told_by_their_values() -> None:
     assert found.trained_in(contents({**saved, "wrapped": wrapped})) == ("last/net", "model", "wrapped")
     assert found.trained_in(contents({"teacher": teacher.state_dict()})) == ()
     assert found.trained_in(contents(model.state_dict())) == ("",)
+    assert FoundState(torch.nn.ReLU()).trained_in(contents(saved)) == (), "no parameter of its own"
 
 
 def test_no_rate_is_equal_to_no_rate_in_the_records() -> None:

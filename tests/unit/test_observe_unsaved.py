@@ -342,6 +342,8 @@ def test_what_a_loop_makes_anew(body: str, made: set[str]) -> None:
         ("def g():\n    global shown\n    shown = 1\n    return shown", False),
         ("def g():\n    def h(shown): pass\n    print(shown)", False),
         ("def g(shown): pass\nprint(shown)", False),
+        ("def g(shown=shown): print(shown)", False),
+        ("g = lambda *, shown=shown: shown", False),
     ],
 )
 def test_what_another_function_calls_its_own_is_another_variable(beside: str, made: bool) -> None:
