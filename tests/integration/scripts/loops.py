@@ -95,18 +95,21 @@ def built_after_a_pass() -> None:
 
 
 def replaced_after_a_pass() -> None:
-    """When the model makes a pass that leads to nothing, the optimizer of an earlier one is there yet."""
+    """When the model makes a pass that leads to nothing, an earlier one's optimizer lives, and one of its own does not yet."""
     earlier = net()
     optimizer = torch.optim.Adam(earlier.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     model = net()
+    head = torch.optim.Adam(model[3].parameters())
     model(data(0))
-    optimizer = torch.optim.Adam(model.parameters())
+    del earlier
+    optimizer = torch.optim.Adam(model[0].parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for number in Saved(model=model, optimizer=optimizer, schedule=schedule).rounds():
+    for number in Saved(model=model, head=head, optimizer=optimizer, schedule=schedule).rounds():
         model(data(number)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for each in (head, optimizer):
+            each.step()
+            each.zero_grad()
         schedule.step()
 
 
