@@ -27,7 +27,7 @@ def messages(source: str) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         hints = [keyword.value for keyword in node.keywords if keyword.arg == "hint"]
         if hints or name in TELLING or name.endswith("Error"):
             others = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg not in ("hint", "code"))]

@@ -9,7 +9,7 @@ from tests.simulation.__main__ import failures, report, seeds_of, shrunk
 from tests.simulation.drill import run
 from tests.simulation.scenario import draw
 
-BY_DAY = 600
+BY_DAY = 300
 
 
 def expect_none(seeds: range) -> None:

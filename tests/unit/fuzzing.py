@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chaosrun.records.blocks import frames
 
-AMOUNTS = [120, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+AMOUNTS = [50, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 """Inputs to try: `make test`, `make nightly`."""
 
 NASTY = [

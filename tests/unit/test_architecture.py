@@ -60,13 +60,15 @@ class Import:
         return parts[1] if parts[0] == "chaosrun" and len(parts) > 1 else None
 
 
+parsed = cache(ast.parse)
+"""Of one source; several rules look at it."""
 STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 """What an import can stand in."""
 
 
 def imports_of(path: Path, *, but_in: str = "") -> Iterator[Import]:
     """`but_in`: a function whose own imports are left out."""
-    tree = ast.parse(path.read_text(), filename=str(path))
+    tree = parsed(path.read_text())
     waiting = [(node, False) for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == but_in)]
     while waiting:
         node, deferred = waiting.pop()
@@ -261,7 +263,7 @@ def test_exported_names() -> None:
 
 def test_every_module_says_what_it_owns() -> None:
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in sources()}
-    silent = [path for path, text in texts.items() if text.strip() and not ast.get_docstring(ast.parse(text))]
+    silent = [path for path, text in texts.items() if text.strip() and not ast.get_docstring(parsed(text))]
     assert not silent, f"without a docstring: {silent}"
 
 
@@ -281,7 +283,7 @@ def test_functions_fit_on_a_screen() -> None:
     too_long = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
         for path in {*sources()} - {*job_sources()}
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION_LINES
@@ -327,7 +329,7 @@ PARSES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition",
 
 def parses_text(source: str) -> bool:
     """Whether it takes texts apart, by `re` or by their beginnings and ends."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Attribute) and node.attr in PARSES:
             return True
         if isinstance(node, ast.Import) and any(alias.name == "re" for alias in node.names):

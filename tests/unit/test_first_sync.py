@@ -45,7 +45,8 @@ def _rank(rank: int, store: Path, told: Any) -> None:
 
 
 def test_equal_models_are_not_sent_and_others_are(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", __name__])
     told: Any = context.Queue()
     ranks = [context.Process(target=_rank, args=(rank, tmp_path / "store", told)) for rank in range(2)]
     for process in ranks:

@@ -3,8 +3,6 @@ is not."""
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,16 @@ from chaosrun.observe.opened import FileWatch, caches
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
 from tests.records import read_lines
+from tests.unit.forked import printed
 from tests.unit.legs import edit_journal, edit_trace, write_run
 
-LEAVE = """
+IMPORTS = """
 import dbm.dumb, json, os, pathlib, pickle, shelve, sqlite3, sys, time
 import numpy, torch, safetensors.torch
 from chaosrun.observe.opened import watch
 from chaosrun.records.opened import TrainingTime
-
-root = pathlib.Path(sys.argv[1])
+"""
+LEAVE = """
 os.chdir(root)
 os.environ["HOME"] = str(root)
 for folder in ("own", "elsewhere", ".cache/mine", ".cache/huggingface", "__pycache__", "made"):
@@ -88,38 +87,53 @@ OTHERS = (
 )
 
 
-def run(root: Path, code: str) -> list[dict[str, object]]:
-    ended = subprocess.run([sys.executable, "-c", LEAVE + code, str(root)], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    record = root / "record"
-    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+NATIVE = (
+    "import ctypes; libc = ctypes.CDLL(None); fd = libc.open(b'library', 0)\n"
+    "held = torch.UntypedStorage.from_file('memory', False, 4)\nwatching.look_at_mappings()\n"
+)
+WAIT = "for child in __import__('multiprocessing').active_children(): child.join()"
+PROGRAMS = {
+    "reads": "\n".join([*READS, "open('text').read()", WAIT]),
+    "others": "\n".join(OTHERS),
+    "native": NATIVE,
+    "tracker": "exec(compile('open(\"text\").read()', 'x', 'exec'), {'__name__': 'mlflow.store'})",
+}
 
 
-def test_every_way_of_reading_is_told_once(tmp_path: Path) -> None:
-    wait = "for child in __import__('multiprocessing').active_children(): child.join()"
-    found = run(tmp_path, "\n".join([*READS, "open('text').read()", wait]))
-    told = [os.path.relpath(str(record["path"]), tmp_path) for record in found]
-    names = {name.partition(".")[0] if name.startswith("shelf") else name for name in told}
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """By program, the records of what it opened, with paths below its folder."""
+    roots = {name: tmp_path_factory.mktemp(name) for name in PROGRAMS}
+    before = {name: f"{IMPORTS}root = pathlib.Path({str(root)!r})\n{LEAVE}" for name, root in roots.items()}
+    printed(IMPORTS, [before[name] + code for name, code in PROGRAMS.items()])
+    return {
+        name: [{**record, "path": os.path.relpath(record["path"], root)} for record in read_lines(root / "record")]
+        if (root / "record").exists()
+        else []
+        for name, root in roots.items()
+    }
+
+
+def test_every_way_of_reading_is_told_once(told: dict[str, list[dict[str, Any]]]) -> None:
+    found = told["reads"]
+    paths = [record["path"] for record in found]
+    names = {name.partition(".")[0] if name.startswith("shelf") else name for name in paths}
     assert names >= set(READS.values()), set(READS.values()) - names
-    assert [Path(str(record["path"])).name for record in found if record.get("before_training")] == ["prepared"]
-    assert len(told) == len(set(told)) and {(r["left_by"], r["attempt"], r["rank"]) for r in found} == {("reference leg", 2, 1)}
+    assert [record["path"] for record in found if record.get("before_training")] == ["prepared"]
+    assert len(paths) == len(set(paths))
+    assert {(r["left_by"], r["attempt"], r["rank"]) for r in found} == {("reference leg", 2, 1)}
 
 
-def test_writing_looking_and_caches_of_libraries_are_not_told(tmp_path: Path) -> None:
-    assert run(tmp_path, "\n".join(OTHERS)) == []
+def test_writing_looking_and_caches_of_libraries_are_not_told(told: dict[str, list[dict[str, Any]]]) -> None:
+    assert told["others"] == []
 
 
-def test_what_stays_mapped_is_told_whoever_opened_it(tmp_path: Path) -> None:
-    native = (
-        "import ctypes; libc = ctypes.CDLL(None); fd = libc.open(b'library', 0)\n"
-        "held = torch.UntypedStorage.from_file('memory', False, 4)\nwatching.look_at_mappings()\n"
-    )
-    assert {Path(str(record["path"])).name for record in run(tmp_path, native)} == {"library", "memory"}
+def test_what_stays_mapped_is_told_whoever_opened_it(told: dict[str, list[dict[str, Any]]]) -> None:
+    assert {record["path"] for record in told["native"]} == {"library", "memory"}
 
 
-def test_the_books_of_a_tracker_are_its_own(tmp_path: Path) -> None:
-    tracker = "exec(compile('open(\"text\").read()', 'x', 'exec'), {'__name__': 'mlflow.store'})"
-    assert run(tmp_path, tracker) == []
+def test_the_books_of_a_tracker_are_its_own(told: dict[str, list[dict[str, Any]]]) -> None:
+    assert told["tracker"] == []
 
 
 def test_a_leg_trains_from_its_first_batch_to_its_end(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from chaosrun.protocol.determinism import Determinism, refused_operation
 # Each setting in a process of its own, forked from one that has imported everything.
 PIN = """
 import json, os, sys, warnings
-import torch
+import torch, torch._dynamo
 from chaosrun.observe.environment import environment_facts
 from chaosrun.protocol.determinism import pin
 

@@ -1,10 +1,7 @@
 """Who leaves when, with a real store: all ranks after the same step, however their steps interleave."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from chaosrun.errors import RecoveryError
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.protocol.preemption import Preempted, Preemption
 from tests.integration.ranks import make_orders
+from tests.unit.forked import printed
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +94,12 @@ def test_ranks_that_do_not_keep_step_cannot_leave_together(store: torch.distribu
         ahead.due(4)
 
 
+@pytest.fixture(scope="module")
+def told() -> dict[str, str]:
+    """What each of the programs below prints."""
+    return printed("import chaosrun.protocol.preemption, chaosrun.protocol.rendezvous", (LISTENS, OVERHEARS, BY_NAME, HOSTS))
+
+
 LISTENS = """\
 import os, signal, time
 from pathlib import Path
@@ -118,11 +122,8 @@ print("told", preemption.due(2))
 """
 
 
-def test_sigterm_is_a_notice_for_the_rank_alone_unless_the_script_takes_it() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", LISTENS]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
-    assert ran.stdout.splitlines() == ["child -15", "script's own", "told False", "told True"]
+def test_sigterm_is_a_notice_for_the_rank_alone_unless_the_script_takes_it(told: dict[str, str]) -> None:
+    assert told[LISTENS].splitlines() == ["child -15", "script's own", "told False", "told True"]
 
 
 OVERHEARS = """\
@@ -181,13 +182,9 @@ print("timed", heard(lambda: awaited(lambda signals: module.sigtimedwait(signals
 """
 
 
-def test_a_notice_is_overheard_by_a_script_that_knows_the_functions_by_name_or_waits_for_it() -> None:
+def test_a_notice_is_overheard_by_a_script_that_knows_the_functions_by_name_or_waits_for_it(told: dict[str, str]) -> None:
     """A command's process becomes a rank when its imports are done."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    ran = subprocess.run(
-        [sys.executable, "-c", BY_NAME], capture_output=True, text=True, timeout=300, check=True, env=environment
-    )
-    assert ran.stdout.splitlines() == ["handler True", "sigwait True False", "info True", "timed True"]
+    assert told[BY_NAME].splitlines() == ["handler True", "sigwait True False", "info True", "timed True"]
 
 
 HOSTS = """\
@@ -208,21 +205,13 @@ os._exit(0)
 """
 
 
-def test_the_rendezvous_store_takes_no_signal_that_a_script_blocks_to_wait_for() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    ran = subprocess.run(
-        [sys.executable, "-c", HOSTS], capture_output=True, text=True, timeout=300, check=True, env=environment
-    )
-    assert ran.stdout.split() == ["True", "True"]
+def test_the_rendezvous_store_takes_no_signal_that_a_script_blocks_to_wait_for(told: dict[str, str]) -> None:
+    assert told[HOSTS].split() == ["True", "True"]
 
 
-def test_a_notice_that_a_script_handles_itself_is_overheard() -> None:
+def test_a_notice_that_a_script_handles_itself_is_overheard(told: dict[str, str]) -> None:
     """Its handlers are called as before, and it finds them where it put them."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    ran = subprocess.run(
-        [sys.executable, "-c", OVERHEARS], capture_output=True, text=True, timeout=300, check=True, env=environment
-    )
     usr1, term = signal.SIGUSR1.value, signal.SIGTERM.value
-    assert ran.stdout.splitlines() == [
+    assert told[OVERHEARS].splitlines() == [
         *("True True", f"own {usr1}", "True True", "overheard False", f"own {term}", "overheard True")
     ]

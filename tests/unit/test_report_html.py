@@ -343,7 +343,7 @@ def test_a_diagnosis_is_told(run: RunLayout) -> None:
     assert "C1: gradients are reduced in another bucket layout (docs/hazards.md#c1)" in said
 
 
-@pytest.mark.parametrize("examples", [20, *AMOUNTS[1:]])
+@pytest.mark.parametrize("examples", [10, *AMOUNTS[1:]])
 @pytest.mark.parametrize(
     "name", ["chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace", "run.json", "plan.json", "diagnosis.json"]
 )

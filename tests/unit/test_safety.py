@@ -77,6 +77,10 @@ ALLOWED_RUNNING = {
 }
 
 
+parsed = cache(ast.parse)
+"""Of one source; several rules look at it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     path: str
@@ -103,7 +107,7 @@ def calls(path: Path, root: Path = PACKAGE) -> Iterator[Call]:
                 yield Call(path.relative_to(root).as_posix(), function, name, called, keywords)
             yield from visit(child, inside)
 
-    yield from visit(ast.parse(path.read_text()), "")
+    yield from visit(parsed(path.read_text()), "")
 
 
 @cache
@@ -112,7 +116,7 @@ def every_call() -> list[Call]:
 
 
 def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -146,7 +150,7 @@ def test_a_raw_signal_would_be_seen(tmp_path: Path) -> None:
 def test_signalling_functions_keep_their_names() -> None:
     """An alias would slip through the rule above."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.ImportFrom | ast.Import):
                 renamed = [alias.name for alias in node.names if alias.asname and alias.name in SIGNALLING]
                 assert not renamed, f"{path}: {renamed}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaosrun.processes import ProcessIdentity, child_called, send_signal
+from chaosrun.supervise import watchdog
 from chaosrun.supervise.watchdog import Watchdog
 from tests.integration.ranks import eventually
 
@@ -61,7 +62,10 @@ def test_a_process_that_ends_its_ray_in_order_is_left_alone(driver: subprocess.P
     assert watch.lost is None
 
 
-def test_a_process_ends_when_nobody_listens_at_the_head_that_it_joined(driver: subprocess.Popen[bytes]) -> None:
+def test_a_process_ends_when_nobody_listens_at_the_head_that_it_joined(
+    driver: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "ANSWER_S", 0.2)  # on this machine
     with socket.create_server(("127.0.0.1", 0)) as listening, Watchdog(driver.pid) as watch:
         watch._pid = -1  # it has no head of its own
         watch.joined(f"127.0.0.1:{listening.getsockname()[1]}")
