@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOB ?= jobs/bytelm/job.yaml
 ARGS ?=
-# Of `make test`: more than two processors, as ranks of drills wait for each other.
+# Processes of `make test`. Three keep two processors busy: the ranks of a drill wait for each other.
 JOBS ?= 3
 SEEDS ?= 1000
 

@@ -74,7 +74,8 @@ def _read_beside(loop: ast.For, node: ast.AST) -> Iterator[str]:
 
 def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
     """The parameters and variables of a function, without those of functions in it."""
-    own, shared = {part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)}, set[str]()
+    own = {part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)}
+    shared: set[str] = set()
     waiting: list[ast.AST] = [*function.body] if isinstance(function.body, list) else [function.body]
     while waiting:
         match part := waiting.pop():

@@ -222,8 +222,8 @@ class ScriptTraining:
             self._busy = False
 
     def _begun_by(self, outermost: torch.nn.Module | None, inputs: list[Any] | None) -> Steps:
-        """The steps of this training, begun now if they were not. If the script loaded its checkpoint, or built the optimizer
-        of another model, after an earlier pass (one that builds or measures something), the attempt begins again with this."""
+        """The steps of this training, begun now if they were not. If the script loaded its checkpoint, or built or replaced an
+        optimizer, after an earlier pass (one that builds or measures something), the attempt begins again with this one."""
         rebuilt = outermost is not None and self._has_rebuilt()
         if self._steps and not rebuilt and not self._has_loaded():
             return self._steps
