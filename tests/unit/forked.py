@@ -3,15 +3,16 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 EACH = """
 import json, os, sys
 imports, *programs = json.load(sys.stdin)
-exec(imports)
+given = {}
+exec(imports, given)
 for program in programs:
     if os.fork() == 0:
-        exec(program, {"__name__": "__main__"})
+        exec(program, {**given, "__name__": "__main__"})
         sys.exit()
     if os.wait()[1]:
         sys.exit(f"failed: {program}")
@@ -19,9 +20,15 @@ for program in programs:
 """
 
 
-def printed(imports: str, programs: Sequence[str]) -> dict[str, str]:
-    """What each prints, by its text."""
-    asked = json.dumps([imports, *programs])
-    ended = subprocess.run([sys.executable, "-c", EACH], input=asked, capture_output=True, text=True, timeout=300, check=False)
+def printed(imports: str, programs: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What each prints, by its text. It has what is imported and defined by `imports`."""
+    ended = subprocess.run(
+        [sys.executable, "-c", EACH],
+        input=json.dumps([imports, *programs]),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert ended.returncode == 0, ended.stderr
     return dict(zip(programs, ended.stdout.split("END\n"), strict=False))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import chaosrun
+from tests.sources import parsed
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "chaosrun"
@@ -60,8 +61,6 @@ class Import:
         return parts[1] if parts[0] == "chaosrun" and len(parts) > 1 else None
 
 
-parsed = cache(ast.parse)
-"""Of one source; several rules look at it."""
 STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 """What an import can stand in."""
 

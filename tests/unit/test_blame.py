@@ -33,6 +33,7 @@ from chaosrun.verify.blame import WHOSE, Blame, Whose
 from chaosrun.verify.codes import REMEDIES, TABLE, Cause
 from chaosrun.verify.ruling import END_CODES
 from chaosrun.verify.verdict import judge
+from tests.sources import parsed
 
 
 def whose(found: Blame) -> tuple[str, str | None, bool]:
@@ -107,7 +108,7 @@ def named_codes() -> set[str]:
     """Codes that the sources name, and those that are made of a part's name."""
     found: set[str] = set()
     for path in FOLDER.glob("*.py"):
-        texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        texts = {node.value for node in ast.walk(parsed(path.read_text())) if isinstance(node, ast.Constant)}
         if path.name[:5] != "code_":
             found |= {text for text in texts if isinstance(text, str)}
     return found | {*get_args(EndCode), *END_CODES.values()}
@@ -127,7 +128,7 @@ def test_every_code_is_found_by_somebody() -> None:
 
 def test_every_code_that_is_given_has_a_row() -> None:
     for path in FOLDER.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS:
                 place = 0 if ast.unparse(node.func).startswith("Cause") else 1
                 code = node.args[place] if len(node.args) > place else None

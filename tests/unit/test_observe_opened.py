@@ -104,7 +104,7 @@ PROGRAMS = {
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """By program, the records of what it opened, with paths below its folder."""
     roots = {name: tmp_path_factory.mktemp(name) for name in PROGRAMS}
-    before = {name: f"{IMPORTS}root = pathlib.Path({str(root)!r})\n{LEAVE}" for name, root in roots.items()}
+    before = {name: f"root = pathlib.Path({str(root)!r})\n{LEAVE}" for name, root in roots.items()}
     printed(IMPORTS, [before[name] + code for name, code in PROGRAMS.items()])
     return {
         name: [{**record, "path": os.path.relpath(record["path"], root)} for record in read_lines(root / "record")]

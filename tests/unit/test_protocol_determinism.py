@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from chaosrun.protocol.determinism import Determinism, refused_operation
+from tests.unit.forked import printed
 
-# Each setting in a process of its own, forked from one that has imported everything.
-PIN = """
-import json, os, sys, warnings
+IMPORTS = """
+import json, os, warnings
 import torch, torch._dynamo
 from chaosrun.observe.environment import environment_facts
 from chaosrun.protocol.determinism import pin
@@ -28,16 +26,19 @@ def operation():
             return "refused"
     return "warned" if any("put_" in str(warning.message) for warning in caught) else "silent"
 
-for deterministic in ("strict", "warn", "off", "tf32"):
-    if os.fork() == 0:
-        torch.backends.cudnn.benchmark = True
-        pin(seed=3, deterministic="strict" if deterministic == "tf32" else deterministic, threads=2)
-        if deterministic == "tf32" and hasattr(torch.backends, "fp32_precision"):
-            torch.backends.cuda.matmul.fp32_precision = "tf32"
-        print(json.dumps([deterministic, environment_facts(), operation(), os.environ.get("MKL_NUM_THREADS")]), flush=True)
-        os._exit(0)
-    os.wait()
+def pinned(deterministic, tf32=False):
+    torch.backends.cudnn.benchmark = True
+    pin(seed=3, deterministic=deterministic, threads=2)
+    if tf32 and hasattr(torch.backends, "fp32_precision"):
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    print(json.dumps([environment_facts(), operation(), os.environ.get("MKL_NUM_THREADS")]))
 """
+SETTINGS = {
+    "strict": "pinned('strict')",
+    "warn": "pinned('warn')",
+    "off": "pinned('off')",
+    "tf32": "pinned('strict', tf32=True)",
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,8 @@ def pinned() -> dict[str, tuple[dict[str, Any], str, str]]:
     environment = {
         name: value for name, value in os.environ.items() if name not in ("CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS")
     }
-    done = subprocess.run([sys.executable, "-c", PIN], env=environment, capture_output=True, text=True, check=True, timeout=300)
-    return {name: (facts, operation, mkl) for name, facts, operation, mkl in map(json.loads, done.stdout.splitlines())}
+    told = printed(IMPORTS, [*SETTINGS.values()], environment)
+    return {name: json.loads(told[program]) for name, program in SETTINGS.items()}
 
 
 @pytest.mark.parametrize(("deterministic", "operation"), [("strict", "refused"), ("warn", "warned"), ("off", "silent")])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import parsed
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "chaosrun"
 
@@ -75,10 +77,6 @@ ALLOWED_RUNNING = {
     "spec/launch.py:_syntax_problems compile": "the user's script, which is not run",
     "protocol/startup/sitecustomize.py:import_hidden __import__": "the sitecustomize that Python would have imported itself",
 }
-
-
-parsed = cache(ast.parse)
-"""Of one source; several rules look at it."""
 
 
 @dataclass(frozen=True, slots=True)

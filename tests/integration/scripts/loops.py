@@ -57,6 +57,12 @@ def net(*more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 8), *more)
 
 
+def update(*optimizers: torch.optim.Optimizer) -> None:
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def gan() -> None:
     generator, judge = net(), net(nn.Linear(8, 1))
     first, second = torch.optim.Adam(generator.parameters()), torch.optim.Adam(judge.parameters())
@@ -76,9 +82,7 @@ def two_optimizers() -> None:
     first, second = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9), torch.optim.Adam(model[3].parameters())
     for number in Saved(model=model, first=first, second=second).rounds():
         model(data(number)).square().mean().backward()
-        for optimizer in (first, second):
-            optimizer.step()
-            optimizer.zero_grad()
+        update(first, second)
 
 
 def built_after_a_pass() -> None:
@@ -89,9 +93,7 @@ def built_after_a_pass() -> None:
     second = torch.optim.Adam(judge.parameters())
     for number in Saved(generator=generator, judge=judge, first=first, second=second).rounds():
         judge(generator(data(number))).square().mean().backward()
-        for optimizer in (first, second):
-            optimizer.step()
-            optimizer.zero_grad()
+        update(first, second)
 
 
 def replaced_after_a_pass() -> None:
@@ -107,9 +109,7 @@ def replaced_after_a_pass() -> None:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     for number in Saved(model=model, head=head, optimizer=optimizer, schedule=schedule).rounds():
         model(data(number)).square().mean().backward()
-        for each in (head, optimizer):
-            each.step()
-            each.zero_grad()
+        update(head, optimizer)
         schedule.step()
 
 
