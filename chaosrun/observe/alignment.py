@@ -27,12 +27,24 @@ class Standing(NamedTuple):
     data: str | None
 
 
+class Due(NamedTuple):
+    """What the step after an attempt's place takes in."""
+
+    data: str
+    """The digest of its first inputs."""
+    passes: int
+    taken: bool
+    """The attempt has begun with them."""
+
+
 class Place(NamedTuple):
     step: int
     found: Found
+    due: Due | None = None
+    """None if nothing is recorded of the step after it."""
 
 
-def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False, alone: bool = False) -> Place:
+def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, alone: bool = False) -> Place:
     """Compare what an attempt begins with to the `moments` of one trace. `own`: the trace is of an earlier attempt of the same
     leg. `alone`: no other leg continues after the last moment, of which only weights and optimizer are known then."""
     agreeing = _agreeing(standing, moments, alone=alone)
@@ -42,7 +54,9 @@ def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False, al
         return Place(step=0, found=Found(step=None, own=own, **_nearest(agreeing, 0)))
     step = max(agreeing[decisive], key=lambda each: (*(each in agreeing[name] for name in QUANTITIES), each))
     whole = all(step in agreeing[name] for name in judged)
-    return Place(step=step, found=Found(step=step if whole else None, own=own, **_nearest(agreeing, step)))
+    after = [moment for moment in moments if moment.step == step and moment.data_after is not None]
+    due = Due(after[-1].data_after or "", after[-1].passes_after, step in agreeing["data"]) if after else None
+    return Place(step=step, found=Found(step=step if whole else None, own=own, **_nearest(agreeing, step)), due=due)
 
 
 def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:

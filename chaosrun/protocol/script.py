@@ -13,7 +13,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
-from chaosrun.observe.alignment import Place, Standing, find
+from chaosrun.observe.alignment import Due, Standing
 from chaosrun.observe.contents import input_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, has_gradients, let_go_of_replaced, stepped_digest
 from chaosrun.observe.hooks import parameters_of
@@ -31,12 +30,11 @@ from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival, Beginning
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
+from chaosrun.protocol.earlier_traces import EarlierTraces
 from chaosrun.protocol.steps import Steps, refuse_captured
 from chaosrun.records.codec import changed
-from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
-from chaosrun.records.trace_reader import Moment, read_moments, read_start
-from chaosrun.records.traces import SaveRecord, StartRecord
+from chaosrun.records.traces import SaveRecord
 from chaosrun.wording import count, hiding
 
 
@@ -46,6 +44,7 @@ class ScriptTraining:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._order = context.order
+        self._earlier = EarlierTraces(context.order, context.leg)
         self._faults = context.faults
         self._heart = context.heart
         self._ledger = BatchLedger()
@@ -58,6 +57,10 @@ class ScriptTraining:
         """`stepped_digest` when a restarted attempt began; None once it has made a step."""
         self._builds = False
         """Since the attempt began there was no step, and no pass with a loader's batch: it may be building its models yet."""
+        self._passes = 0
+        """Forward passes since the attempt began."""
+        self._due: Due | None = None
+        """What its first one is to take."""
         self.position = Position()
         self._batches = 0
         """Micro-batches of this pass over the loader."""
@@ -203,6 +206,7 @@ class ScriptTraining:
         passes, ids = self._ledger.passes, self._ledger.taken(own)
         fetched = self._ledger.fetched(skipping=self._order.attempt > 1)
         self._builds = self._builds and ids is None and fetched is None
+        self._passes += 1
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
         steps.observer.batch([inputs, named], ids, fetched if ids is None else None)
 
@@ -223,9 +227,10 @@ class ScriptTraining:
 
     def _begun_by(self, outermost: torch.nn.Module | None, inputs: list[Any] | None) -> Steps:
         """The steps of this training, begun now if they were not. If the script loaded its checkpoint, or built or replaced an
-        optimizer, after an earlier pass (one that builds or measures something), the attempt begins again with this one."""
+        optimizer, after an earlier pass, or this is the first of the training and that was none of it (one that builds or
+        measures something), the attempt begins again with this one."""
         rebuilt = outermost is not None and self._has_rebuilt()
-        if self._steps and not rebuilt and not self._has_loaded():
+        if self._steps and not rebuilt and not self._has_loaded() and not (inputs and self._has_measured(inputs)):
             return self._steps
         steps = self._begin(outermost, None if inputs is None else input_digest(inputs))
         self._began_with = stepped_digest() if self._order.attempt > 1 else None
@@ -239,15 +244,22 @@ class ScriptTraining:
         """Whether its optimizers are of other parameters than when the attempt began, before its first step."""
         return self._builds and not self._calls and self._state is not None and self._state.is_outdated()
 
+    def _has_measured(self, inputs: list[Any]) -> bool:
+        """Whether these inputs are due as the first of a restarted attempt, and the passes before them, of which none has led
+        to a backward pass, took others, or as many as the step has: the script makes them at each start."""
+        if self._began_with is None or self._due is None or self._backwards or self._calls or not self._passes:
+            return False
+        return (not self._due.taken or self._passes >= self._due.passes) and input_digest(inputs) == self._due.data
+
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
         """Find out where this attempt stands, and write the `start` line."""
         if not at_end:
             hooks.let_go()
             let_go_of_replaced()
-        state = FoundState(outermost, self._first_start())
+        state = FoundState(outermost, self._earlier.first_start())
         steps = Steps(state, self._context, state.device)
         began = steps.observer.beginning()
-        place = None if at_end and not steps.observer.parameters else self._place(began, data, at_end=at_end)
+        place = None if at_end and not steps.observer.parameters else self._earlier.place(_standing(began, data, at_end=at_end))
         found = place.found if place else None
         if self._steps and not self._has_rebuilt() and not (found and found.weights):
             return self._steps  # these weights are of no checkpoint
@@ -269,46 +281,8 @@ class ScriptTraining:
         )
         steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
-        self._builds = True
+        self._builds, self._passes, self._due = True, 0, place.due if place else None
         return steps
-
-    def _first_start(self) -> StartRecord | None:
-        """The start record of the reference, or without one of this leg's first attempt."""
-        order = self._order
-        leg = self._context.leg if order.reference_path is None else LegLayout(Path(order.reference_path))
-        return read_start(leg.attempt(1).trace(order.rank))
-
-    def _place(self, began: Beginning, data: str | None, *, at_end: bool) -> Place | None:
-        standing = Standing(
-            weights=began.weights.value,
-            optimizer=began.optimizer,
-            rates=None if at_end else began.rates,
-            rng=None if at_end else began.rng,
-            data=data,
-        )
-        best: Place | None = None
-        for moments, own in self._earlier():
-            if not moments:
-                continue  # killed before its first record: nothing to compare with
-            place = find(standing, moments, own=own, alone=self._order.reference_path is None)
-            if place.found.step is not None:
-                return place
-            if best is None or (place.found.weights and not best.found.weights):
-                best = place
-        return best
-
-    def _earlier(self) -> Iterator[tuple[list[Moment], bool]]:
-        """The traces that this attempt may have gone on from: the reference's, then those of its own leg, newest first."""
-        order = self._order
-        if order.reference_path is not None:
-            reference = LegLayout(Path(order.reference_path))
-            for attempt in reference.attempts():
-                yield read_moments(reference.attempt(attempt).trace(order.rank)), False
-        # State that was not restored equals that of the very beginning.
-        beginning = read_moments(self._context.leg.attempt(1).trace(order.rank), at_most=1) if order.attempt > 2 else []
-        for attempt in range(order.attempt - 1, 0, -1):
-            own = read_moments(self._context.leg.attempt(attempt).trace(order.rank))
-            yield (own if attempt == 1 else [*beginning, *own]), True
 
     def _finish_step(self, stepped: list[int]) -> None:
         self._backwards, self._recorded, self._stepped, self._began_with, self._builds = 0, False, stepped, None, False
@@ -374,7 +348,7 @@ class ScriptTraining:
             steps.end(self.position)
 
     def _why_no_step(self) -> str:
-        if any(moments for moments, own in self._earlier() if own):
+        if self._earlier.has_trained():
             return (
                 "it trained before it was killed, and has ended now without building an optimizer: have it build the model and "
                 "load its checkpoint even when all steps are made, so that what training ends with can be compared"
@@ -392,6 +366,11 @@ class ScriptTraining:
 
 class EnoughSteps(SystemExit):
     """Raised when the job has made its max_steps, to end the script."""
+
+
+def _standing(began: Beginning, data: str | None, *, at_end: bool) -> Standing:
+    rates, rng = (None, None) if at_end else (began.rates, began.rng)
+    return Standing(weights=began.weights.value, optimizer=began.optimizer, rates=rates, rng=rng, data=data)
 
 
 def _scalar(root: torch.Tensor) -> torch.Tensor:

@@ -89,6 +89,8 @@ class Moment:
     """Learning rates that the next step used. None after the last step, like all values of the next step."""
     rng_after: str | None = None
     data_after: str | None = None
+    passes_after: int = 0
+    """Forward passes that the next step made."""
     weights_after: str | None = None
     """Weights that the script changed before the next step, if it did."""
 
@@ -105,7 +107,8 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
             elif isinstance(record, traces.StepRecord) and moments:
                 rates = record.lr or moments[-1].rates
                 after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}
-                moments[-1] = replace(moments[-1], **after, weights_after=record.began or None)
+                begun = {"passes_after": len(record.batch), "weights_after": record.began or None}
+                moments[-1] = replace(moments[-1], **after, **begun)
                 if len(moments) == at_most:
                     break
                 moments.append(Moment(step=record.step, weights=record.param, optimizer=record.state, rates=rates))

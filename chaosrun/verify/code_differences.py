@@ -207,9 +207,8 @@ _STEP: Mapping[str, Row] = {
         "",
         script("a step made another number of forward passes than before, and as many backward passes", likely=True),
         "the step made {seen} forward passes instead of {expected}, and as many backward passes: what goes through the model "
-        f"beside the batch of the loader is not what it was: {BESIDE}; or a start makes a pass before its loop (a probe of a "
-        "shape, a check), or fills a cache anew: a pass that nothing is learnt from belongs under torch.no_grad(), where it "
-        "does not count",
+        f"beside the batch of the loader is not what it was: {BESIDE}; or a start fills a cache anew: a pass that nothing is "
+        "learnt from belongs under torch.no_grad(), where it does not count",
         "O8",
     ),
     "forward_pass.changed_between": Row(

@@ -190,6 +190,8 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
     "two_optimizers": (1, 6, 1, 1),
     "built_after_a_pass": (1, 6, 1, 1),
     "replaced_after_a_pass": (1, 6, 1, 1),
+    "measured_at_each_start": (1, 6, 0, 1),
+    "tried_at_each_start": (1, 6, 0, 1),
     "together": (1, 6, 2, 2),
     "stages": (1, 6, 1, 1),
     "scaler": (1, 6, 1, 1),

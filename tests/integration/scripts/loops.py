@@ -113,6 +113,32 @@ def replaced_after_a_pass() -> None:
         schedule.step()
 
 
+def measured_at_each_start() -> None:
+    """When its checkpoint is loaded, the model makes a pass that nothing is learnt from. A loss is of two over one batch."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for turn, number in enumerate(Saved(model=model, optimizer=optimizer).rounds()):
+        if turn == 0:
+            with torch.random.fork_rng():
+                model(torch.zeros(2, 8))
+        (model(data(number)) - model(data(number))).square().mean().backward()
+        update(optimizer)
+
+
+def tried_at_each_start() -> None:
+    """The same with the batch that is learnt from next, and with a stream that is restored after it."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for turn, number in enumerate(Saved(model=model, optimizer=optimizer).rounds()):
+        if turn == 0:
+            stream = torch.get_rng_state()
+            torch.manual_seed(8)
+            model(data(number))
+            torch.set_rng_state(stream)
+        model(data(number)).square().mean().backward()
+        update(optimizer)
+
+
 def together() -> None:
     """A GAN whose two optimizers step at the end; one drops its gradients in between, the other's are still to come."""
     generator, judge = net(), net(nn.Linear(8, 1))
@@ -408,6 +434,7 @@ KINDS |= {
     for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled, compiled_step)
 }
 KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other, built_after_a_pass, replaced_after_a_pass)}
+KINDS |= {kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
