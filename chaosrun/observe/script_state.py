@@ -25,7 +25,7 @@ from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.held import MODULE_INTERNALS, attributes
+from chaosrun.observe.held import MODULE_INTERNALS, OWN_FILES, attributes
 
 LARGEST_BYTES = 1 << 20
 """Size of the largest tensor or array that is looked at: larger ones are taken for data sets, not state."""
@@ -209,8 +209,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    if not is_own(value.__module__ or ""):
-        return
+    if not is_own(value.__module__ or "") or value.__code__.co_filename.startswith(OWN_FILES):
+        return  # by its file as well: functools.wraps gives a hook of ours the module of what it wraps
     names = value.__code__.co_freevars
     for name, cell in zip(names, value.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a variable that has no value yet

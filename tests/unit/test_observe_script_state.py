@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from chaosrun.observe.hooks import uncompiled
 from chaosrun.observe.script_state import LARGEST_BYTES, script_state
 
 
@@ -132,6 +133,13 @@ class Draining(list[int]):
 def test_what_must_not_be_touched_is_left_out() -> None:
     held = script_state({"touchy": Touchy(), "draining": Draining([1]), "long": list(range(10**6)), "after": 1})
     assert held == {"draining": "a container", "long": "large", "after": "1"}
+
+
+def test_hooks_of_chaosrun_are_no_state_of_the_script() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    before = script_state({"optimizer": optimizer})
+    optimizer.register_step_pre_hook(uncompiled(functools.partial(print, end="")))
+    assert script_state({"optimizer": optimizer}) == before
 
 
 def test_a_cycle_and_a_flood_come_to_an_end() -> None:
