@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from chaosrun.errors import UsageError
@@ -41,6 +41,10 @@ IS_TOLD_RANK = re.compile(
 )
 """… but for one that looks whether a launcher has."""
 NPROCS = re.compile(rb"\bn(?:um_)?proc(?:esse)?s\s*=\s*([1-9][0-9]{0,3})\b")
+NUM_PROCESSES = re.compile(r"^num_processes: ([1-9][0-9]{0,3})\b", re.MULTILINE)
+"""In the configuration of accelerate, as `accelerate config` writes it."""
+ONE_PROCESS = re.compile(r"^distributed_type: ['\"]?(NO|MULTI_CPU)\b", re.MULTILINE)
+"""Whatever number it gives: on CPUs it leaves several to mpirun."""
 GUESSED_WORKERS = 2
 LAUNCHING_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "lightning", "torchx"})
 """Packages with modules that start several ranks."""
@@ -226,7 +230,27 @@ def _workers_of_command(words: Sequence[str], asked: int | None) -> tuple[int, s
         return (int(value), f"as the command says {name} {value}") if asked is None else (asked, None)
     if asked is not None:
         return asked, None
-    return 1, "as the command names no number of ranks; --workers says otherwise"
+    return _by_accelerate(words) or (1, "as the command names no number of ranks; --workers says otherwise")
+
+
+def _by_accelerate(words: Sequence[str]) -> tuple[int, str] | None:
+    """The number of processes that the configuration of `accelerate launch` gives; None without such a command or a number."""
+    own = list(takewhile(lambda word: not word.endswith(".py"), words))
+    if not any(Path(word).name == "accelerate" or word.startswith("accelerate.commands") for word in own) or "--cpu" in own:
+        return None
+    cache = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    named = f"{cache}/accelerate/default_config.yaml"
+    for word, after in pairwise([*own, ""]):
+        name, equals, value = word.partition("=")
+        if name in ("--config_file", "--config-file"):
+            named = value if equals else after
+    file = Path(named).expanduser()
+    try:
+        text = file.read_text()
+    except (OSError, ValueError):
+        return None  # accelerate says why
+    found = None if ONE_PROCESS.search(text) else NUM_PROCESSES.search(text)
+    return (int(found[1]), f"as {file} says {found[0]}; --workers says otherwise") if found else None
 
 
 def _name(words: Sequence[str]) -> str:

@@ -92,6 +92,32 @@ def test_workers_are_guessed(line: str, workers: int, told: str, capsys: pytest.
     assert (spec["command"] is None) == ("--" not in line.split())
 
 
+@pytest.mark.parametrize(
+    ("line", "workers", "told"),
+    [
+        (" -- accelerate launch train.py", 3, "default_config.yaml says num_processes: 3; --workers says otherwise"),
+        (" -- accelerate launch --config_file acc.yaml train.py", 4, "as acc.yaml says num_processes: 4"),
+        (" -- python -m accelerate.commands.launch --config-file=acc.yaml train.py", 4, "as acc.yaml says num_processes: 4"),
+        (" -- accelerate launch --config_file acc.yaml --num_processes 2 train.py", 2, "as the command says --num_processes 2"),
+        (" -- accelerate launch --config_file none.yaml train.py", 1, "as the command names no number of ranks"),
+        (" -- accelerate launch --config_file cpu.yaml train.py", 1, "as the command names no number of ranks"),
+        (" -- accelerate launch --cpu train.py", 1, "as the command names no number of ranks"),
+        (" -- torchrun train.py --config_file acc.yaml", 1, "as the command names no number of ranks"),
+        (" --workers 2 -- accelerate launch train.py", 2, ""),
+    ],
+)
+def test_workers_that_the_configuration_of_accelerate_says(
+    line: str, workers: int, told: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(here / "cache"))
+    (here / "cache" / "accelerate").mkdir(parents=True)
+    (here / "cache" / "accelerate" / "default_config.yaml").write_text("num_machines: 1\nnum_processes: 3\n")
+    (here / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n")
+    (here / "cpu.yaml").write_text("distributed_type: 'NO'\nnum_processes: 4\n")
+    spec, said = spec_of(line, capsys)
+    assert spec["workers"] == workers and told in said
+
+
 def test_a_guess_that_a_change_replaces_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     spec, said = spec_of("train.py workers=1", capsys)
     assert spec["workers"] == 1 and "workers:" not in said and "resume by:" in said
