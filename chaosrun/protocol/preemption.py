@@ -8,7 +8,8 @@ single rank has nobody to tell and leaves after s. After the last step nobody le
 
 A script that installs its own handler of SIGTERM replaces this one: chaosrun then does nothing at a SIGTERM, and the rank's end
 record says so. A script that resumes by itself has its own or dies of the signal: chaosrun only notes that its handler was
-called, as a rank that leaves after that has not completed the training, whatever its exit code.
+called, as a rank that leaves after that has not completed the training, whatever its exit code. In production that holds for
+other signals, too, by which schedulers announce an end to scripts that want it (SLURM's --signal, Grid Engine).
 """
 
 import contextlib
@@ -28,11 +29,14 @@ import torch
 from chaosrun.errors import LeftApartError
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.events import RaisedError
+from chaosrun.records.layout import RUN
 from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
 
 KEY = "chaosrun/preemption"
 GATHER_LIMIT = timedelta(seconds=10)
+ANNOUNCED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""In a drill the second and third are a script's own: nobody sends them but the script."""
 LEAVING_S = 600.0
 """A script that ends so soon after a notice has left on it; later, it has not heeded it."""
 
@@ -63,8 +67,10 @@ class Preemption:
         self._held = threading.local()
         """The signals that the forking thread had blocked before."""
         self._listens = False
-        self._told_s: float | None = None
-        """When the script itself first heard of a SIGTERM, for one that resumes by itself."""
+        self._notices = ANNOUNCED if order.leg == RUN else (signal.SIGTERM,)
+        """The signals that are notices for a script that resumes by itself."""
+        self._heard: tuple[signal.Signals, float] | None = None
+        """The first that it handled itself, and when."""
         self.left: int | None = None
         """The step after which this rank has left the training."""
 
@@ -85,7 +91,7 @@ class Preemption:
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
 
     def overhear(self) -> None:
-        """From now on a SIGTERM that the script itself handles, or waits for, is noted.
+        """From now on a notice that the script itself handles, or waits for, is noted.
 
         What Python's own functions call is replaced, not they: a script may have imported them by name before it became a rank.
         """
@@ -94,7 +100,7 @@ class Preemption:
         def noted(handler: Any) -> Any:
             @functools.wraps(handler)
             def hear(number: int, frame: FrameType | None) -> Any:
-                self._note()
+                self._note(number)
                 return handler(number, frame)
 
             return hear
@@ -103,7 +109,7 @@ class Preemption:
             return getattr(handler, "__wrapped__", handler) if getattr(handler, "__code__", None) is code else handler
 
         def install(number: int, handler: Any) -> Any:
-            heard = noted(handler) if number == signal.SIGTERM and callable(handler) else handler
+            heard = noted(handler) if number in self._notices and callable(handler) else handler
             return of_script(system.signal(number, heard))
 
         def waiting(name: str) -> Any:
@@ -112,8 +118,7 @@ class Preemption:
             @functools.wraps(wait)
             def told(*args: Any) -> Any:
                 got = wait(*args)
-                if getattr(got, "si_signo", got) == signal.SIGTERM:
-                    self._note()
+                self._note(getattr(got, "si_signo", got))
                 return got
 
             return told
@@ -124,16 +129,18 @@ class Preemption:
         signal._signal = SimpleNamespace(**{**vars(system), **asked})  # pyright: ignore[reportAttributeAccessIssue]
         for name in ("sigwaitinfo", "sigtimedwait"):  # no functions of Python's
             setattr(signal, name, waiting(name))
-        if callable(before := system.getsignal(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
-            install(signal.SIGTERM, before)
+        for notice in self._notices if threading.current_thread() is threading.main_thread() else ():
+            if callable(before := system.getsignal(notice)):
+                install(notice, before)
 
-    def _note(self) -> None:
-        self._told_s = self._told_s or time.monotonic()
+    def _note(self, number: int | None) -> None:
+        if number in self._notices and self._heard is None:
+            self._heard = signal.Signals(number), time.monotonic()
 
     @property
     def overheard(self) -> bool:
-        """The script has handled a SIGTERM, not long ago."""
-        return self._told_s is not None and time.monotonic() - self._told_s < LEAVING_S
+        """The script has handled a notice, not long ago."""
+        return self._heard is not None and time.monotonic() - self._heard[1] < LEAVING_S
 
     @property
     def replaced(self) -> bool:
@@ -198,8 +205,9 @@ class Preemption:
     def end_of_script(self, end: WorkerEnd, step: int) -> WorkerEnd:
         """The end record of a rank whose script handled the notice itself, and ended as `end` says."""
         rank, how = self._order.rank, end.status if end.error is None else end.error.type
-        message = f"rank {rank} was told to leave (SIGTERM) and left after step {step} ({how})"
-        return _left(message, told=rank)
+        by = self._heard[0] if self._heard else signal.SIGTERM
+        message = f"rank {rank} was told to leave ({by.name}) and left after step {step} ({how})"
+        return _left(message, told=rank, handled=by.name)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self._told = True
@@ -216,6 +224,6 @@ class Preemption:
         self._let_go()
 
 
-def _left(message: str, told: int) -> WorkerEnd:
+def _left(message: str, told: int, handled: str | None = None) -> WorkerEnd:
     error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
-    return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=told)
+    return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=told, handled=handled)

@@ -60,6 +60,8 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     error: RaisedError | None = None
     told: int | None = None
     """For status preempted: the rank that was told to leave. The rank itself if it was told, else the first that was."""
+    handled: str | None = None
+    """The signal by which it was told, where the script handled it itself."""
     began_with: str | None = None
     """A checkpoint in the job's directory that the script read, perhaps of an earlier run."""
     results: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ Settle = Literal["", "watch", "stop", "go_on"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
     leg: str
-    """"reference" or "chaos"."""
+    """One of `layout.LEGS`."""
     leg_path: str
     storage_path: str | None
     attempt: int

@@ -124,11 +124,16 @@ def _comes_each_time(failure: Failure) -> bool:
 
 
 def _of_notice(end: WorkerEnd, told: int) -> Failure:
-    """The failure of ranks that left on a preemption notice: the same for each, as they leave together."""
+    """The failure of ranks that left on a preemption notice: the same for each where they leave together."""
     return Failure(
         code="told_to_leave",
-        message=f"rank {told} was told to leave (SIGTERM), and no fault was planned for it: "
-        f"all ranks took a checkpoint after step {end.step} and left",
+        message=(
+            f"rank {told} was told to leave (SIGTERM), and no fault was planned for it: "
+            f"all ranks took a checkpoint after step {end.step} and left"
+            if end.handled is None
+            else f"rank {told} was told to leave ({end.handled}), and no fault was planned for it: "
+            f"it left after step {end.step}"
+        ),
         hint="the cluster or a person took away its resources",
         rank=told,
         step=end.step,

@@ -158,8 +158,11 @@ def test_a_script_that_ignores_its_checkpoint_is_stopped_as_it_begins_again(warm
     assert (again.status, again.code, again.outcome) == ("FAIL", "began_again", "completed")
 
 
-def test_a_script_that_leaves_on_a_notice_of_the_cluster_has_not_completed(warm_drills: WarmDrills, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LEAVES)
+@pytest.mark.parametrize("notice", ["SIGTERM", pytest.param("SIGUSR1", marks=pytest.mark.nightly)])
+def test_a_script_that_leaves_on_a_notice_of_the_cluster_has_not_completed(
+    warm_drills: WarmDrills, tmp_path: Path, notice: str
+) -> None:
+    (tmp_path / "train.py").write_text(LEAVES.replace("SIGTERM", notice))
     job = tmp_path / "job.yaml"
     job.write_text("name: leaves\nscript: train.py\nworkers: 1\noutputs: [out]\n")
     result = warm_drills.production(job, root=tmp_path / "root")
@@ -168,3 +171,5 @@ def test_a_script_that_leaves_on_a_notice_of_the_cluster_has_not_completed(warm_
     assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 5]
     (death,) = events(leg, "death.unplanned")
     assert (death["code"], death["step"]) == ("told_to_leave", 5)
+    told = f"rank 0 was told to leave ({notice}), and no fault was planned for it: it left after step 5"
+    assert death["reason"] == told
