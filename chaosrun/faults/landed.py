@@ -115,14 +115,30 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
 def _trained_on(seen: Observation, asked: FaultRequested, attempt: Attempt, leg: LegHistory) -> Problem | None:
     """A script that resumes by itself heeds a notice when it likes: one that did the training's last step before has lost
     nothing, and nothing was left for a restart to go on with."""
-    trace, over = attempt.traces.get(seen.fault.rank), leg.finished
-    if attempt.by != "script" or trace is None or over is None or seen.signal == signal.SIGKILL:
-        return None
-    last, told = trace.steps.last, asked.step or 0
-    if over.outcome != "completed" or last is None or last < over.final_step or last <= told + 1:
+    last, told, over = _trained_until(seen, asked, attempt), asked.step or 0, leg.finished
+    if last is None or over is None or over.outcome != "completed" or last < over.final_step:
         return None
     at = f"at step {told}" if told else "from outside"
     return Problem("trained_on", f"told {at}, rank {seen.fault.rank} trained on to the last step, {last}: nothing was resumed")
+
+
+def _trained_until(seen: Observation, asked: FaultRequested, attempt: Attempt) -> int | None:
+    """The last step of a rank whose script was told to leave and trained beyond the next step; None of another."""
+    trace = attempt.traces.get(seen.fault.rank)
+    last = trace.steps.last if trace and attempt.by == "script" and seen.signal != signal.SIGKILL else None
+    return last if last is not None and last > (asked.step or 0) + 1 else None
+
+
+def may_be_taken_back(fault: Fault, leg: LegHistory) -> bool:
+    """Whether a fault that has landed, as far as a running leg shows, may be found to have had no effect when it ends: a notice
+    to a rank that trained on, beyond whose last step no later attempt has gone yet."""
+    if leg.finished or not fault.facts.notice:
+        return False
+    asked = requests_of(fault, leg)[0]
+    record = next(record for record in leg.events(FaultObserved) if record.fault == fault.id)
+    last = _trained_until(Observation.of(fault, record), asked, leg.attempt(asked.attempt))
+    later = (each.traces.get(fault.rank) for each in leg.attempts if each.number > asked.attempt)
+    return last is not None and not any(trace and (trace.steps.last or 0) > last for trace in later)
 
 
 def _unrecorded(seen: Observation, attempt: Attempt) -> Problem | None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.landed import fault_problem
+from chaosrun.faults.landed import fault_problem, may_be_taken_back
 from chaosrun.faults.observed import Observation
 from chaosrun.records.codec import DamagedRecordError, read_records
 from chaosrun.records.events import EVENTS, FaultObserved
@@ -67,6 +67,8 @@ def landing(fault: Fault, history: LegHistory) -> Landed:
     if problem is not None:
         certain = over or (seen.found or {}).get("problem")
         return Landed(fault=fault.id, problem=problem.words if certain else None)
+    if may_be_taken_back(fault, history):
+        return Landed(fault=fault.id)
     trace = history.trace(seen.attempt, seen.rank)
     return Landed(
         fault=fault.id,

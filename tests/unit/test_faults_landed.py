@@ -1,6 +1,7 @@
 """Which deaths prove which faults, and which do not."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from chaosrun.faults.landed import death_problem, fault_problem, note_problem
 from chaosrun.faults.observed import Observation
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import LegLayout
+from chaosrun.report.landings import landing
 from tests.unit.events import event
 
 LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave", "told": True}
@@ -124,7 +126,8 @@ SLOWED = {"steps": 4, "before_s": 0.02, "during_s": 0.061}
 def test_a_script_that_trains_to_its_end_has_not_left_on_its_notice(
     tmp_path: Path, told: int | None, last: int, by_signal: int | None, heeded: bool
 ) -> None:
-    """It ignored SIGTERM, or would have left later. Nothing was lost, and no restart had anything to go on with."""
+    """It ignored SIGTERM, or would have left later. Nothing was lost, and no restart had anything to go on with. While the leg
+    runs, nobody says that its notice has landed before a later attempt is beyond its last step."""
     phase = None if told is None else "step"
     fault = Fault(
         id="F1", kind="preempt", rank=1, at_step=told, phase=phase, source="faults.schedule[0]", options={"grace_s": 1.0}
@@ -143,6 +146,11 @@ def test_a_script_that_trains_to_its_end_has_not_left_on_its_notice(
     leg = LegHistory(name="chaos", layout=LegLayout(tmp_path), journal=journal, attempts=(attempt,))
     problem = fault_problem(fault, leg)
     assert (problem and problem.code) == (None if heeded else "trained_on")
+    running = replace(leg, journal=journal[:-1])
+    assert fault_problem(fault, running) is None and landing(fault, running).landed == (heeded and last == 24)
+    beyond: Any = SimpleNamespace(steps=SimpleNamespace(last=last + 1))
+    going_on = replace(attempt, number=2, traces={1: beyond})
+    assert landing(fault, replace(running, attempts=(attempt, going_on))).landed
 
 
 @pytest.mark.parametrize(
