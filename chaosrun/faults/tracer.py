@@ -170,11 +170,14 @@ class Tracer:
             there = ", ".join([*self._others][:MOST_NAMED]) or "none"
             return Problem("no_such_file", f"no file of the save of step {note.save} matches {order.file}; its files: {there}")
         if order.act == "slow":
-            return Problem("said", f"nothing was synced in the save of step {note.save}")
+            return Problem("nothing_to_strike", f"nothing was synced in the save of step {note.save}")
         if order.act == "fail":
-            return Problem("said", f"nothing was written any more after {note.done} operations of the save of step {note.save}")
+            return Problem(
+                "nothing_to_strike",
+                f"nothing was written any more after {note.done} operations of the save of step {note.save}",
+            )
         wanted = "its first write" if order.before is None else f"operation {order.before}"
-        code = "said" if order.before is None else "fewer_operations"
+        code = "nothing_to_strike" if order.before is None else "fewer_operations"
         return Problem(code, f"the save of step {note.save} had {note.done} operations and never came to {wanted}")
 
     def _write(self, note: SaveNote) -> None:

@@ -31,24 +31,35 @@ REMEDY = {
 
 
 def overlapping_shares(drill: Drill) -> Iterator[str]:
-    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7). Looks at the first epoch."""
+    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7). Looks at the first epoch.
+
+    Ranks whose samples have the same numbers throughout are no such case: each numbers a share of its own (a Subset), or goes
+    through all samples.
+    """
     by_rank: list[list[str]] = []
+    numbers: list[set[str]] = []
     epoch = 0
     for rank in sorted(drill.reference_lineage.steps):
         if len(by_rank) > 1 and sum(map(len, by_rank)) >= ENOUGH:
             break
-        epoch, ids = next(_ids_by_epoch(drill, rank), (0, None))
+        epoch, ids, last = next(_ids_by_epoch(drill, rank), (0, None, None))
         if ids is None or len(set(ids)) < len(ids):
             return  # a sampler that repeats samples by itself
         if ids in by_rank and is_sharded(drill.reference):
             continue  # ranks of one tensor-parallel group, which compute the same batches together
         by_rank.append(ids)
+        numbers.append({*ids, *(last or ())})
     everything = [sample for ids in by_rank for sample in ids]
     repeated = len(everything) - len(set(everything))
-    if repeated:
+    if repeated and not all(each <= max(numbers, key=len) for each in numbers):
+        remedy = (
+            "give all ranks' samplers one seed, or use DistributedSampler"
+            if drill.by_script
+            else "give DataLoaderConfiguration an explicit data_seed; seed by rank only after prepare"
+        )
         yield (
             f"in epoch {epoch}, ranks saw {repeated} samples that other ranks saw too, and none saw others: they shuffle "
-            "differently (give DataLoaderConfiguration an explicit data_seed; seed by rank only after prepare)"
+            f"differently ({remedy})"
         )
 
 
@@ -58,9 +69,9 @@ def repeated_order(drill: Drill) -> Iterator[str]:
     epochs = [list(islice(_ids_by_epoch(drill, rank), 2)) for rank in ranks]
     if not epochs or any(len(each) < 2 or each[0][1] is None or each[0][1] != each[1][1] for each in epochs):
         return
-    orders = [first or [] for (_, first), _ in epochs]
+    orders = [first or [] for (_, first, _), _ in epochs]
     if sum(map(len, orders)) >= TELLING and any(map(_is_shuffled, orders)):
-        (before, _), (after, _) = epochs[0]
+        (before, _, _), (after, _, _) = epochs[0]
         yield (
             f"epochs {before} and {after} had their samples in the same shuffled order: set_epoch is left out, or does not "
             "reach the sampler (leave the shuffling to DataLoader(shuffle=True), or give the sampler a set_epoch method)"
@@ -95,12 +106,17 @@ def _is_shuffled(ids: list[str]) -> bool:
     return sum(left > right for left, right in pairwise(numbers)) > len(numbers) / 5
 
 
-def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | None]]:
-    """Epochs of the undisturbed leg with their sample ids, but for the last, padded batch; None where not all are known."""
+def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | None, list[str] | None]]:
+    """Epochs of the undisturbed leg with their sample ids, those of the last batch, which may be padded, apart; None where not
+    all are known."""
     for epoch, records in groupby(drill.reference_lineage.of(rank).values(), key=lambda record: record.epoch):
         batches = [ids for record in records for ids in record.ids or (None,)]
         known = [ids for ids in batches if ids is not None]
-        yield epoch, [repr(sample) for ids in known[:-1] for sample in ids] if len(known) == len(batches) else None
+        if len(known) < len(batches):
+            yield epoch, None, None
+        else:
+            before, last = ([repr(sample) for ids in some for sample in ids] for some in (known[:-1], known[-1:]))
+            yield epoch, before, last
 
 
 def state_outside(drill: Drill) -> Iterator[str]:

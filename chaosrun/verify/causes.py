@@ -193,7 +193,7 @@ def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
     expected = moment.drill.reference_lineage.at(first.rank, moment.step)
     if expected and (counted := other_count(expected, record)):
         return counted
-    if field == "batch" and record.knows_ids:
+    if field == "batch" and record.knows_ids and (expected is None or expected.knows_ids):
         return _contents(moment, record)
     if expected and field == "batch" and fetched_alike(expected, record, first.micro_batch or 0) and not _streams_lost(moment):
         return Cause.of("batch_contents", because="changed" if moment.restored else None)

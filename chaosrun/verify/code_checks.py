@@ -172,8 +172,15 @@ _FAULTS: Mapping[str, Row] = {
     "fault_not_shown.unread": Row("", plan("nothing that came after {fault} used what it had changed")),
     "fault_not_shown.no_such_file": Row(
         "",
-        plan("the `file` of {fault} names none that this save writes"),
-        "a pattern stands for the whole path below the outputs, such as '*optimizer.pt'; `chaosrun sweep --saves` names them",
+        plan("no file that this save writes is of the name that {fault} strikes"),
+        "name one by `file`: a pattern stands for the whole path below the outputs, such as '*optimizer.pt'; `chaosrun sweep "
+        "--saves` names them",
+    ),
+    "fault_not_shown.nothing_to_strike": Row(
+        "",
+        plan("the save that {fault} is to strike does nothing that it could strike"),
+        "strike a save that does (a script that never syncs has nothing to wait for: kind: power_cut shows what that costs); "
+        "`chaosrun sweep --saves` names what each save does",
     ),
     "fault_not_shown.fewer_operations": Row(
         "",

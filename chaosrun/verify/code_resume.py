@@ -96,6 +96,12 @@ _RESUME: Mapping[str, Row] = {
         "what it builds after a restart does not fit what it saved, or it takes what the first start left behind for "
         "something else",
     ),
+    "never_came_back.later": Row(
+        "trained on after {fault}, and did not come to its end: {message}",
+        script("it raises in steps that follow a restart, which undisturbed it does not", likely=True),
+        "what it counts or names since its start (a number of the next file, a list of steps, a queue) is not after a restart "
+        "what it was before: save it with the checkpoint, and load it again",
+    ),
     "raises_after_restart": Row(
         "fails at every restart after {fault}: {message}",
         script("what it needs after a restart is not there: no checkpoint holds it, or it begins as at step 0", likely=True),
@@ -115,6 +121,12 @@ _RESUME: Mapping[str, Row] = {
         script("its checkpoint does not bring back what the hook keeps from step to step", likely=True),
         "save and load the state of {hook} with the checkpoint, on every rank; at three and more ranks DDP, which rebuilds its "
         "buckets in a process's first step, differs beside it (find_unused_parameters=True never rebuilds)",
+    ),
+    "damaged.taken": Row(
+        "",
+        script("it went on from what {damage} had damaged, and took it for whole", likely=True),
+        "what was damaged was loaded without an error: keep a digest beside each file, compare it before it is loaded, and "
+        "fall back to an older checkpoint where it differs",
     ),
     "beside.saved": _BESIDE,
     **dict.fromkeys((f"{code}.of_one_rank" for code in ("forward_pass", "gradient", "optimizer_update")), _OF_ONE_RANK),
@@ -201,7 +213,7 @@ _STATES: Mapping[str, Row] = {
     ),
     "data_order_not_restored.of_none": detail(
         hint="no recorded step began with this batch: the shuffle follows a seed or a state that was not restored, or "
-        "was drawn anew{scope}"
+        "was drawn anew, or a batch is made of several loaders, of which one lost its place{scope}"
     ),
     "data_order_not_restored.of_the_beginning": detail(
         hint="the data begin at their beginning: nothing has skipped the batches that were done{scope}"

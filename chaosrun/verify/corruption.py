@@ -11,6 +11,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.landed import fault_problem
 from chaosrun.faults.memory import MemoryNote
 from chaosrun.faults.observed import Observation
+from chaosrun.faults.storage_damage import DamageNote
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.verify import finals
@@ -155,6 +156,22 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
 def explained(divergence: Divergence, drill: Drill) -> Injection | None:
     """The injection that this difference comes from: the last of those before it."""
     return _source(_of_legs(divergence, drill), drill)
+
+
+def damage_taken(drill: Drill, divergence: Divergence) -> str | None:
+    """In words, the fault that had damaged a script's newest save, from which the attempt of this difference went on."""
+    for fault in drill.plan.faults:
+        if fault.phase != "save" or fault.facts.note is not DamageNote or fault_problem(fault, drill.chaos):
+            continue
+        struck = next((record.attempt for record in drill.chaos.events(FaultObserved) if record.fault == fault.id), None)
+        step = next((asked.step for asked in drill.chaos.events(FaultRequested) if asked.fault == fault.id), None)
+        if struck is None or step is None or struck >= divergence.attempt:
+            continue
+        since = (attempt for attempt in drill.chaos.attempts if struck <= attempt.number < divergence.attempt)
+        saves = (save.step for attempt in since for trace in attempt.traces.values() for save in trace.saves)
+        if not any(saved > step for saved in saves):
+            return f"{fault.id} ({fault.describe()})"
+    return None
 
 
 def silent_corruption(drill: Drill) -> Check:

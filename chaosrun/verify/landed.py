@@ -11,7 +11,18 @@ from chaosrun.records.history import LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 
-NAMED = frozenset(("unread", "used", "no_such_file", "fewer_operations", "no_loader_worker", "trained_on", "notice_taken"))
+NAMED = frozenset(
+    (
+        "unread",
+        "used",
+        "no_such_file",
+        "nothing_to_strike",
+        "fewer_operations",
+        "no_loader_worker",
+        "trained_on",
+        "notice_taken",
+    )
+)
 """Problems that have a row of their own."""
 
 

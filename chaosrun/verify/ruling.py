@@ -19,7 +19,7 @@ from chaosrun.verify.check import Check, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import first_difference
-from chaosrun.verify.corruption import explained
+from chaosrun.verify.corruption import damage_taken, explained
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.early_end import early_end, settled_step, up_to
 from chaosrun.verify.finals import final_checkpoint
@@ -88,6 +88,8 @@ def rule(
         divergence = libraries.told_of(divergence, drill) if drill.by_script else told_of_outside(drill, divergence)
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
+    if divergence and not blameless and drill.by_script and (damage := damage_taken(drill, divergence)):
+        divergence = replace(divergence, reason=divergence.reason.explained("damaged.taken", damage=damage))
     corrupted = None if blameless else _of_corruption(checks, drill)
     unproven = unfounded if drill.chaos.outcome == "inexact_restore" and drill.reference.outcome == "completed" else None
     ruling = (
@@ -136,8 +138,11 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     code = "never_came_back" if drill.by_script else "raises_after_restart"
     damaged = any(known[name].kind not in _HARMLESS or known[name].phase == "save" for name in beside if name in known)
     because = None if damaged or cut_short(chaos) else "whole"
+    if because and drill.by_script and any(each.number > last.attempt and each.steps for each in chaos.attempts):
+        because = "later"
     reason = Cause.of(code, because=because, fault=" and ".join(told), message=_message(end))
-    return Ruling(status="FAIL", reason=reason, hint=end.hint if drill.by_script else None)
+    hint = end.hint if drill.by_script else None
+    return Ruling(status="FAIL", reason=reason, hint=f"{reason.hint}; {hint}" if hint and not end.code else hint)
 
 
 def _raised_by_script(error: RaisedError | None) -> bool:

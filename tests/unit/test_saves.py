@@ -116,6 +116,9 @@ def test_it_dies_between_the_operations_named(tmp_path: Path) -> None:
     late = Traced(tmp_path / "4", lambda folder: None, act="kill", before=3)
     assert late.status == 0 and late.note is not None and "never came to operation 3" in str(late.note.problem)
     assert late.note.problem_code == "fewer_operations"
+    nothing = Traced(tmp_path / "4", lambda folder: None, act="slow")
+    assert nothing.note is not None and nothing.note.problem_code == "nothing_to_strike"
+    assert "nothing was synced" in str(nothing.note.problem)
     (tmp_path / "elsewhere").mkdir()
     elsewhere = Traced(tmp_path / "elsewhere", save_as_people_do, act="kill", file="*/sampler.bin")
     assert elsewhere.status == 0 and elsewhere.note is not None and elsewhere.note.problem_code == "no_such_file"

@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from legs import MICRO_BATCHES, Bugs, edit_journal, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.faults.fault import Fault
+from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.records.layout import RunLayout
+from chaosrun.verify import corruption
 from chaosrun.verify.check import Check
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 
@@ -439,9 +443,42 @@ def test_one_that_never_comes_back(tmp_path: Path) -> None:
     last = next(number for number, line in reversed(list(enumerate(lines))) if line["kind"] == "save" and line["done"])
     write_lines(trace, [*lines[:last], *lines[last + 1 :]])
     assert "what a fault leaves behind" in judge(run).blame.reason
+    # Where the traceback is does not take the place of what to do.
+    edit_journal(run, "chaos", only("leg.finished", put(hint="the traceback is in rank-0.log")))
+    assert f"{judge(run).hint}".endswith("where the newest cannot be read; the traceback is in rank-0.log")
     # Out of the undisturbed run's reach, too: then it is no matter of a restart.
     edit_journal(run, "reference", only("leg.finished", put(**ended)))
     assert judge(run).status == "INCONCLUSIVE"
+
+
+def test_one_that_comes_back_and_fails_in_a_later_step(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, habits=Habits(ends_at=8), kills=SCRIPT_KILLS[:1])
+    ended = {"outcome": "user_error", "message": "rank 0 raised ValueError at step 8: checkpoint_2 exists"}
+    edit_journal(run, "chaos", only("leg.finished", put(**ended)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "never_came_back", "yours"), verdict.cause
+    assert verdict.cause.startswith("trained on after F1 (") and "checkpoint_2 exists" in verdict.cause
+    assert "in steps that follow a restart" in verdict.blame.reason and "since its start" in f"{verdict.hint}"
+
+
+@pytest.mark.parametrize(("step", "taken"), [(4, True), (0, False)], ids=["the newest save", "an older save"])
+def test_what_was_restored_of_a_damaged_save_is_not_put_down_to_the_resume(
+    monkeypatch: pytest.MonkeyPatch, step: int, taken: bool
+) -> None:
+    damage = Fault(id="F1", kind="flip_file_bit", rank=0, phase="save", at_step=step, options={}, source="faults.schedule[0]")
+    monkeypatch.setattr(corruption, "fault_problem", lambda *_: None)
+    trace = SimpleNamespace(saves=[SimpleNamespace(step=saved) for saved in (0, 4)])
+    seen = {FaultObserved: [SimpleNamespace(fault="F1", attempt=1)], FaultRequested: [SimpleNamespace(fault="F1", step=step)]}
+    attempts = [SimpleNamespace(number=number, traces={0: trace}) for number in (1, 2)]
+    drill: Any = SimpleNamespace(
+        plan=SimpleNamespace(faults=(damage,)), chaos=SimpleNamespace(events=lambda kind: seen[kind], attempts=attempts)
+    )
+    second: Any = SimpleNamespace(attempt=2)
+    first: Any = SimpleNamespace(attempt=1)
+    assert corruption.damage_taken(drill, second) == (f"F1 ({damage.describe()})" if taken else None)
+    assert corruption.damage_taken(drill, first) is None
+    told = Cause.of("rng_not_restored", by="script").explained("damaged.taken", damage="F1")
+    assert told.sentence == "RNG not restored" and told.blame.reason.startswith("it went on from what F1 had damaged")
 
 
 LATER = (Fault(id="F1", rank=1, phase="step", at_step=10, source="faults.schedule[0]"),)

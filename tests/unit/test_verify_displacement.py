@@ -77,3 +77,28 @@ def test_what_was_seen_tells_whether_a_count_was_off(
     assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
     assert says in f"{verdict.hint}"
     assert ("count of batches" in says) == ("count of batches" in f"{verdict.hint}")
+
+
+def test_samples_that_the_undisturbed_run_did_not_name_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
+    """`itertools.cycle` hands out kept batches, which the loader has not just drawn: after a restart it has."""
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-1), kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        edit_trace(run, "reference", 1, rank, only("step", lambda line: {**line, "ids": None}))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "batches_repeated"), verdict.cause
+
+
+@pytest.mark.parametrize(("starts", "told"), [((0, 4, 8), True), ((0, 0, 0), False)], ids=["shares", "numbers of their own"])
+def test_ranks_that_number_their_own_share_are_not_told_to_shuffle_alike(
+    tmp_path: Path, starts: tuple[int, ...], told: bool
+) -> None:
+    run = write_script_run(tmp_path)
+    for rank, start in enumerate(starts):
+        drawn = iter(range(start, 1000))
+
+        def numbered(line: dict[str, Any], drawn: Any = drawn) -> dict[str, Any]:
+            return {**line, "ids": [[next(drawn)] for _ in line["batch"]]}
+
+        edit_trace(run, "reference", 1, rank, only("step", numbered))
+    warned = [each for each in judge(run).warnings if "shuffle differently" in each]
+    assert bool(warned) == told and not any("DataLoaderConfiguration" in each for each in warned)

@@ -605,7 +605,8 @@ def test_no_recorded_value_changes_unseen(run: RunLayout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "because"), [*((code, code) for code in ("no_such_file", "fewer_operations", "no_loader_worker")), ("said", None)]
+    ("code", "because"),
+    [*((code, code) for code in ("no_such_file", "nothing_to_strike", "fewer_operations", "no_loader_worker")), ("said", None)],
 )
 def test_a_place_that_no_save_has_is_the_plans(code: str, because: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = Fault(id="F1", kind="missing_file", rank=0, phase="save", at_step=4, options={}, source="faults.schedule[0]")
