@@ -15,6 +15,7 @@ from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.early_end import Decided
 from chaosrun.protocol.loader_workers import LoaderWorkers, newest_workers
+from chaosrun.protocol.rendezvous import before_group_ends
 from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.steps import Steps, refuse_captured
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
@@ -124,6 +125,11 @@ class Recorder(Steps):
         self._wait_for_saves()
         self.end(position, checkpoint_name(position.step))
         self._results.complete()
+
+    def left(self, position: Position) -> None:
+        """The script has left its loop by `break`: its training ends here, at the latest when it ends the process group."""
+        self.observer.left()
+        before_group_ends(partial(self.finish, position))
 
     def _note_loader_workers(self, *, at_last: bool = False) -> None:
         """Record the loader workers' streams once all workers of the epoch have reported: a batch may come before the last

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import os
+import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -63,7 +65,7 @@ def host_store(order: WorkerOrder, listen_fd: int | None) -> object:
 
 def feel_the_rendezvous(context: WorkerContext) -> None:
     """Send a heartbeat when the script, or accelerate for it, makes the process group: from there on the rank waits for
-    others.
+    others. Where it destroys the group, what `before_group_ends` was given is done first.
 
     The group is kept as long as the process lives. A DDP model that is freed after `destroy_process_group()` would free it with
     Python's lock held and wait for gloo's threads, which may want that lock to free a gathered tensor: the rank would hang
@@ -82,7 +84,26 @@ def feel_the_rendezvous(context: WorkerContext) -> None:
         if first:
             context.heart.beat("joined", 0)
 
+    leave = torch.distributed.destroy_process_group
+
+    @functools.wraps(leave)
+    def leaving(group: Any = None) -> None:
+        # An error that is on its way may be this rank's alone: the others would not come.
+        if group in (None, torch.distributed.group.WORLD) and sys.exc_info()[0] is None:
+            while _before_the_end:
+                _before_the_end.pop()()
+        leave(group)
+
     torch.distributed.init_process_group = joining
+    torch.distributed.destroy_process_group = leaving
+
+
+_before_the_end: list[Callable[[], None]] = []
+
+
+def before_group_ends(action: Callable[[], None]) -> None:
+    """Have this done, which needs all ranks, before the script destroys the process group, if it does."""
+    _before_the_end.append(action)
 
 
 def leave_process_group() -> None:

@@ -196,7 +196,7 @@ class Session:
                 except GeneratorExit:
                     # Left by `break`: the variables of the function around the loop are still there.
                     if self._recorder:
-                        self._recorder.observer.left()
+                        self._recorder.left(self._position)
                     raise
             position = Position(epoch=position.epoch + 1, step=self._position.step)
         self._refuse_a_loop_without_updates(epochs, restored)
