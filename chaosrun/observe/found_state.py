@@ -110,8 +110,14 @@ class FoundState:
         return tuple(name for name, optimizer in self._named_optimizers().items() if id(optimizer) in stepped)
 
     def scheduled(self) -> bool:
-        """Whether a torch scheduler has wrapped an optimizer's `step`."""
-        return any(hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in self.optimizers())
+        """Whether a torch scheduler sets the learning rates of an optimizer, be it through a wrapper with the same groups."""
+        known = self.optimizers()
+        if any(hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in known):
+            return True
+        groups = {id(group) for optimizer in known for group in optimizer.param_groups}
+        schedulers = (each for each in gc.get_objects() if issubclass(type(each), torch.optim.lr_scheduler.LRScheduler))
+        set_by_them = (getattr(vars(each).get("optimizer"), "param_groups", ()) for each in schedulers)
+        return any(id(group) in groups for each in set_by_them for group in each)
 
     def _named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Empty unless there are several. Named by class; those of the same class are numbered in the order of creation."""

@@ -13,7 +13,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
 from chaosrun.verify.ledger import displacement, fetched_alike, other_count, other_size
-from chaosrun.verify.rates import of_schedule
+from chaosrun.verify.rates import of_schedule, where_used
 from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
 from chaosrun.verify.restored import (
     COMPONENTS,
@@ -378,8 +378,7 @@ def _layout_suspect(moment: Moment) -> bool:
 
 def _lr(moment: Moment, first: Mismatch) -> Cause:
     seen = moment.records[first.rank].lr
-    found = [step for step, record in moment.drill.reference_lineage.of(first.rank).items() if record.lr == seen]
-    where = f"the optimizer used the learning rate of step {found[0]}" if found else "no recorded step has this learning rate"
+    where = where_used(moment.drill, first.rank, moment.step, seen)
     if moment.restored and not moment.restored_right:
         return Cause.of("lr_scheduler_not_restored", because="used", where=where)
     by_script = moment.restored and moment.attempt.by == "script"

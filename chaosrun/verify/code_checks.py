@@ -28,8 +28,8 @@ WANDERS: Mapping[str, Row] = {
         "number, and loaders a generator of their own",
         "data order": "its samples come in another order each time: give loader and sampler a generator with a seed, and sort "
         "what os.listdir, glob and sets yield",
-        "batch": "its samples hold other numbers each time: seed what augmentation and noise draw from, and look for data that "
-        "change meanwhile",
+        "batch": "its samples hold other numbers each time, or a stream gives others: seed what augmentation, noise, and a "
+        "stream's own shuffle or draw take their numbers from, and look for data that change meanwhile",
         "weights": "it begins with other weights each time: torch.manual_seed before the model is built, and load one file",
         "loss": "the same weights and samples give another loss: seed the generators that dropout and noise have of their own; "
         "deterministic: strict refuses operations that are not; look for what the clock or a file decides",

@@ -62,6 +62,12 @@ _RESUME: Mapping[str, Row] = {
         "{where}; no earlier save held it, to be loaded: what it is made of (an average of the weights, a list of losses, a "
         "best value) has to be saved with the checkpoint, and loaded again",
     ),
+    "kept_state_not_restored.when": Row(
+        "what decides when it is saved was not restored: {name}",
+        script("its own resume does not bring back what it saves by", likely=True),
+        "{where}: what decides that (a count of steps, a best value, a list of the best, a number in the name) is not after a "
+        "restart what it was before: save it with the checkpoint, and load it again",
+    ),
     "kept_state_not_restored.left": detail(
         hint="{where}: what it is made of, or what decides when it is saved (an average of the weights, a best value, a list "
         "of the best, a count), is not after a restart what it was before"

@@ -130,6 +130,10 @@ _STRANGE = (("data_order_not_restored", None), ("batch_contents", "beside_tensor
 """Causes of batches that no step of the reference had."""
 
 
+_NEVER_DRAWN = ("optimizer_settings_not_restored", "accumulation_window")
+"""Causes that wrong random streams do not explain, whatever the step draws."""
+
+
 def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     """What a script that resumes by itself began with that is not all of one step of the reference."""
     found = standing(drill, attempt)
@@ -187,7 +191,7 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
     """The difference with the random streams as its cause, if the script's streams were not the reference's and were drawn
     from."""
     drill, attempt = moment.drill, moment.attempt
-    follows = attempt.by == "script" and found.code != "optimizer_settings_not_restored"
+    follows = attempt.by == "script" and found.code not in _NEVER_DRAWN
     if not follows or not may_explain(drill, attempt, found.rank, moment.step, found.kind):
         return None
     began = standing(drill, attempt)

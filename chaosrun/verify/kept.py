@@ -185,9 +185,10 @@ def _difference(
     where = f"{name} is {values[1]} when {path} is saved after step {seen.step}, undisturbed it is {values[0]}"
     because = "made" if code == _UNKNOWN and (_kind(seen), name) not in earlier else None
     if expected.step != seen.step:
-        name, code, values = "its count of steps", _UNKNOWN, [f"step {each.step}" for each in (expected, seen)]
-        where, because = f"{path} is saved after {values[1]}, undisturbed after {values[0]}", None
-    about = {"name": f"{path}: {name}", "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
+        name, code, values = "when it is saved", _UNKNOWN, [f"step {each.step}" for each in (expected, seen)]
+        where, because = f"{path} is saved after {values[1]}, undisturbed after {values[0]}", "when"
+    named = path if because == "when" else f"{path}: {name}"
+    about = {"name": named, "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
     return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about, because))
 
 

@@ -110,7 +110,8 @@ def _of_names(drill: Drill) -> KeptDifference | None:
         if rank is not None:
             there = ("there", "not there") if path in expected else ("not there", "there")
             where = f"at the end, {path} is {there[1]}, and {there[0]} after every undisturbed run"
-            return _told(drill, rank, path, where, sorted(seen ^ expected), name=path, expected=there[0], seen=there[1])
+            values = {"name": path, "expected": there[0], "seen": there[1]}
+            return _told(drill, rank, path, where, sorted(seen ^ expected), because="when", **values)
     return None
 
 
@@ -202,10 +203,12 @@ def _by_kind(drill: Drill) -> Iterator[tuple[set[str], set[str]]]:
             yield expected, seen
 
 
-def _told(drill: Drill, rank: int, path: str, where: str, differing: list[str], **values: str) -> KeptDifference:
+def _told(
+    drill: Drill, rank: int, path: str, where: str, differing: list[str], *, because: str = "left", **values: str
+) -> KeptDifference:
     step = drill.chaos_lineage.final_step
     about = {"name": values["name"], "path": path, "step": step, "rank": rank, "where": where, "differing": differing}
-    cause = Cause("kept_state_not_restored", about, "left")
+    cause = Cause("kept_state_not_restored", about, because)
     if not drill.by_script:
         cause = Cause("result_differs", {**about, "what": drill.outside}, "outside" if drill.outside else None)
     return KeptDifference(rank=rank, cause=cause, **values)

@@ -46,6 +46,21 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
     return None
 
 
+def where_used(drill: Drill, rank: int, step: int, rates: tuple[str, ...]) -> str:
+    """The steps of the reference with these rates: those up to `step`, if they only stayed what they were, or the first."""
+    having = {each for each, record in drill.reference_lineage.of(rank).items() if record.lr == rates}
+    if not having:
+        return "no recorded step has this learning rate"
+    stayed = step - 1 in having
+    first = last = step - 1 if stayed else min(having)
+    while stayed and first - 1 in having:
+        first -= 1
+    while last + 1 in having:
+        last += 1
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"the optimizer used the learning rate of {steps}{', after which undisturbed it changes' if stayed else ''}"
+
+
 def _fits(shift: int, expected: _Rates, seen: _Rates) -> bool:
     """Whether all of these rates are the reference's `shift` steps later, as far as the reference has these steps."""
     return min(seen) + shift in expected and all(expected.get(step + shift, rates) == rates for step, rates in seen.items())

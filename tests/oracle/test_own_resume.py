@@ -98,7 +98,7 @@ KEPT: dict[str, Expected] = {
     "average-of-none": of_keeper("kept_state_not_restored", "average/n_averaged"),
     "average-unsaved": of_keeper("kept_state_not_restored", "the script's AveragedModel", always=True),
     "peak": of_keeper("kept_state_not_restored", "peak"),
-    "step-off": of_keeper("kept_state_not_restored", "its count of steps (first difference: step 8"),
+    "step-off": of_keeper("kept_state_not_restored", "what decides when it is saved was not restored"),
     "torch-rng": of_keeper("rng_not_restored", "RNG of no step"),
     "numpy": of_keeper("rng_not_restored", "the data of no step"),
     "python": of_keeper("rng_not_restored", "the data of no step"),

@@ -236,6 +236,7 @@ def test_a_leg_that_never_came_to_its_end_has_no_difference_there(tmp_path: Path
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "kept_state_not_restored" if completed else "never_came_back")
     assert (verdict.divergence is not None) == completed, verdict.divergence
+    assert ("what decides when it is saved" in verdict.cause) == completed, "it is not told as state"
 
 
 def test_without_a_second_leg_to_ask_nothing_is_said(tmp_path: Path) -> None:

@@ -54,6 +54,35 @@ def test_several_optimizers_are_told_apart_and_a_scheduler_is_known(monkeypatch:
     assert found.optimizer_digests() == {} and found.stepped([id(made[0])]) == ()
 
 
+class Around(torch.optim.Optimizer):
+    """As Lightning Fabric's: a scheduler that is given it marks it alone, and sets the groups of the one inside."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda optimizer: torch.optim.lr_scheduler.StepLR(Around(optimizer), 2), torch.optim.lr_scheduler.ReduceLROnPlateau],
+    ids=["of a wrapper", "one that marks no optimizer"],
+)
+def test_a_scheduler_is_known_that_leaves_the_optimizer_unmarked(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    trained, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1) for _ in range(2))
+    found = FoundState(None)
+    monkeypatch.setattr(found, "optimizers", lambda: [trained])
+    of_another = make(other)
+    assert not found.scheduled()
+    own = make(trained)
+    assert found.scheduled()
+    del own, of_another
+
+
 def test_the_folders_of_trained_models_are_told_by_their_values() -> None:
     model, teacher = (torch.nn.Linear(3, 2) for _ in range(2))
     saved = {"model": model.state_dict(), "teacher": teacher.state_dict(), "last": {"net": model.state_dict()}}

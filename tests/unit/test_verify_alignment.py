@@ -379,6 +379,7 @@ def test_a_count_of_steps_that_is_off_shows_where_it_saves(tmp_path: Path) -> No
     verdict = judge(run)
     assert verdict.code == "kept_state_not_restored", verdict.cause
     assert "ckpt-8/model.pt is saved after step 7, undisturbed after step 8" in f"{verdict.hint}"
+    assert "what decides when it is saved was not restored: ckpt-8/model.pt" in verdict.cause
 
 
 def test_one_that_removed_its_newest_checkpoint_is_told_so(tmp_path: Path) -> None:

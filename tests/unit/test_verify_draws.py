@@ -61,6 +61,16 @@ def test_rates_and_settings_of_the_optimizer_are_never_drawn(tmp_path: Path, cha
     assert verdict.code == code and "its own resume" in verdict.blame.reason, verdict.blame
 
 
+def test_how_many_micro_batches_a_step_takes_is_never_drawn(tmp_path: Path) -> None:
+    """A window's length that a restart lost, in the step that opens a loader, which draws its seed."""
+
+    def shorter(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, **{name: line[name] and line[name][:1] for name in ("ids", "batch", "loss")}}
+
+    verdict = told(tmp_path, BEGAN + 1, shorter, draws=True)
+    assert (verdict.status, verdict.code) == ("FAIL", "accumulation_window"), verdict.cause
+
+
 @pytest.mark.parametrize(("step", "code"), [(12, "rng_not_restored"), (13, "forward_pass")])
 def test_streams_that_were_wrong_in_many_equal_steps_matter_to_none(tmp_path: Path, step: int, code: str) -> None:
     assert told(tmp_path, step, put(loss=["0x1p-3", "0x1p-4"]), draws=True, steps=16).code == code
