@@ -217,6 +217,12 @@ _STATES: Mapping[str, Row] = {
         "the data are those of step {step}, expected were those of step {base}{scope}: the loader, or its sampler, has not "
         "come back to its place (set_epoch before the epoch's first batch, the batches done skipped, a loader's state loaded)",
     ),
+    "batches_repeated.as_drawn": detail(
+        hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}, and the random streams stand "
+        "there, too: what draws, mixes or augments them began anew with the streams (save the random states of every rank, "
+        "NumPy's and Python's too, and restore them), or those already done were not skipped (skip them, or save and load the "
+        "state of the loader)"
+    ),
     "data_order_not_restored.of_none": detail(
         hint="no recorded step began with this batch: the shuffle follows a seed or a state that was not restored, or "
         "was drawn anew, or a batch is made of several loaders, of which one lost its place{scope}"

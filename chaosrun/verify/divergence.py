@@ -152,7 +152,10 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         strange = seen is not None and (seen.reason.code, seen.reason.because) in _STRANGE
         drawn = "rng" in found.wrong and strange
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
-            return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))
+            because = seen.reason.because
+            if because == "at_first" and "rng" in found.wrong and {*found.held["rng"]} & {*found.held["data"]}:
+                because = "as_drawn"  # by the streams, which stand at that step, too
+            return replace(seen, reason=seen.reason.explained(because, stood=found.words))
         # Batches that no step of the reference had were drawn from wrong random streams.
         quantity = "rng" if drawn else quantity
     ranks = found.ranks[quantity]

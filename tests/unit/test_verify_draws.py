@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Edit, edit_trace, only, put
+from legs import Bugs, Edit, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.records.layout import RunLayout
@@ -59,6 +59,17 @@ def test_an_order_that_is_drawn_as_an_epoch_begins_does_follow_them(tmp_path: Pa
 def test_rates_and_settings_of_the_optimizer_are_never_drawn(tmp_path: Path, change: dict[str, Any], code: str) -> None:
     verdict = told(tmp_path, BEGAN + 2, put(**change), draws=True)
     assert verdict.code == code and "its own resume" in verdict.blame.reason, verdict.blame
+
+
+@pytest.mark.parametrize(("off", "kept", "told"), [(-2 * BEGAN, False, True), (-2 * BEGAN, True, False), (-2, False, False)])
+def test_batches_that_come_again_where_the_streams_stand_may_be_drawn_from_them(
+    tmp_path: Path, off: int, kept: bool, told: bool
+) -> None:
+    """As of a mixup by NumPy's stream over batches that are the same in each epoch."""
+    bugs = Bugs(skip_off=off, keep_rng=kept, with_ids=False)
+    verdict = judge(write_script_run(tmp_path, bugs=bugs, kills=SCRIPT_KILLS[:1]))
+    assert (verdict.status, verdict.code) == ("FAIL", "batches_repeated"), verdict.cause
+    assert ("the random streams stand there, too" in f"{verdict.hint}") == told, verdict.hint
 
 
 def test_how_many_micro_batches_a_step_takes_is_never_drawn(tmp_path: Path) -> None:
