@@ -221,6 +221,8 @@ class Saved:
     path: str
     kinds: frozenset[str]
     """Its files, on all ranks, by their paths without digits."""
+    needed: frozenset[str]
+    """Those that hold tensors, as written and as renamed: a link beside them may be made once."""
 
 
 def saves(leg: LegHistory) -> Iterator[Saved]:
@@ -228,11 +230,19 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
     for attempt in leg.attempts:
         for step, own in _written(attempt):
             if _is_complete(own) and _went_on(attempt, own):
-                kinds = frozenset("".join(each for each in saved.path if not each.isdigit()) for _, saved in own)
-                path = named_since(next(saved for _, saved in own if saved.how in WRITERS), [saved for _, saved in own])
+                every = [saved for _, saved in own]
+                written = [saved for saved in every if saved.how in WRITERS]
+                finals = [PurePath(named_since(saved, every)) for saved in written]
+                bringing = [each for each in every if any(final.is_relative_to(each.path) for final in finals)]
+                path = str(finals[0])
                 # If the folder was renamed as a whole, the folder is the checkpoint.
                 path = next((saved.path for _, saved in own if saved.how == "rename" and path.startswith(saved.path)), path)
-                yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds)
+                kinds, needed = _kinds(every), _kinds([*written, *bringing])
+                yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed)
+
+
+def _kinds(saved: Iterable[SaveRecord]) -> frozenset[str]:
+    return frozenset("".join(each for each in record.path if not each.isdigit()) for record in saved)
 
 
 def _written(attempt: Attempt) -> list[tuple[int, list[tuple[int, SaveRecord]]]]:
@@ -280,8 +290,8 @@ def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
     """The newest complete checkpoint of earlier attempts, if newer than where this one went on. An export is not a
     checkpoint."""
     earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number]
-    known = [saved.kinds for saved in earlier if saved.step == attempt.resume_step] or _repeated(drill)
-    newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= kinds for kinds in known)]
+    known = [saved.needed for saved in earlier if saved.step == attempt.resume_step] or _repeated(drill)
+    newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= each for each in known)]
     if attempt.went_on and all(saved.step != attempt.resume_step for saved in earlier):
         # Saved in the background while training went on: the first save that was complete after that step holds its state.
         behind = min((saved.step for saved in newer), default=0)
@@ -291,8 +301,8 @@ def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
 
 def _repeated(drill: Drill) -> list[frozenset[str]]:
     """The files that the script repeatedly saves together; of several such sets, the largest."""
-    counted = Counter(saved.kinds for saved in saves(drill.reference if drill.reference.attempts else drill.chaos))
-    often = [kinds for kinds, times in counted.items() if times > 1] or list(counted)
+    counted = Counter(saved.needed for saved in saves(drill.reference if drill.reference.attempts else drill.chaos))
+    often = [needed for needed, times in counted.items() if times > 1] or list(counted)
     return [max(often, key=len)] if often else []
 
 

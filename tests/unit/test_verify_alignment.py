@@ -225,6 +225,17 @@ def test_a_checkpoint_is_called_what_the_script_has_renamed_it_to(tmp_path: Path
     assert "passed over the complete checkpoint of step 8 (step-8.pt)" in verdict.cause
 
 
+def test_a_link_that_leads_to_the_first_checkpoint_forever_hides_no_newer_one(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    trace = run.leg("chaos").attempt(1).trace(0)
+    lines = list(read_lines(trace))
+    place = next(number for number, line in enumerate(lines) if line["kind"] == "save")
+    link = {**lines[place], "how": "rename", "path": "latest", "before": "latest.new", "held": {}}
+    write_lines(trace, [*lines[:place], link, *lines[place:]])
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "checkpoint_passed_over"), verdict.cause
+
+
 def test_shards_are_no_replicas(tmp_path: Path) -> None:
     run = write_script_run(tmp_path)
     attempts = [("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3)]
