@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.observe.rng import capture_rng, digest_rng, restore_rng
+from chaosrun.protocol.adoption import CALL, Adopted
 from chaosrun.protocol.loader_workers import seed_loader
 from chaosrun.protocol.randomness import enter_epoch
 from chaosrun.protocol.sources import samplers, set_epoch
@@ -30,6 +31,11 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
     """Raise MisuseError, with the remedy, for a loader that no resume protocol can handle. A collective where ranks may differ
     in their number of batches."""
     if not any(loader is known for known in accelerator._dataloaders):
+        if isinstance(accelerator, Adopted):
+            raise MisuseError(
+                "run.batches() got a loader that chaosrun.attach() was not given",
+                hint=f"make it once, before the loop over epochs, and pass it to both: {CALL}",
+            )
         raise MisuseError(
             "run.batches() got a loader that accelerator.prepare() did not return",
             hint="write `loader = accelerator.prepare(loader)` before chaosrun.attach(accelerator), and pass that loader",

@@ -317,7 +317,7 @@ class Session:
 
     def finish(self) -> None:
         """End the training here, after leaving the loop by `break`. A collective; called by itself when the loop runs to its
-        end, when the script returns, and by `accelerator.end_training()`."""
+        end, when the script returns, and by `accelerator.end_training()` and `destroy_process_group()`."""
         if self._recorder and self._begun:
             self._recorder.finish(self._position)
 

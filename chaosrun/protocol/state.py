@@ -74,8 +74,8 @@ class TrainingState(ObservedState):
                         raise MisuseError(
                             f"optimizer {number} steps a parameter that belongs to no prepared model (group {group}, parameter "
                             f"{index}, shape {tuple(parameter.shape)}): no checkpoint would hold it",
-                            hint="make it part of a model that accelerator.prepare() gets, or run.register() an object whose "
-                            "state_dict holds it",
+                            hint="make it part of a model that accelerator.prepare() gets, or chaosrun.attach() without "
+                            "accelerate; or run.register() an object whose state_dict holds it",
                         )
 
     def refuse_parted_optimizers(self) -> None:

@@ -191,6 +191,12 @@ class TestMisuse:
         with pytest.raises(MisuseError, match=r"prepare\(\) did not return"):
             next(job.run.batches(DataLoader(TensorDataset(torch.zeros(4, 1)), batch_size=2), epochs=1))
 
+    def test_a_loader_that_is_made_anew_without_accelerate(self) -> None:
+        model, data = torch.nn.Linear(1, 1), TensorDataset(torch.zeros(4, 1))
+        run = chaosrun.attach(model, torch.optim.SGD(model.parameters()), DataLoader(data, batch_size=2))
+        with pytest.raises(MisuseError, match=r"chaosrun.attach\(\) was not given"):
+            next(run.batches(DataLoader(data, batch_size=2), epochs=1))
+
     def test_a_sampler_that_cannot_be_restored(self) -> None:
         job = Job(use_seedable_sampler=False, data_seed=None)
         with pytest.raises(MisuseError, match="RandomSampler") as raised:
