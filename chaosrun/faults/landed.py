@@ -129,13 +129,12 @@ def _trained_until(seen: Observation, asked: FaultRequested, attempt: Attempt) -
     return last if last is not None and last > (asked.step or 0) + 1 else None
 
 
-def may_be_taken_back(fault: Fault, leg: LegHistory) -> bool:
-    """Whether a fault that has landed, as far as a running leg shows, may be found to have had no effect when it ends: a notice
-    to a rank that trained on, beyond whose last step no later attempt has gone yet."""
+def may_be_taken_back(fault: Fault, record: FaultObserved, leg: LegHistory) -> bool:
+    """Whether a fault that this record shows in a running leg may turn out to have had no effect: a notice to a rank that
+    trained on, beyond whose last step no later attempt has gone yet."""
     if leg.finished or not fault.facts.notice:
         return False
     asked = requests_of(fault, leg)[0]
-    record = next(record for record in leg.events(FaultObserved) if record.fault == fault.id)
     last = _trained_until(Observation.of(fault, record), asked, leg.attempt(asked.attempt))
     later = (each.traces.get(fault.rank) for each in leg.attempts if each.number > asked.attempt)
     return last is not None and not any(trace and (trace.steps.last or 0) > last for trace in later)

@@ -67,7 +67,7 @@ def landing(fault: Fault, history: LegHistory) -> Landed:
     if problem is not None:
         certain = over or (seen.found or {}).get("problem")
         return Landed(fault=fault.id, problem=problem.words if certain else None)
-    if may_be_taken_back(fault, history):
+    if may_be_taken_back(fault, seen, history):
         return Landed(fault=fault.id)
     trace = history.trace(seen.attempt, seen.rank)
     return Landed(

@@ -232,11 +232,12 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             if _is_complete(own) and _went_on(attempt, own):
                 every = [saved for _, saved in own]
                 written = [saved for saved in every if saved.how in WRITERS]
-                finals = [PurePath(named_since(saved, every)) for saved in written]
-                bringing = [each for each in every if any(final.is_relative_to(each.path) for final in finals)]
+                renames = [saved for saved in every if saved.how == "rename"]
+                finals = [PurePath(named_since(saved, renames)) for saved in written]
+                bringing = [each for each in renames if any(final.is_relative_to(each.path) for final in finals)]
                 path = str(finals[0])
                 # If the folder was renamed as a whole, the folder is the checkpoint.
-                path = next((saved.path for _, saved in own if saved.how == "rename" and path.startswith(saved.path)), path)
+                path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
                 kinds, needed = _kinds(every), _kinds([*written, *bringing])
                 yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed)
 

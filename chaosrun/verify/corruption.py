@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.landed import fault_problem
+from chaosrun.faults.landed import fault_problem, requests_of
 from chaosrun.faults.memory import MemoryNote
 from chaosrun.faults.observed import Observation
 from chaosrun.faults.storage_damage import DamageNote
@@ -163,13 +163,12 @@ def damage_taken(drill: Drill, divergence: Divergence) -> str | None:
     for fault in drill.plan.faults:
         if fault.phase != "save" or fault.facts.note is not DamageNote or fault_problem(fault, drill.chaos):
             continue
-        struck = next((record.attempt for record in drill.chaos.events(FaultObserved) if record.fault == fault.id), None)
-        step = next((asked.step for asked in drill.chaos.events(FaultRequested) if asked.fault == fault.id), None)
-        if struck is None or step is None or struck >= divergence.attempt:
+        asked = requests_of(fault, drill.chaos)[0]
+        if asked.step is None or asked.attempt >= divergence.attempt:
             continue
-        since = (attempt for attempt in drill.chaos.attempts if struck <= attempt.number < divergence.attempt)
+        since = (attempt for attempt in drill.chaos.attempts if asked.attempt <= attempt.number < divergence.attempt)
         saves = (save.step for attempt in since for trace in attempt.traces.values() for save in trace.saves)
-        if not any(saved > step for saved in saves):
+        if not any(saved > asked.step for saved in saves):
             return f"{fault.id} ({fault.describe()})"
     return None
 

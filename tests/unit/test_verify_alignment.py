@@ -11,13 +11,13 @@ from legs import MICRO_BATCHES, Bugs, edit_journal, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.faults.fault import Fault
-from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import corruption
 from chaosrun.verify.check import Check
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
+from tests.unit.events import event
 
 
 def check_of(verdict: Verdict, name: str) -> Check:
@@ -480,11 +480,10 @@ def test_what_was_restored_of_a_damaged_save_is_not_put_down_to_the_resume(
     damage = Fault(id="F1", kind="flip_file_bit", rank=0, phase="save", at_step=step, options={}, source="faults.schedule[0]")
     monkeypatch.setattr(corruption, "fault_problem", lambda *_: None)
     trace = SimpleNamespace(saves=[SimpleNamespace(step=saved) for saved in (0, 4)])
-    seen = {FaultObserved: [SimpleNamespace(fault="F1", attempt=1)], FaultRequested: [SimpleNamespace(fault="F1", step=step)]}
+    journal = [event("fault.requested", fault="F1", attempt=1, rank=0, step=step, phase="save")]
     attempts = [SimpleNamespace(number=number, traces={0: trace}) for number in (1, 2)]
-    drill: Any = SimpleNamespace(
-        plan=SimpleNamespace(faults=(damage,)), chaos=SimpleNamespace(events=lambda kind: seen[kind], attempts=attempts)
-    )
+    chaos = SimpleNamespace(journal=journal, attempts=attempts)
+    drill: Any = SimpleNamespace(plan=SimpleNamespace(faults=(damage,)), chaos=chaos)
     second: Any = SimpleNamespace(attempt=2)
     first: Any = SimpleNamespace(attempt=1)
     assert corruption.damage_taken(drill, second) == (f"F1 ({damage.describe()})" if taken else None)
