@@ -223,6 +223,8 @@ class Saved:
     """Its files, on all ranks, by their paths without digits."""
     needed: frozenset[str]
     """Those that hold tensors, as written and as renamed: a link beside them may be made once."""
+    behind_s: float | None
+    """When the last of it was written, if that was beside the training."""
 
 
 def saves(leg: LegHistory) -> Iterator[Saved]:
@@ -239,7 +241,8 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
                 # If the folder was renamed as a whole, the folder is the checkpoint.
                 path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
                 kinds, needed = _kinds(every), _kinds([*written, *bringing])
-                yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed)
+                behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
+                yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed, behind_s=behind_s)
 
 
 def _kinds(saved: Iterable[SaveRecord]) -> frozenset[str]:
@@ -293,11 +296,37 @@ def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
     earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number]
     known = [saved.needed for saved in earlier if saved.step == attempt.resume_step] or _repeated(drill)
     newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= each for each in known)]
+    newer = [saved for saved in newer if _published(drill, saved)]
     if attempt.went_on and all(saved.step != attempt.resume_step for saved in earlier):
         # Saved in the background while training went on: the first save that was complete after that step holds its state.
         behind = min((saved.step for saved in newer), default=0)
         newer = [saved for saved in newer if saved.step > behind]
     return max(newer, key=lambda saved: (saved.step, saved.attempt), default=None)
+
+
+def _published(drill: Drill, saved: Saved) -> bool:
+    """Whether the script has named a save made beside the training, if undisturbed it names each in a file once that is there:
+    the first not before the first save has ended, the last perhaps no more."""
+    if saved.behind_s is None:
+        return True
+    every = list(_by_kind(drill.reference.attempts))
+    begun = Counter((rank, kind) for rank, kind, each in every if each.aside and each.how in WRITERS and not each.done)
+    first_s = min((each.time_s for *_, each in every if each.aside and each.done), default=0.0)
+    noted: dict[tuple[int, str], list[float]] = {}
+    for rank, kind, each in every:
+        if not each.aside and each.how not in (*WRITERS, REMOVED):
+            noted.setdefault((rank, kind), []).append(each.time_s)
+    times = max(begun.values(), default=0)
+    names = {kind for (_, kind), at in noted.items() if times - 1 <= len(at) <= times and times > 2 and min(at) > first_s}
+    since = _by_kind([drill.chaos.attempt(saved.attempt)])
+    return names <= {kind for _, kind, each in since if not each.aside and each.time_s > saved.behind_s}
+
+
+def _by_kind(attempts: Iterable[Attempt]) -> Iterator[tuple[int, str, SaveRecord]]:
+    """What each rank wrote and renamed, with its path without digits."""
+    for rank, trace in (ranked for attempt in attempts for ranked in attempt.traces.items()):
+        for saved in trace.saves:
+            yield rank, "".join(_kinds([saved])), saved
 
 
 def _repeated(drill: Drill) -> list[frozenset[str]]:

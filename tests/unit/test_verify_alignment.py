@@ -236,6 +236,26 @@ def test_a_link_that_leads_to_the_first_checkpoint_forever_hides_no_newer_one(tm
     assert (verdict.status, verdict.code) == ("FAIL", "checkpoint_passed_over"), verdict.cause
 
 
+@pytest.mark.parametrize(("named", "code"), [(False, "exact"), (True, "checkpoint_passed_over")])
+def test_a_save_beside_the_training_is_there_once_the_script_has_named_it(tmp_path: Path, named: bool, code: str) -> None:
+    """As with `async_save`, where `latest` is moved to a checkpoint when the next one is begun."""
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3)):
+        trace = run.leg(leg).attempt(attempt).trace(0)
+        lines: list[dict[str, Any]] = []
+        for line in read_lines(trace):
+            save = line["kind"] == "save"
+            note = {**line, "how": "rename", "path": "latest", "before": "latest.new", "held": {}, "done": True}
+            if save and lines[-1]["kind"] != "save" and any(each["kind"] == "save" for each in lines):
+                lines.append(note)
+            lines.append({**line, "aside": True} if save else line)
+            if save and named and (leg, attempt, line["done"], line["path"]) == ("chaos", 2, True, "ckpt-8/optimizer.pt"):
+                lines.append({**note, "time_s": line["time_s"] + 1e-3})
+        write_lines(trace, lines)
+    verdict = judge(run)
+    assert verdict.code == code, verdict.cause
+
+
 def test_shards_are_no_replicas(tmp_path: Path) -> None:
     run = write_script_run(tmp_path)
     attempts = [("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3)]
