@@ -205,8 +205,8 @@ def saves_not_struck(drill: Drill) -> Iterator[str]:
 
 
 def streams_not_restored(drill: Drill) -> Iterator[str]:
-    """Random streams that a script does not bring back, where nothing has drawn from them."""
-    for attempt in [] if drill.streams_count else drill.chaos.attempts:
+    """Random streams that a script does not bring back, where nothing has drawn from them in steps that followed."""
+    for attempt in [] if drill.streams_count else [each for each in drill.chaos.attempts if each.steps]:
         found = standing(drill, attempt)
         if found and "rng" in found.wrong:
             yield (

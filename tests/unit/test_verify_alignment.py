@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from legs import MICRO_BATCHES, Bugs, edit_journal, edit_trace, only, put
+from legs import MICRO_BATCHES, Bugs, drop, edit_journal, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.faults.fault import Fault
@@ -600,6 +600,14 @@ def test_random_streams_that_nothing_depends_on_are_a_warning(tmp_path: Path) ->
     ]
     assert len(warned) == 1 and "RNG of no step" in warned[0]
     assert not any(each.startswith("the random streams") for each in judge(write_script_run(tmp_path / "right")).warnings)
+
+
+def test_nothing_is_said_of_what_depends_on_random_streams_where_no_step_followed(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", without_streams))
+        edit_trace(run, "chaos", 2, rank, only("step", drop))
+    assert not any(each.startswith("the random streams") for each in judge(run).warnings)
 
 
 @pytest.mark.parametrize("late", [9, 12])
