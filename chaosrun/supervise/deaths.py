@@ -190,7 +190,7 @@ def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failu
         inside = " inside chaosrun" if error.ours else ""
         when = f"at step {step}" if step else "before its first step"
         raised = f" raised {error.type}{inside} {when}" if error.type not in OWN_TYPES else ""
-        message = f"rank {rank}{raised}: {of_reducer[0] if of_reducer else error.message}"
+        message = f"rank {rank}{raised}: {of_reducer[0] if of_reducer else in_brief(error.message)}"
     return Failure(
         code=_code_of(error, outcome),
         message=message,
@@ -203,6 +203,13 @@ def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failu
         refused=error.type == errors.MisuseError.__name__,
         raised_s=end.time_s,
     )
+
+
+def in_brief(message: str) -> str:
+    """A message that holds the traceback of another process, as that of a loader's worker or of a collective save does: how it
+    begins, and what was raised there."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return f"{lines[0]} … {lines[-1]}" if "Traceback (most recent call last):" in message else message
 
 
 _FIND_UNUSED = "DistributedDataParallelKwargs(find_unused_parameters=True)"

@@ -1,8 +1,8 @@
-"""What DDP's reducer says, in fewer words and with the remedy; torch's own messages, as torch 2.13 writes them."""
+"""What DDP's reducer says, as torch 2.13 writes it, in fewer words and with the remedy; and long messages in brief."""
 
 import pytest
 
-from chaosrun.supervise.deaths import reducer_error
+from chaosrun.supervise.deaths import in_brief, reducer_error
 
 READY = (
     "Expected to mark a variable ready only once. This error is caused by one of the following reasons: 1) Use of a module "
@@ -48,3 +48,15 @@ def test_the_parameter_and_the_remedy_are_named(message: str, said: str, remedy:
 
 def test_other_errors_are_none_of_its_business() -> None:
     assert reducer_error("mat1 and mat2 shapes cannot be multiplied (4x3 and 5x6)") is None
+
+
+def test_of_a_message_that_holds_another_process_s_traceback_the_ends_are_told() -> None:
+    """As torch's CheckpointException, and what a loader's worker raised."""
+    inner = '  File "utils.py", line 193, in reduce_scatter\n    local_data = map_fun()\nRuntimeError: Missing key: optim.lr.\n'
+    dcp = "CheckpointException ranks:dict_keys([0, 1])\n" + "".join(
+        f"Traceback (most recent call last): (RANK {rank})\n{inner}" for rank in (0, 1)
+    )
+    assert in_brief(dcp) == "CheckpointException ranks:dict_keys([0, 1]) … RuntimeError: Missing key: optim.lr."
+    worker = f"Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{inner}"
+    assert in_brief(worker).startswith("Caught RuntimeError in DataLoader worker process 0. … RuntimeError: Missing key")
+    assert in_brief("size mismatch:\n  copying a param") == "size mismatch:\n  copying a param"
