@@ -85,7 +85,7 @@ class Injections:
     def _open_leg(self) -> Supervisor:
         status = f"`chaosrun status {run_argument(self._run)}` shows where it is"
         if self._supervisor is None:
-            where = "the leg under faults is over" if self._over else "no leg is running yet"
+            where = "the leg under faults is over" if self._over else "no leg is running now"
             raise UsageError(f"{where}: there is no rank to strike", hint=status)
         if self._supervisor.name not in STRUCK:
             raise UsageError(

@@ -182,7 +182,7 @@ class TestTheWayIn:
 
     def test_only_a_leg_under_faults_takes_them(self, run: RunLayout) -> None:
         injections = Injections(run, has_successor=False)
-        assert "no leg is running yet" in refusal(injections)
+        assert "no leg is running now" in refusal(injections)
         watch(injections, Leg("reference"))
         assert "has to stay undisturbed" in refusal(injections)
         chaos = Leg()
