@@ -30,7 +30,7 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
     where = run_arguments(run)
     if verdict.outcome == "interrupted":
         return (command("go on", "resume", *where),)
-    if verdict.outcome is None:
+    if verdict.outcome is None and verdict.code != "records_damaged":
         # Whether anybody supervises it the files do not tell; where somebody does, `resume` says so.
         return (command("look", "status", *where), command("go on", "resume", *where))
     inspect = command("inspect", "verify", "-v", *where)

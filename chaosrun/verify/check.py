@@ -93,6 +93,8 @@ class Drill:
     """The step at which the chaos leg ended before its training did: both legs are looked at up to there."""
     whole: int = 0
     """The last step of the whole reference, if the drill is cut at an earlier one (`ended_early`)."""
+    found_whole: bool = False
+    """When the run ended its verdict found both legs' final checkpoints as they have to be."""
     began: int = 0
     """The step that the chaos leg began at, with the reference's checkpoint; see `unproven`."""
 

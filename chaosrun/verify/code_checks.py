@@ -89,6 +89,7 @@ _PREMISES: Mapping[str, Row] = {
     "records_damaged": Row(
         "the records are damaged: {first}{more}",
         machine("the run's files are damaged, by the storage or from outside", likely=True),
+        "nothing can be judged by them: put the run's files back as they were, or submit the job again",
     ),
     "leg_unfinished": Row("the {leg} leg has not finished"),
     "leg_not_completed": Row("the {leg} leg ended with {outcome}: {message}"),
@@ -281,6 +282,12 @@ _FINALS: Mapping[str, Row] = {
     "final_position_differs": Row("rank {rank} ended at {seen}, the reference at {expected}", _OTHER_PLACE),
     "final_checkpoint_differs": Row("{how}", _OTHER_PLACE),
     "final_checkpoint_invalid": Row("{leg}: {problem}", _OTHER_PLACE),
+    "final_checkpoint_invalid.since": Row(
+        "{leg}: {problem}, which was whole when the run ended",
+        machine("files of the run were removed or changed after its end"),
+        "the verdict of its end is in verdict.json; to judge the run again, put its files back as they were, or submit the job "
+        "again",
+    ),
     "final_checkpoint_not_common": Row("{leg}: the ranks name no common final checkpoint ({found})"),
     "final_checkpoint_not_digested": Row("a final checkpoint's manifest digests nothing"),
     "final_weights_missing": Row("no final weights to compare: {problem}"),

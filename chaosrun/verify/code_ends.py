@@ -10,9 +10,6 @@ _LEG = "{leg} leg: {message}"
 
 _ENDS: Mapping[str, Row] = {
     "not_finished": Row("the {leg} leg has not finished", nobody("the run has not come to its end")),
-    "not_finished.records_damaged": Row(
-        "", machine("the run's files are damaged, by the storage or from outside", likely=True)
-    ),
     "interrupted": Row(_LEG, nobody("the run was interrupted")),
     "script_failed": Row(_LEG, script("it failed, and no fault was the reason")),
     "out_of_memory": Row(

@@ -107,7 +107,8 @@ def final_checkpoint(drill: Drill) -> Check:
 
 def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
     """The manifest of the leg's final checkpoint, or the check that says why there is none to trust."""
-    report = failed if leg is drill.chaos else inconclusive
+    report = failed if leg is drill.chaos and not drill.found_whole else inconclusive
+    because = "since" if drill.found_whole else None
     names = {leg.ends[rank].checkpoint for rank in drill.ranks if rank in leg.ends}
     name = next(iter(names)) if len(names) == 1 else None
     if name is None:
@@ -115,7 +116,7 @@ def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
         return inconclusive("final_checkpoint_not_common", leg=leg.name, found=found)
 
     def invalid(problem: str) -> Check:
-        return report("final_checkpoint_invalid", leg=leg.name, checkpoint=name, problem=problem)
+        return report("final_checkpoint_invalid", because=because, leg=leg.name, checkpoint=name, problem=problem)
 
     try:
         manifest = CheckpointStore(leg.layout, drill.spec.checkpoint.keep).audit(name)

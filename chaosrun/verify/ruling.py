@@ -163,9 +163,8 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
         if leg.outcome in (TRAINED if leg is chaos else ("completed",)):
             continue
         if leg.finished is None:
-            damaged = any(check.code == "records_damaged" and not _only_missing(reference, chaos) for check in checks)
-            reason = Cause.of("not_finished", because="records_damaged" if damaged else None, leg=leg.name)
-            return Ruling(status="INCONCLUSIVE", reason=reason)
+            damaged = None if _only_missing(reference, chaos) else of_damage(checks)
+            return damaged or Ruling(status="INCONCLUSIVE", reason=Cause.of("not_finished", leg=leg.name))
         ruling = of_end(leg, fails=leg is chaos and leg.outcome == "inexact_restore")
         if leg.outcome == "user_error" and (found := Replicas(leg).drift()):
             headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {_message(leg.finished)}"
@@ -173,6 +172,12 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
             return replace(ruling, reason=reason, headline=headline, hint=None)
         return ruling
     return None
+
+
+def of_damage(checks: Sequence[Check]) -> Ruling | None:
+    """Where the records of a leg are damaged: that it has not finished may be all that they no longer say."""
+    found = next((check.cause for check in checks if check.code == "records_damaged"), None)
+    return found and Ruling(status="INCONCLUSIVE", reason=found)
 
 
 def _only_missing(*legs: LegHistory) -> bool:

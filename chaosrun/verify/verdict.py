@@ -1,6 +1,7 @@
 """The verdict on a drill, PASS, FAIL or INCONCLUSIVE, from its files alone; what a status rests on says `verify.ruling`."""
 
 import gc
+import json
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -148,7 +149,7 @@ def _judged(run: RunLayout) -> Verdict:
     confirming = read_leg(second) if second.attempts() else None
 
     def judged(reference: LegHistory, chaos: LegHistory) -> Verdict:
-        drill = Drill.of(reference, chaos, spec, plan, confirming)
+        drill = replace(Drill.of(reference, chaos, spec, plan, confirming), found_whole=_found_whole(run))
         if drill.chaos.finished and drill.chaos.outcome in EARLY:
             drill = up_to(drill, drill.chaos.finished.final_step)
         return judge_drill(drill, irreproducible=_irreproducible(info), confirmed=info.confirmed)
@@ -163,6 +164,15 @@ def _judged(run: RunLayout) -> Verdict:
     replaced = [] if info.reference.replaced is None else [REPLACED.format(difference=info.reference.replaced)]
     masked = [masked_loads(info.masked)] if info.masked else []
     return replace(verdict, warnings=(*masked, *replaced, *verdict.warnings))
+
+
+def _found_whole(run: RunLayout) -> bool:
+    """Whether the verdict of the run's end, if it is there, names its final checkpoints as whole."""
+    try:
+        checks = json.loads(run.verdict_json.read_bytes())["checks"]
+        return any(check["name"] == "final_checkpoint" and check["status"] == "pass" for check in checks)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _judged_run(leg: LegHistory, spec: JobSpec, plan: FaultPlan) -> Verdict:

@@ -1,6 +1,7 @@
 """From checks to PASS, FAIL or INCONCLUSIVE and an exit code: what a verdict rests on, and that doubt is never a PASS."""
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -516,6 +517,33 @@ def test_tolerance_without_weights_to_compare_is_inconclusive(tmp_path: Path) ->
     assert weights.status == "inconclusive"
     assert verdict.status == "FAIL"
     assert failing(verdict) == ["final_checkpoint"]
+
+
+@pytest.mark.parametrize("leg", ["chaos", "reference"])
+def test_a_checkpoint_that_goes_after_the_verdict_of_the_run_s_end_is_no_fail(run: RunLayout, leg: str) -> None:
+    run.verdict_json.write_text(json.dumps(judge(run).to_json()))
+    shutil.rmtree(run.leg(leg).checkpoints / "step-00000012")
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("INCONCLUSIVE", "final_checkpoint_invalid", "machine")
+    assert "which was whole when the run ended" in verdict.cause and "verdict.json" in (verdict.hint or "")
+
+
+@pytest.mark.parametrize(
+    "verdict", ["", "[]", '{"checks": [1]}', '{"checks": [{"name": "final_checkpoint", "status": "fail"}]}']
+)
+def test_a_checkpoint_that_no_verdict_found_whole_fails(run: RunLayout, verdict: str) -> None:
+    run.verdict_json.write_text(verdict)
+    shutil.rmtree(run.leg("chaos").checkpoints / "step-00000012")
+    assert failing(judge(run)) == ["final_checkpoint"]
+
+
+def test_a_damaged_journal_is_the_cause_and_not_that_the_leg_has_not_finished(run: RunLayout) -> None:
+    journal = run.leg("chaos").journal
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join((*lines[:3], b"nonsense\n", *lines[4:])))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "records_damaged")
+    assert "journal.jsonl:4: not a JSON record" in verdict.cause and "submit the job again" in (verdict.hint or "")
 
 
 @pytest.mark.parametrize(
