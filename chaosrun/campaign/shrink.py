@@ -243,7 +243,7 @@ def reduce_faults(
 
 def _told(case: Case, trials: _Trials, *, smallest: bool, seen: str | None, verified: RunLayout | None) -> Shrunk:
     schedule, seed = trials.smallest, case.job.spec.faults.seed
-    about = f"# Run {case.run.run_id} with {len(case.schedule)} faults, shrunk: {trials.symptom}\n"
+    about = f"# Run {case.run.run_id} with {count(len(case.schedule), 'fault')}, shrunk: {trials.symptom}\n"
     return Shrunk(
         run=case.run,
         job=str(case.job.path),
