@@ -336,11 +336,16 @@ def _copied(info: RunInfo, **about: str | None) -> RunInfo:
 @contextmanager
 def run_files(run: RunLayout, command: str) -> Iterator[None]:
     """A disk that takes no more of the supervisor's own records ends the run with a ResourcesError; `chaosrun <command>` can
-    be tried again."""
+    be tried again. So does a run whose files somebody has removed."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in STORAGE_FAILURES:
+    except (OSError, UsageError) as error:
+        if not run.run_json.exists():
+            raise ResourcesError(
+                f"the run's files were removed while it went on: {run.path}",
+                hint="start again, and leave a run's folder alone until it has ended: `chaosrun cancel RUN` ends it",
+            ) from error
+        if isinstance(error, UsageError) or error.errno not in STORAGE_FAILURES:
             raise
         place = run.path if error.filename is None else os.fsdecode(error.filename)
         raise ResourcesError(

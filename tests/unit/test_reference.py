@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from legs import write_run
 
-from chaosrun.errors import ResourcesError
+from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.report.sentences import Told
 from chaosrun.supervise.drill import Drill, LegRunner, run_files
@@ -61,6 +61,17 @@ def test_a_full_disk_costs_the_place_in_the_cache_alone(made: RunLayout, tmp_pat
     assert event["event"] == "reference.uncached"
     said = Told.notice(event).sentence
     assert said.startswith("not kept in the cache for other drills: ") and said.endswith(": No space left on device")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), UsageError("is not a run", hint="")])
+def test_a_run_whose_folder_is_removed_while_it_goes_on_is_told_so(made: RunLayout, tmp_path: Path, error: Exception) -> None:
+    run = RunLayout(shutil.copytree(made.path, tmp_path / "run"))
+    with pytest.raises(type(error)), run_files(run, "resume"):
+        raise error
+    shutil.rmtree(run.path)
+    with pytest.raises(ResourcesError, match="were removed while it went on") as told, run_files(run, "resume"):
+        raise error
+    assert told.value.hint is not None and "chaosrun cancel" in told.value.hint
 
 
 @pytest.mark.usefixtures("full")
