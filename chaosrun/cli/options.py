@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from chaosrun.errors import UsageError
-from chaosrun.records.events import EventRecord
 from chaosrun.report.output import has_colour, page_width, rendered, tell, write_json, write_out
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from chaosrun.records.events import EventRecord
     from chaosrun.records.layout import RunLayout
     from chaosrun.records.run_file import Early
     from chaosrun.spec.command_line import TypedJob

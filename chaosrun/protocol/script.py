@@ -274,7 +274,7 @@ class ScriptTraining:
             found=found,
             buffers=state.buffers() if found else {},
             optimizers=state.optimizer_digests() if found else {},
-            scheduled=state.scheduled(),
+            scheduled=self._order.attempt == 1 and state.scheduled(),
             in_part=state.in_part,
             seeded=hooks.seeded(),
             again=again,

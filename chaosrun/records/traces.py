@@ -99,7 +99,7 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
     """Digests of the state of each, where there are several; of the same starts."""
     scheduled: bool = True
-    """A scheduler of torch's sets the learning rates; where a script resumes by itself."""
+    """A scheduler of torch's sets the learning rates; of the first attempt of a script that resumes by itself."""
     found: Found | None = None
     """Of a script that resumes by itself; position.step then numbers the attempt as this says. None at the very beginning."""
 

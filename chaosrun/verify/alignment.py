@@ -154,7 +154,8 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
 
 def scheduled(drill: Drill) -> bool:
     """Whether a scheduler of torch's sets the learning rates of a script that resumes by itself."""
-    return any(start.scheduled for attempt in drill.chaos.attempts for start in attempt.starts.values())
+    firsts = [attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts[:1]]
+    return any(start.scheduled for attempt in firsts for start in attempt.starts.values())
 
 
 def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:

@@ -227,7 +227,7 @@ ATTACHES = (
     ("statement", "unwanted"),
     [
         ("import chaosrun", ["torch", "ray", "pydantic", "accelerate", "numpy"]),
-        ("import chaosrun.cli", ["torch", "ray", "pydantic", "accelerate", "numpy"]),
+        ("import chaosrun.cli", ["torch", "ray", "pydantic", "accelerate", "numpy", "msgspec"]),
         ("import chaosrun.integrations.pytest_plugin", ["torch", "ray", "pydantic", "accelerate", "numpy", "rich", "jinja2"]),
         (
             "import chaosrun.verify.verdict, chaosrun.supervise.lifecycle, chaosrun.cluster.forkserver, "
