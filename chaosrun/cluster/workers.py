@@ -1,5 +1,6 @@
 """The supervisor's interface to a leg's workers: places, starts, stops and events, through the agents of a RayCluster."""
 
+import os
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,8 @@ class _Asked:
 class ClusterWorkers:
     """What a supervisor needs from a cluster. The legs use the same agents and fork servers, one after the other."""
 
-    def __init__(self, cluster: RayCluster, spec: JobSpec) -> None:
+    def __init__(self, cluster: RayCluster, spec: JobSpec, directory: Path | None = None) -> None:
+        """`directory`: where the job's relative paths start; None for this process's."""
         self._cluster = cluster
         self._acquire_timeout_s = spec.recovery.acquire_timeout
         self._standby: int | Literal["all"] = spec.recovery.standby
@@ -55,6 +57,9 @@ class ClusterWorkers:
         if spec.command:
             # The module that runs a command imports what it needs by itself.
             self._runs = {"preload": (), "target": command.TARGET}
+        elif directory and (path := spec.env.get("PYTHONPATH")):
+            # A fork server starts where the cluster does, and imports the preloads before a rank is where the script is.
+            self._env["PYTHONPATH"] = os.pathsep.join(str(directory / entry) for entry in path.split(os.pathsep) if entry)
         self._asked: _Asked | None = None
         self._lost: set[str] = set()
         self._leaving: set[str] = set()

@@ -286,16 +286,17 @@ def placed(
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.cluster.workers import ClusterWorkers
 
-    spec = JobSpec.model_validate(read_run(run).spec)
+    info = read_run(run)
+    spec, directory = JobSpec.model_validate(info.spec), Path(info.directory)
     if cluster is not None:
-        yield ClusterWorkers(cluster, spec)
+        yield ClusterWorkers(cluster, spec, directory)
         return
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     with interrupts.postponed():
         cluster = RayCluster(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
     try:
         interrupts.check()
-        yield ClusterWorkers(cluster, spec)
+        yield ClusterWorkers(cluster, spec, directory)
     finally:
         with interrupts.postponed():
             cluster.close()
