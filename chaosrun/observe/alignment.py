@@ -42,6 +42,8 @@ class Place(NamedTuple):
     found: Found
     due: Due | None = None
     """None if nothing is recorded of the step after it."""
+    together: Mapping[str, int] = {}
+    """By the first of several optimizers to step, how many made the step when it last was."""
 
 
 def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, alone: bool = False) -> Place:
@@ -56,7 +58,9 @@ def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, al
     whole = all(step in agreeing[name] for name in judged)
     after = [moment for moment in moments if moment.step == step and moment.data_after is not None]
     due = Due(after[-1].data_after or "", after[-1].passes_after, step in agreeing["data"]) if after else None
-    return Place(step=step, found=Found(step=step if whole else None, own=own, **_nearest(agreeing, step)), due=due)
+    together = {moment.stepped[0]: len(moment.stepped) for moment in moments if moment.stepped and moment.step <= step}
+    found = Found(step=step if whole else None, own=own, **_nearest(agreeing, step))
+    return Place(step=step, found=found, due=due, together=together)
 
 
 def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:

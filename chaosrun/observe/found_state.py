@@ -7,7 +7,7 @@ a number and as a tensor of one element, since loading a checkpoint may turn the
 
 import gc
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,9 +105,9 @@ class FoundState:
         """A digest of each optimizer's state, by its name."""
         return {name: _digest_of([optimizer]) for name, optimizer in self._named_optimizers().items()}
 
-    def stepped(self, stepped: Collection[int]) -> tuple[str, ...]:
-        """The names of the optimizers that have these ids."""
-        return tuple(name for name, optimizer in self._named_optimizers().items() if id(optimizer) in stepped)
+    def names_of_optimizers(self) -> dict[int, str]:
+        """By id; empty unless there are several."""
+        return {id(optimizer): name for name, optimizer in self._named_optimizers().items()}
 
     def scheduled(self) -> bool:
         """Whether a torch scheduler sets the learning rates of an optimizer, be it through a wrapper with the same groups."""

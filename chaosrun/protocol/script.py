@@ -282,6 +282,10 @@ class ScriptTraining:
         steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
         self._builds, self._passes, self._due = True, 0, place.due if place else None
+        if place:
+            # What the undisturbed run had learnt by then: a step has to be recorded at the same moment.
+            names = state.names_of_optimizers().items()
+            self._together = {each: place.together[name] for each, name in names if name in place.together}
         return steps
 
     def _finish_step(self, stepped: list[int]) -> None:
@@ -296,7 +300,8 @@ class ScriptTraining:
     def _record(self) -> None:
         assert self._steps and self._state
         self._recorded = self._incomplete = True
-        self._steps.record(self.position, self._primer, stepped=self._state.stepped(self._stepped))
+        names = self._state.names_of_optimizers()
+        self._steps.record(self.position, self._primer, stepped=tuple(names[each] for each in self._stepped if each in names))
 
     def _go_on(self) -> None:
         """To the next step, unless this is a closure of an optimizer's. Raises EnoughSteps after the job's last."""

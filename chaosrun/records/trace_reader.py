@@ -93,6 +93,8 @@ class Moment:
     """Forward passes that the next step made."""
     weights_after: str | None = None
     """Weights that the script changed before the next step, if it did."""
+    stepped: tuple[str, ...] = ()
+    """Where there are several, the optimizers that made this step."""
 
 
 def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
@@ -111,7 +113,8 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
                 moments[-1] = replace(moments[-1], **after, **begun)
                 if len(moments) == at_most:
                     break
-                moments.append(Moment(step=record.step, weights=record.param, optimizer=record.state, rates=rates))
+                stood = {"weights": record.param, "optimizer": record.state, "rates": rates, "stepped": record.stepped}
+                moments.append(Moment(step=record.step, **stood))
     return moments
 
 

@@ -204,6 +204,19 @@ def saves_not_struck(drill: Drill) -> Iterator[str]:
         )
 
 
+def nothing_saved_since(drill: Drill) -> Iterator[str]:
+    """Of a script that resumes by itself: a count or an average that it lost shows in what it saves later."""
+    before, since = drill.chaos.attempts[:1], drill.chaos.attempts[1:]
+    has_saved = [
+        any(save.held for each in some for trace in each.traces.values() for save in trace.saves) for some in (before, since)
+    ]
+    if drill.by_script and since and has_saved == [True, False]:
+        yield (
+            "no checkpoint was saved after a restart: what the checkpoints hold beside weights and optimizer (counts, "
+            "averages, best values) could not be compared (kill it earlier)"
+        )
+
+
 def streams_not_restored(drill: Drill) -> Iterator[str]:
     """Random streams that a script does not bring back, where nothing has drawn from them in steps that followed."""
     for attempt in [] if drill.streams_count else [each for each in drill.chaos.attempts if each.steps]:
@@ -343,6 +356,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     state_outside,
     primed_buckets,
     saves_not_struck,
+    nothing_saved_since,
     streams_not_restored,
     schedule_behind,
     damaged_by_nobody,
@@ -357,7 +371,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
 )
 
 
-OF_RESULTS = (files_left_over, gathered_anew, figures_begun_anew, schedule_behind)
+OF_RESULTS = (nothing_saved_since, files_left_over, gathered_anew, figures_begun_anew, schedule_behind)
 """What may follow from the difference that a drill fails for."""
 
 

@@ -26,11 +26,15 @@ parameters = dict(model.named_parameters())
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
 if way == "full-batch":
     optimizer = torch.optim.LBFGS(parameters.values(), lr=0.1, max_iter=4)
+turns = [optimizer]
+if way == "by-turns":
+    turns = [torch.optim.AdamW(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[3].parameters(), lr=1e-2, momentum=0.9)]
 step = began = 0
 if path.exists():
     state = torch.load(path)
     model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    for each, kept in zip(turns, state["optimizer"], strict=True):
+        each.load_state_dict(kept)
     step = state["step"]
     began = step if way == "counts-anew" else 0
     if way != "measures-wrongly":
@@ -53,12 +57,17 @@ def update(inputs: torch.Tensor) -> None:
             parameters[name].grad = each.clamp(-1, 1).mean(0)
     else:
         loss = model(inputs).square().mean()
-        optimizer.zero_grad()
+        for each in turns:
+            each.zero_grad()
         loss.backward()
     if way in ("warms-by-hand", "counts-anew"):
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * min(1, (step - began + 1) / 4)
-    optimizer.step()
+    turns[step % len(turns)].step()
+    if way == "by-turns":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.99)
 
 
 def evaluate() -> None:
@@ -91,7 +100,7 @@ while step < 3 * PER_EPOCH:
     if step % PER_EPOCH == 0:
         evaluate()
         if dist.get_rank() == 0:
-            whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            whole = {"model": model.state_dict(), "optimizer": [each.state_dict() for each in turns]}
             torch.save({**whole, "step": step, "rng": torch.get_rng_state()}, path.with_suffix(".new"))
             path.with_suffix(".new").replace(path)
 dist.destroy_process_group()

@@ -26,6 +26,13 @@ def test_a_step_that_agrees_in_everything_though_its_data_come_again():
     assert place.found.data == (4, 10, 16) and place.found.weights == (10,)
 
 
+def test_optimizers_that_step_together_are_known_as_far_as_the_place():
+    by_turns = [TRACE[0], *(replace(each, stepped=("A", "B") if each.step % 2 else ("C",)) for each in TRACE[1:12])]
+    by_turns += [replace(each, stepped=("A",)) for each in TRACE[12:]]
+    known = [find(standing(step), by_turns).together for step in (0, 10, 12)]
+    assert known == [{}, {"A": 2, "C": 1}, {"A": 1, "C": 1}]
+
+
 def test_the_beginning():
     assert find(standing(0), TRACE).found.step == 0
 

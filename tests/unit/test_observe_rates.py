@@ -46,12 +46,12 @@ def test_several_optimizers_are_told_apart_and_a_scheduler_is_known(monkeypatch:
     third.grad = torch.ones(2)
     made[2].step()
     assert [name for name, digest in found.optimizer_digests().items() if digest != before[name]] == ["Adam 2 of 2"]
-    assert found.stepped([id(made[2]), id(made[1])]) == ("Adam 2 of 2", "SGD")
+    assert [found.names_of_optimizers()[id(each)] for each in made] == ["Adam 1 of 2", "SGD", "Adam 2 of 2"]
     assert not found.scheduled()
     torch.optim.lr_scheduler.StepLR(made[1], 2)
     assert found.scheduled()
     del made[1:]
-    assert found.optimizer_digests() == {} and found.stepped([id(made[0])]) == ()
+    assert found.optimizer_digests() == {} and found.names_of_optimizers() == {}
 
 
 class Around(torch.optim.Optimizer):
