@@ -6,18 +6,23 @@ a number and as a tensor of one element, since loading a checkpoint may turn the
 """
 
 import gc
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import xxhash
 
 from chaosrun.observe import hooks, ledger
 from chaosrun.observe.contents import Components, content_digest
-from chaosrun.observe.fingerprint import digests, fingerprint, part_of, spots
+from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_of, spots
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
+from chaosrun.records.left import MOST_BYTES
+from chaosrun.records.tensor_files import entries
 from chaosrun.records.traces import ALIVE, UNNAMED, StartRecord
 
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -173,10 +178,15 @@ class FoundState:
         average has the same names."""
         found: set[str] = set()
         for root in self._roots:
-            for name, told in sorted(root.named_parameters(), key=lambda each: (each[1].ndim < 2, each[1].numel()))[:1]:
+            for name, told in _smallest(root):
                 digest = content_digest(told.detach())
                 found |= {path.rpartition("/")[0] for path, value in held.items() if value == digest and path.endswith(name)}
         return tuple(sorted(found))
+
+    def is_held_in(self, path: Path) -> bool:
+        """Whether a file of any kind (see `records.tensor_files`) holds a model as it is now, told by its smallest matrix."""
+        held = {digest for _, digest in entries(path).values()} if path.stat().st_size <= MOST_BYTES else set()
+        return any(held & _digests_in_files(smallest) for root in self._roots for _, smallest in _smallest(root))
 
     def hooks(self) -> list[str]:
         return []
@@ -196,6 +206,20 @@ class FoundState:
             prefix = f"{number}." if len(self._roots) > 1 else ""
             for name, tensor in getattr(root, method)():
                 yield prefix + ".".join(part for part in name.split(".") if part not in WRAPPERS), tensor
+
+
+def _smallest(root: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """A model's smallest matrix by name, else its smallest parameter; empty without any."""
+    return sorted(root.named_parameters(), key=lambda each: (each[1].ndim < 2, each[1].numel()))[:1]
+
+
+def _digests_in_files(tensor: torch.Tensor) -> set[str]:
+    """Those that `records.tensor_files` gives its bytes, and an array of numpy's with them."""
+    values = local_part(tensor.detach()).cpu().contiguous()
+    array = io.BytesIO()
+    if values.dtype != torch.bfloat16:
+        numpy.save(array, values.numpy())
+    return {xxhash.xxh3_64_hexdigest(values.view(torch.uint8).numpy().tobytes()), xxhash.xxh3_64_hexdigest(array.getvalue())}
 
 
 def _bare(module: torch.nn.Module) -> torch.nn.Module:

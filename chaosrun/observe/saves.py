@@ -9,17 +9,22 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from chaosrun.observe.contents import contents
 from chaosrun.observe.writers import wrap_writers
+from chaosrun.records.tensor_files import unnumbered
 from chaosrun.records.traces import SaveRecord
 
 _BY_ENDING = {".distcp": "dcp", ".metadata": "dcp", ".metadata.tmp": "dcp", ".safetensors": "safetensors"}
 _TWO_NAMES = ("os.rename", "os.link", "os.symlink")
 _NAMES_ANEW = {"os.rename": "rename", "os.link": "link"}
+MOST_LOOKS = 3
+"""Into so many files of one name, and no more, it is looked in vain."""
 _CHANGES = frozenset({*_TWO_NAMES, "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
 
 
@@ -41,6 +46,10 @@ class SaveWatch:
         self._told: set[tuple[int, str]] = set()
         self._inside = 0
         """Number of nested calls of writers that are running."""
+        self._opened: dict[str, int] = {}
+        """Files that no known writer has written, opened since the last look, and the steps that they belong to."""
+        self._looks: Counter[str] = Counter()
+        """How many of them were looked into in vain, by the path without digits."""
 
     def install(self) -> None:
         wrap_writers(self._write)
@@ -52,6 +61,8 @@ class SaveWatch:
         if path is None or step is None or self._inside:
             return write()
         self._inside += 1
+        if how != "pickle":
+            self._opened.pop(path, None)  # if it was opened before
         try:
             self._tell(step, path, how, done=False, held=self._contents(given))
             result = write()
@@ -59,6 +70,18 @@ class SaveWatch:
             return result
         finally:
             self._inside -= 1
+
+    def look(self, holds_weights: Callable[[Path], bool]) -> None:
+        """Tell of files that hold the weights and that no known writer has written (a buffer's bytes, a pickle, an archive of
+        arrays). Call it when a step is over: what it has saved is written by then."""
+        opened, self._opened = self._opened, {}
+        for path, step in opened.items():
+            kind = unnumbered(path)
+            if self._looks[kind] < MOST_LOOKS and os.path.isfile(path):
+                if holds_weights(Path(path)):
+                    self._tell(step, path, "file", done=True)
+                else:
+                    self._looks[kind] += 1
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -69,12 +92,16 @@ class SaveWatch:
             if (step := self._begin(path)) is not None and path is not None and not self._inside:
                 how = next((how for ending, how in _BY_ENDING.items() if path.endswith(ending)), "open")
                 self._tell_once(step, path, how, done=False)
+                if how == "open" and threading.current_thread() is threading.main_thread():
+                    self._opened[path] = step
         elif event in _CHANGES:
             if event in ("os.remove", "shutil.rmtree"):
                 self._removed(self._below(arguments[0]))
             paths = [self._below(each) for each in arguments[: 2 if event in _TWO_NAMES else 1]]
             step = self._begin(next(filter(None, paths), None))
             if event in _NAMES_ANEW and step is not None and (path := paths[-1]) is not None and not self._inside:
+                if paths[0] in self._opened:
+                    self._opened[path] = self._opened.pop(paths[0])
                 self._tell_once(step, path, _NAMES_ANEW[event], done=True, before=paths[0] or "")
 
     def _removed(self, path: str | None) -> None:

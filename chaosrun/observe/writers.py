@@ -11,6 +11,7 @@ from typing import Any, cast
 WRITERS = (
     ("torch", "save", 1, "torch.save"),
     ("torch.jit", "save", 1, "torch.jit.save"),
+    ("pickle", "dump", 1, "pickle"),
     ("safetensors.torch", "save_file", 1, "safetensors"),
     ("safetensors.torch", "save_model", 1, "safetensors"),
     ("safetensors.numpy", "save_file", 1, "safetensors"),
@@ -18,7 +19,7 @@ WRITERS = (
 """Module, function, position of the path among its arguments, and the writer's name in a record."""
 
 Around = Callable[[Any, str, Any, Callable[[], Any]], Any]
-"""Makes a call: (path or file, the writer's name, what is to be written, the call) → what the call returned."""
+"""Makes a call: (path, or a file without one, the writer's name, what is to be written, the call) → what the call returned."""
 
 
 def wrap_writers(around: Around) -> None:
@@ -33,7 +34,9 @@ def _wrap(module: Any, name: str, place: int, how: str, around: Around) -> None:
 
     @functools.wraps(writer)
     def watched(*arguments: Any, **options: Any) -> Any:
-        target = options.get("f", options.get("filename", arguments[place] if len(arguments) > place else None))
+        named = (options[name] for name in ("f", "file", "filename") if name in options)
+        target = next(named, arguments[place] if len(arguments) > place else None)
+        target = getattr(target, "name", target)  # of an open file
         given = next(iter(arguments), options.get("obj", options.get("tensors")))
         return around(target, how, given, lambda: writer(*arguments, **options))
 

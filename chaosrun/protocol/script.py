@@ -86,7 +86,8 @@ class ScriptTraining:
         """The last call in evaluation mode since the last step: some scripts train in it."""
         self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
         self._saves = SavePoints(self._faults, self._order, context.leg)
-        SaveWatch(self._order.outputs, self._step_of_save, self._saves.begin, self._see_save).install()
+        self._watch = SaveWatch(self._order.outputs, self._step_of_save, self._saves.begin, self._see_save)
+        self._watch.install()
         hooks.install(self)
 
     @property
@@ -322,13 +323,17 @@ class ScriptTraining:
             live, first, self._looked_beside = self._state, save.step != self._looked_beside, save.step
             with contextlib.suppress(TypeError):  # a tensor without memory of its own
                 save = changed(save, trained=live.trained_in(save.held))
-                if first:
+                if save.how == "pickle" and not save.trained:
+                    save = changed(save, held={})  # of whatever kind: losses, samples
+                elif first:
                     held, optimizers = {**save.held, **live.beside()}, live.optimizer_digests()
                     save = changed(save, held=held, buffers=live.buffers(), optimizers=optimizers)
         self._steps.observer.write(save)
 
     def _complete(self) -> None:
         """The script is done with the last step."""
+        if self._state:
+            self._watch.look(self._state.is_held_in)
         if not self._recorded:
             self._together[self._stepped[0]] = len(self._stepped)
             self._record()

@@ -207,7 +207,7 @@ def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -
     return {"streams": f"random streams ({', '.join(apart)})"} if apart else {}
 
 
-WRITERS = frozenset({"torch.save", "safetensors", "dcp"})
+WRITERS = frozenset({"torch.save", "safetensors", "dcp", "file"})
 """What writes tensors (`SaveRecord.how`): files written by anything else are not taken for checkpoints."""
 
 REMOVED = "remove"

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (
 sampler = DistributedSampler(data, ranks, rank, shuffle=True, seed=1)
 torch.manual_seed(100 + rank)
 
-saved = [] if wrong == "again" else sorted(output.glob("checkpoint-*.pt"))
+saved = [] if wrong in ("again", "again-bytes") else sorted(output.glob("checkpoint-*.pt"))
 if saved and wrong == "older":
     saved.pop()
 done = 0
@@ -58,8 +59,17 @@ per_epoch = len(sampler) // 8
 late: list[dict[str, Any]] = []
 
 
+def put(what: Any, path: Path) -> None:
+    if wrong == "again-bytes":
+        held = io.BytesIO()
+        torch.save(what, held)
+        path.write_bytes(held.getvalue())
+    else:
+        torch.save(what, path)
+
+
 def save(step: int) -> None:
-    torch.save(torch.get_rng_state(), output / f"stream-{step:04}-{rank}.pt")
+    put(torch.get_rng_state(), output / f"stream-{step:04}-{rank}.pt")
     dist.barrier()
     if rank == 0:
         bare: Any = model.module
@@ -73,7 +83,7 @@ def save(step: int) -> None:
             # All else is copied; the weights are those that the background thread comes upon.
             late.append({**copy.deepcopy(whole), "model": whole["model"]})
         else:
-            torch.save(whole, output / f"checkpoint-{step:04}.pt")
+            put(whole, output / f"checkpoint-{step:04}.pt")
 
 
 first = done // per_epoch

@@ -75,6 +75,7 @@ EXPECTED: dict[str, Expected] = {
     "mixed-on-one-rank": Expected(code="optimizer_state_of_another_step", says="rank 1, attempt 2, which began with weights"),
     "older": Expected(code="checkpoint_passed_over", says="from step 3 and passed over the complete checkpoint of step 6"),
     "again": Expected(code="began_again", says="passed over that of step 6"),
+    "again-bytes": Expected(code="began_again", says="passed over that of step 6", always=True),
     "raises": Expected(code="never_came_back", says="FileNotFoundError"),
     "ends": Expected(
         code="ended_at_another_step", says="ended at step 10 on rank 0, expected was step 15", args="--epochs, '2'"

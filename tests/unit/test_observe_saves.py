@@ -1,10 +1,17 @@
-"""A script's renames are told with both names."""
+"""Renames are told with both names; files that hold the weights are told, whatever wrote them."""
 
+import io
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
+import torch
 
-from chaosrun.observe.saves import SaveWatch
+from chaosrun.observe.found_state import FoundState
+from chaosrun.observe.saves import MOST_LOOKS, SaveWatch
 from chaosrun.records.traces import SaveRecord
 
 
@@ -17,3 +24,47 @@ def test_a_rename_tells_what_it_was_called_before(tmp_path: Path, inside: bool) 
     assert [(save.how, save.path, save.before) for save in found] == [
         ("rename", "ckpt/step-5.pt", "ckpt/tmp" if inside else "")
     ]
+
+
+def in_a_buffer(state: dict[str, Any], path: Path) -> None:
+    held = io.BytesIO()
+    torch.save(state, held)
+    path.write_bytes(held.getvalue())
+
+
+def arrays(state: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        numpy.savez(file, **{name: value.numpy() for name, value in state.items()})
+
+
+WRITTEN: dict[str, Callable[[dict[str, Any], Path], Any]] = {
+    "buffer": in_a_buffer,
+    "pickle": lambda state, path: path.write_bytes(pickle.dumps({name: value.numpy() for name, value in state.items()})),
+    "arrays": arrays,
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_a_file_that_holds_the_weights_is_told_when_the_step_is_over(tmp_path: Path, way: str) -> None:
+    found: list[SaveRecord] = []
+    watch = SaveWatch([str(tmp_path)], lambda: 5, lambda step: None, found.append)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 4))
+    for name, factor in (("5", 1.0), ("others", 2.0)):
+        watch._hear("open", (tmp_path / f"{name}.tmp", "w", 0o1101))
+        WRITTEN[way]({name: value * factor for name, value in model.state_dict().items()}, tmp_path / f"{name}.tmp")
+        watch._hear("os.rename", (tmp_path / f"{name}.tmp", tmp_path / f"{name}.pt", -1, -1))
+        (tmp_path / f"{name}.tmp").rename(tmp_path / f"{name}.pt")
+    found.clear()
+    for _ in range(2):
+        watch.look(FoundState(model).is_held_in)
+    assert [(save.how, save.path, save.step, save.done) for save in found] == [("file", "5.pt", 5, True)]
+
+
+def test_it_is_not_looked_into_each_file_of_a_name_for_ever(tmp_path: Path) -> None:
+    watch = SaveWatch([str(tmp_path)], lambda: 5, lambda step: None, lambda record: None)
+    looked: list[Path] = []
+    for number in range(2 * MOST_LOOKS):
+        (tmp_path / f"log-{number}").write_bytes(b"nothing")
+        watch._hear("open", (tmp_path / f"log-{number}", "w", 0o1101))
+        watch.look(lambda path: bool(looked.append(path)))
+    assert len(looked) == MOST_LOOKS
