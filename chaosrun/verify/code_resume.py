@@ -143,6 +143,14 @@ _RESUME: Mapping[str, Row] = {
             "a place of its own (save that of each, and load a rank's own)"
         ),
     ),
+    **dict.fromkeys(
+        ("batches_skipped.each_pass", "batches_repeated.each_pass"),
+        detail(
+            hint="the restart went on rightly to the end of a pass, and began the next with the batches of step {step}, batch "
+            "{index} of epoch {epoch}: what skips the batches that were done (a count, a state that was loaded) has to end "
+            "with the pass that it was saved in"
+        ),
+    ),
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }
 _TOLD = "a sampler that has set_epoch (DistributedSampler) has to be told each epoch"
@@ -219,9 +227,9 @@ _STATES: Mapping[str, Row] = {
     ),
     "batches_repeated.as_drawn": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}, and the random streams stand "
-        "there, too: what draws, mixes or augments them began anew with the streams (save the random states of every rank, "
-        "NumPy's and Python's too, and restore them), or those already done were not skipped (skip them, or save and load the "
-        "state of the loader)"
+        "there, too: those already done were not skipped (skip them, or save and load the state of the loader), or what draws, "
+        "mixes or augments them began anew with the streams (save the random states of every rank, NumPy's and Python's too, "
+        "and restore them)"
     ),
     "data_order_not_restored.of_none": detail(
         hint="no recorded step began with this batch: the shuffle follows a seed or a state that was not restored, or "
@@ -254,7 +262,7 @@ _STATES: Mapping[str, Row] = {
     ),
     "optimizer_state_not_restored.of_none": detail(
         hint="the optimizer's state is that of no step, with the weights of step {base}: loaded in part, in another order, or "
-        "cast on loading{scope}"
+        "cast on loading (torch's load_state_dict gives state the parameters' dtype, whatever it was){scope}"
     ),
     "optimizer_state_not_restored.of_some": detail(
         hint="the optimizer {which} began otherwise than it stood when the script saved (the weights are of step {base}, and "
@@ -280,7 +288,12 @@ _STATES: Mapping[str, Row] = {
         hint="a restart begins with other buffers than the run had when it saved ({name:3}): not in the checkpoint, or not "
         "loaded (what strict=False passes over, what state_dict leaves out)"
     ),
-    "lr_scheduler_of_another_step.own": Row("", _OWN, "the learning rate is that of step {step}, not of step {base}{scope}"),
+    "lr_scheduler_of_another_step.own": Row(
+        "",
+        _OWN,
+        "the learning rate is that of step {step}, not of step {base}: its scheduler's state was not loaded, or a scheduler "
+        "that is made after the optimizer was loaded sets its first rate anew{scope}",
+    ),
     "lr_scheduler_of_another_step.by_hand": Row(
         "learning rate of another step",
         hint=f"the learning rate is that of step {{step}}, not of step {{base}}: {_BY_HAND}{{scope}}",

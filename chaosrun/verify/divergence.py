@@ -194,7 +194,7 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
     """The difference with the random streams as its cause, if the script's streams were not the reference's and were drawn
     from."""
     drill, attempt = moment.drill, moment.attempt
-    follows = attempt.by == "script" and found.code not in _NEVER_DRAWN
+    follows = attempt.by == "script" and found.code not in _NEVER_DRAWN and found.reason.because != "each_pass"
     if not follows or not may_explain(drill, attempt, found.rank, moment.step, found.kind):
         return None
     began = standing(drill, attempt)

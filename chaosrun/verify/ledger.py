@@ -1,7 +1,7 @@
 """Where in the reference the batches that a resumed rank saw lie: ahead, behind, in another epoch, on another rank. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Drill
@@ -59,12 +59,15 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     entries = _entries(following, by_ids)[micro_batch : micro_batch + WINDOW]
     seen = [entry.key for entry in entries]
     ledger = _entries(expected, by_ids)
-    here = sum(len(record.batch) for record in expected if record.step < first.step) + micro_batch
+    here = _before(expected, first.step) + micro_batch
     if not seen or here >= len(ledger):
         return Cause.of("more_batches")
     place = _best(ledger, seen, here)
     if place is not None:
         name = _name(ledger[here], ledger[place], place - here)
+        start = _before(expected, min(trace.steps)) if trace else here
+        if name.code in SHIFTED and _skips_again(ledger, start, here, place, entries):
+            return replace(name, because="each_pass")
         broken = name.code in SHIFTED and not _goes_on(ledger, place, entries)
         return Cause.of("data_order_not_restored", because="broken", step=ledger[place].step) if broken else name
     for rank in drill.ranks:
@@ -119,6 +122,19 @@ def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
     # At an epoch's first batch no count of batches can be wrong.
     because = None if found.index else "at_first" if same_epoch else "rest_of_epoch"
     return Cause.of(code, because=because, batches=batches, step=found.step, index=found.index, epoch=found.epoch, **about)
+
+
+def _before(steps: Sequence[StepRecord], step: int) -> int:
+    return sum(len(record.batch) for record in steps if record.step < step)
+
+
+def _skips_again(ledger: Sequence[_Entry], start: int, here: int, place: int, seen: Sequence[_Entry]) -> bool:
+    """Whether an attempt that went on rightly at `start` began a later pass behind its first batch; or, of a stream that counts
+    its passes itself, with all that it went on with."""
+    if ledger[start].epoch < ledger[here].epoch and ledger[here].index == 0 < ledger[place].index:
+        return _goes_on(ledger, place, seen)
+    again = [entry.key for entry in seen[: here - start]]
+    return place == start < here and _in_common(ledger, place, again) == len(again)
 
 
 def _goes_on(ledger: Sequence[_Entry], place: int, seen: Sequence[_Entry]) -> bool:

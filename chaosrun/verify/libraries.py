@@ -59,6 +59,11 @@ def _stream(drill: Drill, found: Divergence) -> bool:
     return not _expected(drill, found).knows_ids
 
 
+def _skips_at_once(drill: Drill, found: Divergence) -> bool:
+    """A stream that skips as it goes on; what it skips in later passes alone has another reason."""
+    return _stream(drill, found) and found.reason.because != "each_pass"
+
+
 def _later_pass_of_a_stream(drill: Drill, found: Divergence) -> bool:
     return _expected(drill, found).epoch > 0 and _stream(drill, found) and _begun_anew(drill, found)
 
@@ -162,7 +167,7 @@ KNOWN: tuple[Known, ...] = (
         library="datasets",
         before="4.8.5",
         codes=("batches_skipped", "data_order_not_restored"),
-        fits=_stream,
+        fits=_skips_at_once,
         what="a stream resumed behind map() skips rows",
         thread="datasets#8145",
     ),
@@ -170,9 +175,18 @@ KNOWN: tuple[Known, ...] = (
         library="datasets",
         before="5.0.1",
         codes=("batches_skipped", "data_order_not_restored"),
-        fits=_stream,
+        fits=_skips_at_once,
         what="a stream resumed behind a formatted filter() loses rows",
         thread="datasets#8360",
+    ),
+    Known(
+        library="datasets",
+        before="3.4.0",
+        beside=("torchdata",),
+        codes=("batches_skipped",),
+        fits=lambda drill, found: _stream(drill, found) and found.reason.because == "each_pass",
+        what="a stream whose state a lasting loader worker has loaded begins there in each later pass",
+        thread="datasets#7447",
     ),
     Known(
         library="pytorch-lightning",

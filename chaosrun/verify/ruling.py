@@ -287,8 +287,8 @@ def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: D
 
 def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
     """Whether the cause explains the wrong last step: the data are at least as many batches behind or ahead as the end is off
-    by, or batches have another size, or steps are made of others."""
-    if reason.code in ("batch_size_not_restored", "other_optimizer_stepped"):
+    by, or batches have another size, or steps are made of others, or passes begin elsewhere."""
+    if reason.code in ("batch_size_not_restored", "other_optimizer_stepped") or reason.because == "each_pass":
         return True  # an epoch has another number of steps then
     assert ended.cause is not None
     steps, rank = ended.cause.params["step"] - ended.cause.params["expected"], ended.cause.params["rank"]

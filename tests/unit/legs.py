@@ -55,6 +55,8 @@ class Bugs:
     keep_registered: bool = True
     set_epoch: bool = True
     skip_off: int = 0
+    each_pass: bool = False
+    """Its later passes begin where it went on, too."""
     batches_off: int = 0
     weights_off: float = 0.0
     keep_augmentation: bool = True
@@ -201,10 +203,12 @@ class LegWriter:
     def cursor(self, state: _State, resume: str | None) -> list[int]:
         """Epoch and index of the next batch that the loader hands out."""
         if resume is None:
+            self.went_on = 0
             return [0, 0]
         epoch, index = state.epoch, state.batches - self.bugs.batches_off
         if index >= BATCHES_PER_EPOCH:
             epoch, index = epoch + 1, 0
+        self.went_on = index if self.bugs.each_pass else 0
         return [epoch if self.bugs.set_epoch else 0, index + self.bugs.skip_off]
 
     def start(self, writers: list[PlainTraceWriter], number: int, state: _State, resume: str | None) -> None:
@@ -250,7 +254,7 @@ class LegWriter:
         for _ in range(MICRO_BATCHES):
             if cursor[1] >= BATCHES_PER_EPOCH:
                 # From the second epoch of an attempt on, the loader counts its own epochs.
-                cursor[:] = [state.epoch if self.bugs.skip_off == 0 else cursor[0] + 1, 0]
+                cursor[:] = [state.epoch if self.bugs.skip_off == 0 else cursor[0] + 1, self.went_on]
             batches.append((cursor[0], cursor[1]))
             cursor[1] += 1
         state.batches += MICRO_BATCHES

@@ -1,5 +1,6 @@
 """A count of batches to skip is off only where all that is seen is a shifted stretch of the reference's order."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from script_legs import SCRIPT_KILLS, write_script_run
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import libraries
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.ledger import _Entry, _name
+from chaosrun.verify.ledger import _Entry, _name, _skips_again
 from chaosrun.verify.ruling import _explains
 from chaosrun.verify.verdict import judge
 
@@ -40,6 +41,30 @@ def test_a_later_epoch_may_come_of_the_count_of_all_steps_and_ends_earlier() -> 
     for cause, steps, explained in ((ahead, -5, True), (ahead, -6, False), (ahead, 5, False), (behind, 5, False)):
         ended: Any = SimpleNamespace(cause=Cause.of("ended_at_another_step", step=15 + steps, expected=15, rank=0))
         assert _explains(cause, ended, drill) == explained
+        assert _explains(cause.explained("each_pass"), ended, drill)
+
+
+@pytest.mark.parametrize(
+    ("passes", "place"), [(True, 6), (True, 3), (False, 2)], ids=["where it went on", "elsewhere", "a stream counts its own"]
+)
+def test_a_later_pass_that_does_not_begin_at_its_beginning_is_told_as_that(passes: bool, place: int) -> None:
+    where = [(number // 4, number % 4) if passes else (0, number) for number in range(12)]
+    ledger = [_Entry(step=number + 1, epoch=epoch, index=index, key=(number,)) for number, (epoch, index) in enumerate(where)]
+    seen = ledger[place : place + 2]
+    assert _skips_again(ledger, 2, 4, place, seen)
+    assert not _skips_again(ledger, 4, 4, place, seen), "it went on wrong"
+    assert not _skips_again(ledger, 2, 4, 8, ledger[8:10]), "an epoch was left out"
+    strange = replace(seen[0], key=("strange",))
+    assert place == 3 or not _skips_again(ledger, 2, 4, place, [*seen[:1], strange, strange]), "another order"
+
+
+def test_a_later_pass_that_skips_is_not_laid_to_streams_that_its_loader_drew_from_once_more(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(each_pass=True), kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", put(rng="0123456789abcdef")))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
+    assert "has to end with the pass" in f"{verdict.hint}"
 
 
 @pytest.mark.parametrize("counts", [True, False])
