@@ -170,6 +170,18 @@ BUGS = (
         drills=(bad("datasets==5.0.1", *DATASETS, cause="data_order_not_restored"),),
     ),
     Bug(
+        name="datasets-7447",
+        thread="huggingface/datasets#7447",
+        wrong="behind lasting loader workers, the passes after the one that a restart went on in begin where that one did",
+        drills=(bad("datasets==3.3.2", *DATASETS, cause="batches_skipped"), good("datasets==3.4.0", *DATASETS)),
+    ),
+    Bug(
+        name="torchtitan-1357",
+        thread="pytorch/torchtitan#1357",
+        wrong="its loader goes through a stream again and again: after a load each pass begins where the loaded one stood",
+        drills=(bad("datasets==5.0.1", *DATASETS, cause="batches_repeated"),),
+    ),
+    Bug(
         name="lightning-20953",
         thread="Lightning-AI/pytorch-lightning#20953",
         wrong="AsyncCheckpointIO saves tensors that later steps have changed",
@@ -227,6 +239,12 @@ BUGS = (
         drills=(Drill(of="bad", releases=("torch==2.13.0",), verdict="FAIL", cause="lr_scheduler_of_another_step"),),
     ),
     Bug(
+        name="pytorch-43706",
+        thread="pytorch/pytorch#43706",
+        wrong="an optimizer's load_state_dict casts state to the parameters' dtype: what was kept in bfloat16 is float32",
+        drills=(bad("prodigy-plus-schedule-free==2.0.0", cause="optimizer_state_not_restored"),),
+    ),
+    Bug(
         name="warmup-27",
         thread="ildoonet/pytorch-gradual-warmup-lr#27",
         wrong="what follows the warm-up comes out of the checkpoint with an optimizer of its own, and sets that one's rate",
@@ -237,6 +255,12 @@ BUGS = (
         thread="kozistr/pytorch_optimizer#237",
         wrong="a loaded Lookahead keeps its old param_groups: the scheduler sets those, and others are trained with",
         drills=(bad("pytorch-optimizer==3.0.0", cause="lr_scheduler_not_restored"), good("pytorch-optimizer==3.1.0")),
+    ),
+    Bug(
+        name="schedulefree-363",
+        thread="kozistr/pytorch_optimizer#363",
+        wrong="ScheduleFreeWrapper loads its state for tensors of the checkpoint's, and forgets that it was saved in eval mode",
+        drills=(bad("pytorch-optimizer==3.8.0", cause="weights_not_restored"),),
     ),
     Bug(
         name="transformers-28544",
