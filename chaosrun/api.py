@@ -157,7 +157,7 @@ def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "refere
             run_id=run.run_id,
             name=info.name,
             workers=losses.workers,
-            changes=info.overrides,
+            changes=info.shown_overrides,
             difference=compare_trajectories(found[0], losses, atol=atol),
         )
         for run, info, losses in zip(runs, facts, found, strict=True)

@@ -1,10 +1,14 @@
 """Numbers and lists, worded for people. Pure; knows nothing of drills."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 MIB = 1 << 20
 GIB = 1 << 30
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|COOKIE|(^|_)(KEY|AUTH|PASS|PWD)(_|$)|APIKEY")
+"""Names of variables that may hold secrets."""
+LEFT_OUT = "(left out)"
 
 
 def count(number: int | None, one: str, many: str | None = None) -> str:

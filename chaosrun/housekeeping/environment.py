@@ -20,6 +20,7 @@ import psutil
 import chaosrun
 from chaosrun.observe.limits import cpu_limit, memory_limit
 from chaosrun.records.naming import default_root
+from chaosrun.wording import LEFT_OUT, SECRET
 
 Facts = dict[str, object]
 PACKAGES = (
@@ -45,9 +46,7 @@ VARIABLES = re.compile(
     r"(CHAOSRUN|RAY|NCCL|OMP|MKL|OPENBLAS|CUDA|CUBLAS|TORCH|PYTORCH|GLOO|ACCELERATE|HF|SLURM)_.*"
     r"|PYTHON(PATH|HASHSEED|UNBUFFERED)|LD_(PRELOAD|LIBRARY_PATH)|MASTER_(ADDR|PORT)|WORLD_SIZE|RANK|LOCAL_RANK|TMPDIR|NO_COLOR|TERM|CI"
 )
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|COOKIE|(^|_)(KEY|AUTH|PASS|PWD)(_|$)|APIKEY")
 PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]*@")
-LEFT_OUT = "(left out)"
 
 
 def environment(root: Path | None = None) -> Facts:

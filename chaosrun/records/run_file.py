@@ -2,6 +2,7 @@
 content that does not match its type is a UsageError that names the file."""
 
 import json
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from chaosrun.records.codec import Count, Record, convert, encode
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.naming import run_argument
+from chaosrun.wording import LEFT_OUT, SECRET
 
 DAMAGED = "the run is damaged, or was written by another version of chaosrun; submit the job again"
 _R = TypeVar("_R", bound=Struct)
@@ -86,6 +88,18 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     @property
     def name(self) -> str:
         return self.spec["name"]
+
+    @property
+    def shown_overrides(self) -> tuple[str, ...]:
+        """Without the values of variables that may be secrets: reports are shared."""
+        return tuple(map(_shown, self.overrides))
+
+
+def _shown(override: str) -> str:
+    place, _, value = override.partition("=")
+    folder, _, name = place.rpartition(".")
+    names = re.findall(r"\w+", value) if name == "env" else [name] if folder.endswith("env") else []
+    return f"{place}={LEFT_OUT}" if any(map(SECRET.search, names)) else override
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,8 @@ def read_facts(run: RunLayout) -> RunFacts:
     return replace(
         facts,
         **{name: getattr(spec, name) for name in ("name", "workers", "max_steps", "seed")},
-        **{name: getattr(info, name) for name in ("job", "directory", "overrides", "created_s")},
+        **{name: getattr(info, name) for name in ("job", "directory", "created_s")},
+        overrides=info.shown_overrides,
         in_production=info.kind == "run",
         typed=info.typed or (),
         injected=_with_injected(info.spec, plan) if plan and injected else (),

@@ -11,6 +11,7 @@ from chaosrun.records.events import CONCLUSIVE
 from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.naming import run_arguments, shortest
 from chaosrun.report.facts import RunFacts
+from chaosrun.wording import LEFT_OUT
 
 if TYPE_CHECKING:
     from chaosrun.verify.blame import Whose
@@ -53,6 +54,8 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
     injected = () if facts.in_production else facts.injected  # a run takes faults while it runs only
     if injected:
         notes.append("what was injected strikes at its time after the start again, not at its step")
+    if any(LEFT_OUT in override for override in facts.overrides):
+        notes.append("with what was left out of its changes")
     words = facts.typed or (shortest(Path(facts.job)),)
     dashes = words.index("--") if "--" in words else len(words)
     if facts.typed and facts.directory not in (None, os.getcwd()):

@@ -1,6 +1,7 @@
 """The account for people: every fact that a reader needs is there, at 80 columns and at 40, with and without colour."""
 
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -471,3 +472,14 @@ class _Terminal(io.StringIO):
 )
 def test_when_there_is_colour(tty: bool, environ: dict[str, str], colour: bool) -> None:
     assert has_colour(_Terminal(tty), environ) is colour
+
+
+def test_a_secret_is_in_no_report(run: RunLayout) -> None:
+    info = json.loads(run.run_json.read_text())
+    info["overrides"] = ["env.AWS_SECRET_ACCESS_KEY=hunter2", "resume.env.HF_TOKEN=hunter2", "env={API_KEY: hunter2}", "seed=3"]
+    run.run_json.write_text(json.dumps(info))
+    repeat = read_view(run, FAILED).repeat
+    assert repeat is not None and "hunter2" not in repeat.line
+    left_out = "'env.AWS_SECRET_ACCESS_KEY=(left out)' 'resume.env.HF_TOKEN=(left out)' 'env=(left out)' seed=3"
+    assert left_out in repeat.line
+    assert "with what was left out of its changes" in (repeat.note or "")
