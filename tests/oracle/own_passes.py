@@ -26,7 +26,7 @@ parameters = dict(model.named_parameters())
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
 if way == "full-batch":
     optimizer = torch.optim.LBFGS(parameters.values(), lr=0.1, max_iter=4)
-turns = [optimizer]
+turns: list[Any] = [optimizer]
 if way == "by-turns":
     turns = [torch.optim.AdamW(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[3].parameters(), lr=1e-2, momentum=0.9)]
 step = began = 0
