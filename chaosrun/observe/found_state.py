@@ -22,7 +22,7 @@ from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.left import MOST_BYTES
-from chaosrun.records.tensor_files import entries
+from chaosrun.records.tensor_files import entries, is_one
 from chaosrun.records.traces import ALIVE, UNNAMED, StartRecord
 
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -184,8 +184,11 @@ class FoundState:
         return tuple(sorted(found))
 
     def is_held_in(self, path: Path) -> bool:
-        """Whether a file of any kind (see `records.tensor_files`) holds a model as it is now, told by its smallest matrix."""
-        held = {digest for _, digest in entries(path).values()} if path.stat().st_size <= MOST_BYTES else set()
+        """Whether a file of any kind (see `records.tensor_files`) holds a model as it is now, told by its smallest matrix.
+        Raises OSError."""
+        with path.open("rb") as file:
+            looks_so = is_one(file.read(8), path.suffix)
+        held = {digest for _, digest in entries(path).values()} if looks_so and path.stat().st_size <= MOST_BYTES else set()
         return any(held & _digests_in_files(smallest) for root in self._roots for _, smallest in _smallest(root))
 
     def hooks(self) -> list[str]:

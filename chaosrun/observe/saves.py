@@ -77,7 +77,9 @@ class SaveWatch:
         opened, self._opened = self._opened, {}
         for path, step in opened.items():
             kind = unnumbered(path)
-            if self._looks[kind] < MOST_LOOKS and os.path.isfile(path):
+            if self._looks[kind] == MOST_LOOKS:
+                continue
+            with suppress(OSError):  # gone or unreadable
                 if holds_weights(Path(path)):
                     self._tell(step, path, "file", done=True)
                 else:

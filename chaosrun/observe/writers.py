@@ -36,7 +36,8 @@ def _wrap(module: Any, name: str, place: int, how: str, around: Around) -> None:
     def watched(*arguments: Any, **options: Any) -> Any:
         named = (options[name] for name in ("f", "file", "filename") if name in options)
         target = next(named, arguments[place] if len(arguments) > place else None)
-        target = getattr(target, "name", target)  # of an open file
+        if not isinstance(target, os.PathLike):
+            target = getattr(target, "name", target)  # of an open file
         given = next(iter(arguments), options.get("obj", options.get("tensors")))
         return around(target, how, given, lambda: writer(*arguments, **options))
 

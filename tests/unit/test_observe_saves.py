@@ -1,5 +1,6 @@
 """Renames are told with both names; files that hold the weights are told, whatever wrote them."""
 
+import importlib
 import io
 import pickle
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 
 from chaosrun.observe.found_state import FoundState
 from chaosrun.observe.saves import MOST_LOOKS, SaveWatch
+from chaosrun.observe.writers import WRITERS, wrap_writers
 from chaosrun.records.traces import SaveRecord
 
 
@@ -68,3 +70,19 @@ def test_it_is_not_looked_into_each_file_of_a_name_for_ever(tmp_path: Path) -> N
         watch._hear("open", (tmp_path / f"log-{number}", "w", 0o1101))
         watch.look(lambda path: bool(looked.append(path)))
     assert len(looked) == MOST_LOOKS
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_an_open_file_is_known_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_file: bool) -> None:
+    for module, name, _, _ in WRITERS:
+        there = importlib.import_module(module)
+        monkeypatch.setattr(there, name, getattr(there, name))  # put back after the test
+    told: list[tuple[Any, str]] = []
+    wrap_writers(lambda target, how, given, write: (told.append((target, how)), write()))
+    path = tmp_path / "state.pt"
+    with path.open("wb") as file:
+        torch.save({}, file if as_file else path)
+        pickle.dump({}, file)
+        torch.save({}, held := io.BytesIO())
+    path = str(path) if as_file else path
+    assert told[0] == (path, "torch.save") and (held, "torch.save") in told and (str(path), "pickle") in told
