@@ -107,7 +107,7 @@ def final_checkpoint(drill: Drill) -> Check:
 
 def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
     """The manifest of the leg's final checkpoint, or the check that says why there is none to trust."""
-    report = failed if leg is drill.chaos and not drill.found_whole else inconclusive
+    report = failed if leg is drill.chaos else inconclusive
     because = "since" if drill.found_whole else None
     names = {leg.ends[rank].checkpoint for rank in drill.ranks if rank in leg.ends}
     name = next(iter(names)) if len(names) == 1 else None
