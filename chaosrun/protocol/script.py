@@ -142,7 +142,7 @@ class ScriptTraining:
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         refuse_captured()
-        if not self._calls and not self._busy and not self._goes_backward and not closure and has_gradients(optimizer):
+        if not self._calls and not self._busy and not closure and self._may_be_given() and has_gradients(optimizer):
             with self._undisturbed():
                 self._take_given()
         if not self._calls and self._steps and not self._busy:
@@ -210,6 +210,12 @@ class ScriptTraining:
         self._passes += 1
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
         steps.observer.batch([inputs, named], ids, fetched if ids is None else None)
+
+    def _may_be_given(self) -> bool:
+        """Whether gradients that are there may be none of a backward pass: there was none yet, or none since a batch was taken
+        for the next step."""
+        taken = self._recorded and self._steps is not None and self._steps.observer.has_batch
+        return not self._goes_backward or (taken and not self._backwards)
 
     def _take_given(self) -> None:
         """Gradients that no backward pass has made (torch.autograd.grad, torch.func, other ranks') are about to be applied."""

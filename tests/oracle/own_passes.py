@@ -46,7 +46,7 @@ def loss_of(values: Any, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def update(inputs: torch.Tensor) -> None:
-    if way == "given":
+    if way == "given" or (way == "given-by-turns" and step % 2):
         for parameter, each in zip(
             parameters.values(), torch.autograd.grad(loss_of(parameters, inputs), [*parameters.values()]), strict=True
         ):
