@@ -5,6 +5,7 @@ Of a sharded tensor (DTensor) the local part counts. An optimizer's state is dig
 a number and as a tensor of one element, since loading a checkpoint may turn the one into the other.
 """
 
+import contextlib
 import gc
 import io
 import math
@@ -188,7 +189,9 @@ class FoundState:
         Raises OSError."""
         with path.open("rb") as file:
             looks_so = is_one(file.read(8), path.suffix)
-        held = {digest for _, digest in entries(path).values()} if looks_so and path.stat().st_size <= MOST_BYTES else set()
+        if not looks_so or path.stat().st_size > MOST_BYTES:
+            return False
+        held = {digest for _, digest in entries(path).values()}
         return any(held & _digests_in_files(smallest) for root in self._roots for _, smallest in _smallest(root))
 
     def hooks(self) -> list[str]:
@@ -220,9 +223,10 @@ def _digests_in_files(tensor: torch.Tensor) -> set[str]:
     """Those that `records.tensor_files` gives its bytes, and an array of numpy's with them."""
     values = local_part(tensor.detach()).cpu().contiguous()
     array = io.BytesIO()
-    if values.dtype != torch.bfloat16:
+    with contextlib.suppress(TypeError):  # numpy has no such numbers (bfloat16, float8)
         numpy.save(array, values.numpy())
-    return {xxhash.xxh3_64_hexdigest(values.view(torch.uint8).numpy().tobytes()), xxhash.xxh3_64_hexdigest(array.getvalue())}
+    whole = values.reshape(-1).view(torch.uint8).numpy().tobytes()  # a single number has no bytes to view
+    return {xxhash.xxh3_64_hexdigest(each) for each in (whole, array.getvalue())}
 
 
 def _bare(module: torch.nn.Module) -> torch.nn.Module:

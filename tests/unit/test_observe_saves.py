@@ -86,3 +86,13 @@ def test_an_open_file_is_known_by_its_path(tmp_path: Path, monkeypatch: pytest.M
         torch.save({}, held := io.BytesIO())
     path = str(path) if as_file else path
     assert told[0] == (path, "torch.save") and (held, "torch.save") in told and (str(path), "pickle") in told
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor(3.0), torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4, 8).to(torch.float8_e5m2)]
+)
+def test_any_parameter_can_be_looked_for(tmp_path: Path, value: torch.Tensor) -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(value, requires_grad=False)
+    in_a_buffer({"weight": value}, tmp_path / "state.pt")
+    assert FoundState(model).is_held_in(tmp_path / "state.pt") == (value.ndim > 0)
