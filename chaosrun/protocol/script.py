@@ -326,12 +326,13 @@ class ScriptTraining:
         if threading.current_thread() is not self.thread:
             save = changed(save, aside=True)
         if save.held:
-            live, first, self._looked_beside = self._state, save.step != self._looked_beside, save.step
+            live = self._state
             with contextlib.suppress(TypeError):  # a tensor without memory of its own
                 save = changed(save, trained=live.trained_in(save.held))
                 if save.how == "pickle" and not save.trained:
                     save = changed(save, held={})  # of whatever kind: losses, samples
-                elif first:
+                elif save.step != self._looked_beside:
+                    self._looked_beside = save.step
                     held, optimizers = {**save.held, **live.beside()}, live.optimizer_digests()
                     save = changed(save, held=held, buffers=live.buffers(), optimizers=optimizers)
         self._steps.observer.write(save)
