@@ -1,4 +1,4 @@
-"""Numbers in a script's files for people and other programs: JSON, and the last lines of JSON Lines and CSV."""
+"""Numbers in a script's files: in JSON, in the last lines of JSON Lines and CSV, and beside the tensors of a checkpoint."""
 
 import csv
 import json
@@ -19,6 +19,11 @@ _OF_THE_PROCESS = re.compile(
     r"p?id|uuid|port|host|node|seed|version|session|attempts?|restarts?|resume[ds]?"
 )
 """Words in the names of what differs from process to process."""
+_OF_A_PLACE = re.compile(
+    r"(data)?loaders?|data|(\w*)samplers?|iter|iterator|shards?|streams?|shuffle|generators?|rng|random|loops?|progress|"
+    r"args|config|hparams"
+)
+"""Words in the names of what tells a place in the data or a random stream, and may be right with other numbers."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 Figures = Mapping[str, str]
 """By name (keys and indices, joined by slashes), as Python writes a number."""
@@ -35,6 +40,18 @@ def figures(path: Path) -> Figures:
     except (ValueError, RecursionError, csv.Error):
         return {}
     return {name: repr(value) for name, value in found if not _of_the_process(name)}
+
+
+def figures_beside_tensors(numbers: Mapping[str, float]) -> Figures:
+    """Of the plain numbers of a checkpoint, those that each undisturbed run saves after the same step."""
+    own = ((name, value) for name, value in numbers.items() if not _of_the_process(name) and not _of_a_place(name))
+    return {name: repr(value) for name, value in islice(own, MOST_FIGURES)}
+
+
+def _of_a_place(name: str) -> bool:
+    if name.endswith("_step_count"):  # a scheduler's, for its warnings only
+        return True
+    return any(_OF_A_PLACE.fullmatch(word.lower()) for word in _WORD.findall(name))
 
 
 def _of_the_process(name: str) -> bool:

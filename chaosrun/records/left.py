@@ -1,5 +1,5 @@
 """left.json: content of the files of tensors or arrays at the end of a leg. For a script that resumes by itself, those below
-its outputs; for one that attached, those that it wrote. Also the numbers in files for people below the outputs."""
+its outputs; for one that attached, those that it wrote. Also the numbers in them, and in files for people below the outputs."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,12 +12,12 @@ import msgspec
 
 from chaosrun.errors import UsageError
 from chaosrun.records.codec import Record
-from chaosrun.records.figures import SUFFIXES, Figures, figures
+from chaosrun.records.figures import SUFFIXES, Figures, figures, figures_beside_tensors
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
 from chaosrun.records.run_file import read_record
-from chaosrun.records.tensor_files import WHOLE, Entry, entries, is_one
+from chaosrun.records.tensor_files import WHOLE, Entry, contents, is_one
 
 MOST_BYTES = 1 << 29
 """Total size of the files that are read, newest first; others are left out."""
@@ -39,7 +39,7 @@ class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
     changed: Mapping[str, float] = msgspec.field(default_factory=dict)
     """When each file was last written, or its link was made."""
     figures: Mapping[str, Figures] = msgspec.field(default_factory=dict)
-    """By path, the numbers in JSON and CSV files below the outputs."""
+    """By path, the numbers in these files, and in JSON and CSV files below the outputs."""
 
 
 NOTHING_LEFT = Left()
@@ -51,6 +51,7 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
     found: dict[str, Mapping[str, Entry]] = {}
     written: dict[str, _File] = {}
     left_out: list[str] = []
+    numbers = _figures(leg)
     room = MOST_BYTES
     for file in sorted(_results(leg, attached, known) if attached else _files(leg), reverse=True):
         if file.size > room:
@@ -58,12 +59,15 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
             continue
         room -= file.size
         try:
-            held = entries(file.path)
+            held = contents(file.path)
         except OSError:  # gone or unreadable: it is left out
             continue
-        if held:
-            found[file.name], written[file.name] = held, file
-    numbers = _figures(leg)
+        if held.entries:
+            found[file.name] = held.entries
+        if beside := figures_beside_tensors(held.numbers):
+            numbers[file.name] = beside
+        if held.entries or beside:
+            written[file.name] = file
     if found or left_out or numbers:
         ranks = {name: file.rank for name, file in written.items() if file.rank is not None}
         saves = {name: file.saves for name, file in written.items() if file.saves}
@@ -89,7 +93,7 @@ def _below_outputs(leg: LegLayout) -> Iterator[tuple[Path, str]]:
             yield from ((path, str(path.relative_to(output))) for path in (Path(folder, name) for name in names))
 
 
-def _figures(leg: LegLayout) -> Mapping[str, Figures]:
+def _figures(leg: LegLayout) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
     # Links lead to what was there before.
     ours = ((path, name) for path, name in _below_outputs(leg) if path.suffix in SUFFIXES and not path.is_symlink())

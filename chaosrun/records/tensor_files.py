@@ -1,7 +1,7 @@
 """Entries of a script's files of tensors and arrays: files of torch.save (its older format, too), torch.jit,
 torch.distributed.checkpoint, safetensors and numpy, and pickles, also compressed ones. They are read without torch and nothing
-in them is executed: each class that a pickle names becomes an inert one. Numbers, texts and states of random generators are
-left out. A file of ONNX, HDF5 or raw numbers is one entry."""
+in them is executed: each class that a pickle names becomes an inert one. Texts and states of random generators are left out.
+A file of ONNX, HDF5 or raw numbers is one entry."""
 
 import bz2
 import gzip
@@ -15,7 +15,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -40,11 +40,15 @@ _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 _MOST_EXPANDED = 1 << 29
 _BYTES_EACH = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "ComplexFloat": 8}
 """Bytes of a number, by the kind of storage; others have one."""
+_FORMATS = {"Double": "<d", "Float": "<f", "Half": "<e", "Long": "<q", "Int": "<i"} | dict(f8="<d", f4="<f", i8="<q", i4="<i")
+"""How a single number is packed, by torch's kind of storage or numpy's."""
 _OLD_FORM = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 """First bytes of a file in torch.save's older format."""
 _DEEPEST = 40
+_LONGEST = 100
+"""The numbers of longer lists are left out: a history."""
 Entry = tuple[int, str]
-_Leaf = tuple[tuple[str, ...], bytes]
+_Leaf = tuple[tuple[str, ...], bytes | float]
 
 
 class _Inert:
@@ -74,6 +78,12 @@ class _Storage(bytes):
     """Bytes of a tensor, which is no random generator's state whatever its size."""
 
 
+class _Number(NamedTuple):
+    """Of a tensor that is a single number."""
+
+    value: float
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any, storages: Mapping[str, bytes]) -> None:
         super().__init__(file)
@@ -84,31 +94,50 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return OrderedDict if name == "OrderedDict" else type(name, (_Inert,), {})
 
-    def persistent_load(self, pid: Any) -> bytes:
+    def persistent_load(self, pid: Any) -> bytes | _Number:
         _, kind, key, _, elements, *_ = pid
-        self.sizes[str(key)] = elements * _BYTES_EACH.get(kind.__name__.removesuffix("Storage"), 1)
+        name = kind.__name__.removesuffix("Storage")
+        self.sizes[str(key)] = elements * _BYTES_EACH.get(name, 1)
         held = self._storages.get(str(key), b"")
-        is_stream = kind.__name__ == "ByteStorage" and len(held) in STREAMS
-        return b"" if elements == 1 or is_stream else _Storage(held)
+        if elements == 1:
+            return _Number(struct.unpack(_FORMATS[name], held)[0]) if held and name in _FORMATS else b""
+        return b"" if name == "Byte" and len(held) in STREAMS else _Storage(held)
+
+
+class Contents(NamedTuple):
+    """What a file holds, by name (keys and indices, joined by slashes)."""
+
+    entries: dict[str, Entry]
+    """Size and digest of each tensor or array."""
+    numbers: dict[str, float]
+    """Plain numbers of a pickle."""
 
 
 def entries(path: Path) -> dict[str, Entry]:
     """By name, size and digest of each entry; empty for a file of another kind or an incomplete one. Raises OSError."""
+    return contents(path).entries
+
+
+def contents(path: Path) -> Contents:
+    """Both are empty for a file of another kind or an incomplete one. Raises OSError."""
     found: dict[str, tuple[int, xxhash.xxh3_64]] = {}
+    numbers: dict[str, float] = {}
     try:
         content = path.read_bytes()
         whole = path.suffix in WHOLE and not is_one(content[:8], "")
         named = [((path.stem,), content)] if whole else _leaves(content, path.suffix)
         for names, leaf in named:
-            if len(leaf) >= LEAST_BYTES and not NO_STATE.search((names or ("",))[-1].lower()):
+            if not isinstance(leaf, bytes):
+                numbers["/".join(names)] = leaf
+            elif len(leaf) >= LEAST_BYTES and not NO_STATE.search((names or ("",))[-1].lower()):
                 size, hasher = found.get("/".join(names), (0, xxhash.xxh3_64()))
                 hasher.update(leaf)
                 found["/".join(names)] = size + len(leaf), hasher
     except OSError:
         raise
     except Exception:  # torn, of another format, or a pickle that does more than a state needs: it is not compared
-        return {}
-    return {"" if whole else name: (size, hasher.hexdigest()) for name, (size, hasher) in found.items()}
+        return Contents({}, {})
+    return Contents({"" if whole else name: (size, hasher.hexdigest()) for name, (size, hasher) in found.items()}, numbers)
 
 
 def is_one(head: bytes, suffix: str) -> bool:
@@ -151,7 +180,8 @@ def _of_zip(archive: zipfile.ZipFile, within: tuple[str, ...]) -> Iterator[_Leaf
             place = name.removesuffix("data.pkl") + "data/"
             storages = {each.removeprefix(place): archive.read(each) for each in archive.namelist() if each.startswith(place)}
             for names, leaf in _of_pickle(io.BytesIO(archive.read(name)), storages):
-                yield (*within, *names), leaf
+                if isinstance(leaf, bytes) or not within:  # a number in one of several archives has no name
+                    yield (*within, *names), leaf
 
 
 def _of_array(names: tuple[str, ...], content: bytes) -> Iterator[_Leaf]:
@@ -183,29 +213,47 @@ def _of_pickle(file: io.BytesIO, storages: Mapping[str, bytes]) -> Iterator[_Lea
             if isinstance(value, _Storage) or len(value) not in STREAMS:
                 yield names, bytes(value)
             return
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield names, value
+            return
         if id(value) in inside or len(names) > _DEEPEST:
             return
         inside.add(id(value))
         match value:
+            case ["MT19937", *_] | [3, [*_], _] | {"bit_generator": _}:  # states of numpy's generators, and of Python's
+                pass
             case dict():
                 for key, each in value.items():
                     yield from visit(each, (*names, str(key)) if isinstance(key, str | int) else names)
             case list() | tuple():
                 for number, each in enumerate(value):
-                    yield from visit(each, (*names, str(number)))
+                    if len(value) <= _LONGEST or not isinstance(each, int | float):
+                        yield from visit(each, (*names, str(number)))
             case _Inert(given=[bytes() as saved, *_]) if type(value).__name__ == "_load_from_bytes":
                 yield from visit(_storage(saved), names)
-            case _Inert(given=[str() as text, str() as coding, *_]) if type(value).__name__ == "encode":
-                yield from visit(text.encode(coding), names)
+            case _Inert(given=[str(), str(), *_]) if type(value).__name__ == "encode":
+                yield from visit(_bytes(value), names)
+            case _Inert(given=[_Number(value=number), *_]):
+                yield names, number
+            case _Inert(given=[_Inert(given=[str() as kind, *_]), packed, *_]) if type(value).__name__ == "scalar":
+                if kind in _FORMATS:
+                    yield names, struct.unpack(_FORMATS[kind], _bytes(packed))[0]
             case _Inert():
-                for each in value.given:
-                    for part in each if isinstance(each, tuple) else (each,):
-                        yield from visit(part, names)
+                parts = (part for each in value.given for part in (each if isinstance(each, tuple) else (each,)))
+                for part in parts:
+                    # Numbers beside an object's own state are sizes and the like.
+                    own = isinstance(part, dict | _Inert)
+                    yield from (leaf for leaf in visit(part, names) if own or isinstance(leaf[1], bytes))
             case _:
                 pass
         inside.discard(id(value))
 
     yield from visit(_Unpickler(file, storages).load(), ())
+
+
+def _bytes(value: Any) -> bytes:
+    """They come as a text that is to be encoded in protocol 2."""
+    return value if isinstance(value, bytes) else value.given[0].encode(value.given[1])
 
 
 def _storage(saved: bytes) -> bytes:

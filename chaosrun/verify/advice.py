@@ -323,14 +323,14 @@ def gathered_anew(drill: Drill) -> Iterator[str]:
 
 
 def figures_begun_anew(drill: Drill) -> Iterator[str]:
-    """In files for people: a mean of a metric, a count, a best value. The first is named."""
+    """In files for people and in checkpoints: a mean of a metric, a count, a best value. The first is named."""
     found = list(other_figures(drill))
     if found:
         (name, expected, seen), *others = found
         more = f" ({count(len(others), 'other number')} too)" if others else ""
         yield (
             f"{name} is {seen} after the restarts and {expected} undisturbed{more}: what it is computed from (a mean, a count, "
-            "a best value) was perhaps begun anew by a restart (save it in the checkpoint)"
+            "a best value) was perhaps begun anew by a restart (save it in the checkpoint, and restore it)"
         )
 
 

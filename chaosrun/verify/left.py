@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import PurePath
 
+from chaosrun.records.figures import SUFFIXES
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.tensor_files import Entry, unnumbered
 from chaosrun.records.traces import RankTrace
@@ -143,15 +144,18 @@ def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
 
 
 def other_figures(drill: Drill) -> Iterator[tuple[str, str, str]]:
-    """Numbers in files for people that are not what every undisturbed run leaves there: name, there, here."""
+    """Numbers in files for people, and beside the tensors of checkpoints, that are not what every undisturbed run leaves there:
+    name, there, here."""
     if not _has_restarted(drill):
         return
     undisturbed, again = drill.reference.left.figures, (drill.confirmed or drill.reference).left.figures
     for path, held in sorted(drill.chaos.left.figures.items()):
         expected, confirmed = undisturbed.get(path, {}), again.get(path, {})
-        for name, seen in held.items():
-            if seen != expected.get(name, seen) and confirmed.get(name) == expected[name]:
-                yield _named(path, name), expected[name], seen
+        alike = [name for name in held if name in expected and confirmed.get(name) == expected[name]]
+        other = [name for name in alike if held[name] != expected[name]]
+        file, entries = _File(path=path), drill.chaos.left.files.get(path, ())
+        if other and (path.endswith(SUFFIXES) or _comparable(drill, file, entries) is not None):
+            yield from ((_named(path, name), expected[name], held[name]) for name in other)
 
 
 def _is_judged(drill: Drill) -> bool:

@@ -5,7 +5,10 @@ import gzip
 import json
 import os
 import pickle
+import random
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
 from typing import Any, cast
@@ -21,7 +24,7 @@ from torch.distributed import checkpoint
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
-from chaosrun.records.tensor_files import entries, unnumbered
+from chaosrun.records.tensor_files import contents, entries, unnumbered
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 
@@ -84,6 +87,50 @@ def test_numbers_texts_and_random_states_are_left_out(tmp_path: Path) -> None:
     for write in (torch.save, in_the_older_form, plainly):
         write(state_of(1, **more), tmp_path / "all.pt")
         assert [*entries(tmp_path / "all.pt")] == ["average/weight", "moments", "array"]
+
+
+@dataclass
+class Progress:
+    best: float = 0.25
+
+
+@pytest.mark.parametrize("write", [torch.save, in_the_older_form, plainly])
+def test_numbers_beside_tensors_are_figures(tmp_path: Path, write: Write) -> None:
+    streams = {
+        "numpy": numpy.random.get_state(),
+        "python": random.getstate(),
+        "pcg": numpy.random.default_rng(1).bit_generator.state,
+    }
+    places = {"sampler": {"cursor": 3}, "time_s": 1.5, "losses": [0.5] * 200, "ok": True}
+    schedule = {"best": 1.5, "_step_count": 4}
+    own = {"mean": numpy.float64(0.5), "kept": Progress(), "top": [1, 2.5], "schedule": schedule, "count": Counter(seen=7)}
+    folder = LegLayout(tmp_path / "leg")
+    folder.output.mkdir(parents=True)
+    write(state_of(1, **streams, **places, **own), folder.output / "all.pt")
+    note_left(folder)
+    assert read_left(folder, []).figures["all.pt"] == {
+        **{"mean": "0.5", "kept/best": "0.25", "top/0": "1", "top/1": "2.5"},
+        **{"schedule/best": "1.5", "count/seen": "7"},
+    }
+
+
+@pytest.mark.parametrize(("value", "kept"), [(torch.tensor(0.5), "0.5"), (torch.tensor(3), "3"), (torch.tensor(True), None)])
+def test_a_tensor_of_one_number_is_a_figure(tmp_path: Path, value: torch.Tensor, kept: str | None) -> None:
+    torch.save(state_of(1, best=value), tmp_path / "all.pt")
+    assert contents(tmp_path / "all.pt").numbers == ({"best": float(kept)} if kept else {})
+
+
+def test_a_number_in_a_checkpoint_that_began_anew_is_a_warning(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    for leg, best in {"reference": 0.5, "chaos": 0.75}.items():
+        folder = LegLayout(run.path / leg)
+        folder.output.mkdir(parents=True, exist_ok=True)
+        torch.save(state_of(1, best=best), folder.output / "last.pt")
+        note_left(folder)
+    verdict = judge(run)
+    told = [warning for warning in verdict.warnings if "last.pt" in warning]
+    assert (verdict.status, len(told)) == ("PASS", 1)
+    assert told[0].startswith("last.pt: best is 0.75 after the restarts and 0.5 undisturbed: ")
 
 
 def test_arrays_and_safetensors_have_digests(tmp_path: Path) -> None:
