@@ -23,7 +23,7 @@ from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.left import MOST_BYTES
-from chaosrun.records.tensor_files import entries, is_one
+from chaosrun.records.tensor_files import LEAST_BYTES, entries, is_one
 from chaosrun.records.traces import ALIVE, UNNAMED, StartRecord
 
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -184,15 +184,19 @@ class FoundState:
                 found |= {path.rpartition("/")[0] for path, value in held.items() if value == digest and path.endswith(name)}
         return tuple(sorted(found))
 
-    def is_held_in(self, path: Path) -> bool:
-        """Whether a file of any kind (see `records.tensor_files`) holds a model as it is now, told by its smallest matrix.
-        Raises OSError."""
+    def is_held_in(self, path: Path, aside: bool = False) -> bool:
+        """Whether a file of any kind (see `records.tensor_files`) holds a model as it is now, told by its smallest matrix; of a
+        file written beside the training, whether it holds all of a model's parameters, by name and size. Raises OSError."""
         with path.open("rb") as file:
             looks_so = is_one(file.read(8), path.suffix)
         if not looks_so or path.stat().st_size > MOST_BYTES:
             return False
-        held = {digest for _, digest in entries(path).values()}
-        return any(held & _digests_in_files(smallest) for root in self._roots for _, smallest in _smallest(root))
+        held = entries(path)
+        if aside:
+            named = {(_unwrapped(name.rpartition("/")[2]).removeprefix("module."), size) for name, (size, _) in held.items()}
+            return any(own and own <= named for own in map(_sizes, self._roots))
+        digests = {digest for _, digest in held.values()}
+        return any(digests & _digests_in_files(smallest) for root in self._roots for _, smallest in _smallest(root))
 
     def hooks(self) -> list[str]:
         return []
@@ -211,7 +215,16 @@ class FoundState:
         for number, root in enumerate(self._roots):
             prefix = f"{number}." if len(self._roots) > 1 else ""
             for name, tensor in getattr(root, method)():
-                yield prefix + ".".join(part for part in name.split(".") if part not in WRAPPERS), tensor
+                yield prefix + _unwrapped(name), tensor
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _sizes(root: torch.nn.Module) -> set[tuple[str, int]]:
+    """A model's parameters by name, with their sizes in bytes, but for those that are too small to be found in files."""
+    return {(_unwrapped(name), each.nbytes) for name, each in root.named_parameters() if each.nbytes >= LEAST_BYTES}
 
 
 def _smallest(root: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chaosrun.observe.contents import contents
 from chaosrun.observe.writers import wrap_writers
@@ -26,6 +26,15 @@ _NAMES_ANEW = {"os.rename": "rename", "os.link": "link"}
 MOST_LOOKS = 3
 """Into so many files of one name, and no more, it is looked in vain."""
 _CHANGES = frozenset({*_TWO_NAMES, "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
+
+
+class _Opened(NamedTuple):
+    """A file that no known writer has written, as far as is known."""
+
+    step: int
+    writer: threading.Thread
+    size: int = -1
+    """In bytes at the last look, while its writer lives."""
 
 
 class SaveWatch:
@@ -46,8 +55,8 @@ class SaveWatch:
         self._told: set[tuple[int, str]] = set()
         self._inside = 0
         """Number of nested calls of writers that are running."""
-        self._opened: dict[str, int] = {}
-        """Files that no known writer has written, opened since the last look, and the steps that they belong to."""
+        self._opened: dict[str, _Opened] = {}
+        """Opened since the last look, or not yet complete then. Other threads write here, too."""
         self._looks: Counter[str] = Counter()
         """How many of them were looked into in vain, by the path without digits."""
 
@@ -71,19 +80,23 @@ class SaveWatch:
         finally:
             self._inside -= 1
 
-    def look(self, holds_weights: Callable[[Path], bool]) -> None:
+    def look(self, holds_weights: Callable[[Path, bool], bool]) -> None:
         """Tell of files that hold the weights and that no known writer has written (a buffer's bytes, a pickle, an archive of
-        arrays). Call it when a step is over: what it has saved is written by then."""
-        opened, self._opened = self._opened, {}
-        for path, step in opened.items():
-            kind = unnumbered(path)
-            if self._looks[kind] == MOST_LOOKS:
-                continue
+        arrays). Call it when a step is over: what it has saved is written by then, unless by another thread.
+
+        `holds_weights` gets a file, and whether it was written by another thread: then they are the weights of some step.
+        """
+        for path in list(self._opened):
+            opened = self._opened.pop(path)
+            aside, kind = opened.writer is not threading.main_thread(), unnumbered(path)
             with suppress(OSError):  # gone or unreadable
-                if holds_weights(Path(path)):
-                    self._tell(step, path, "file", done=True)
-                else:
-                    self._looks[kind] += 1
+                if aside and opened.writer.is_alive() and (size := os.path.getsize(path)) != opened.size:
+                    self._opened[path] = opened._replace(size=size)
+                elif self._looks[kind] < MOST_LOOKS:
+                    if holds_weights(Path(path), aside):
+                        self._tell(opened.step, path, "file", done=True, aside=aside)
+                    else:
+                        self._looks[kind] += 1
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -94,16 +107,16 @@ class SaveWatch:
             if (step := self._begin(path)) is not None and path is not None and not self._inside:
                 how = next((how for ending, how in _BY_ENDING.items() if path.endswith(ending)), "open")
                 self._tell_once(step, path, how, done=False)
-                if how == "open" and threading.current_thread() is threading.main_thread():
-                    self._opened[path] = step
+                if how == "open":
+                    self._opened[path] = _Opened(step, threading.current_thread())
         elif event in _CHANGES:
             if event in ("os.remove", "shutil.rmtree"):
                 self._removed(self._below(arguments[0]))
             paths = [self._below(each) for each in arguments[: 2 if event in _TWO_NAMES else 1]]
             step = self._begin(next(filter(None, paths), None))
             if event in _NAMES_ANEW and step is not None and (path := paths[-1]) is not None and not self._inside:
-                if paths[0] in self._opened:
-                    self._opened[path] = self._opened.pop(paths[0])
+                if opened := self._opened.pop(paths[0] or "", None):
+                    self._opened[path] = opened
                 self._tell_once(step, path, _NAMES_ANEW[event], done=True, before=paths[0] or "")
 
     def _removed(self, path: str | None) -> None:
@@ -140,11 +153,9 @@ class SaveWatch:
             return contents(given)
         return {}
 
-    def _tell(
-        self, step: int, path: str, how: str, *, done: bool, held: dict[str, str] | None = None, before: str = ""
-    ) -> None:
+    def _tell(self, step: int, path: str, how: str, *, before: str = "", **more: Any) -> None:
         earlier, path = before and self._relative(before), self._relative(path)
-        self._found(SaveRecord(step=step, path=path, how=how, time_s=time.time(), done=done, held=held or {}, before=earlier))
+        self._found(SaveRecord(step=step, path=path, how=how, time_s=time.time(), before=earlier, **more))
 
     def _relative(self, path: str) -> str:
         return next((os.path.relpath(path, output) for output in self._outputs if path.startswith(output)), path)

@@ -319,7 +319,8 @@ class ScriptTraining:
 
     def _step_of_save(self) -> int | None:
         """The step that a save which begins now belongs to; None before the attempt's step is known."""
-        return self.position.step if self._steps and not self._busy else None
+        ours = self._busy and threading.current_thread() is self.thread
+        return self.position.step if self._steps and not ours else None
 
     def _see_save(self, save: SaveRecord) -> None:
         assert self._steps is not None and self._state is not None

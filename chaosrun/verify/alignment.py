@@ -311,7 +311,8 @@ def _published(drill: Drill, saved: Saved) -> bool:
     if saved.behind_s is None:
         return True
     every = list(_by_kind(drill.reference.attempts))
-    begun = Counter((rank, kind) for rank, kind, each in every if each.aside and each.how in WRITERS and not each.done)
+    written = [(rank, kind, each) for rank, kind, each in every if each.aside and each.how in WRITERS]
+    begun = Counter((rank, kind) for rank, kind, each in written if not each.done or each.how == "file")
     first_s = min((each.time_s for *_, each in every if each.aside and each.done), default=0.0)
     noted: dict[tuple[int, str], list[float]] = {}
     for rank, kind, each in every:

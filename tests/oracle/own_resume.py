@@ -4,6 +4,7 @@ import argparse
 import copy
 import io
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (
 sampler = DistributedSampler(data, ranks, rank, shuffle=True, seed=1)
 torch.manual_seed(100 + rank)
 
-saved = [] if wrong in ("again", "again-bytes") else sorted(output.glob("checkpoint-*.pt"))
+saved = [] if wrong in ("again", "again-bytes", "again-aside") else sorted(output.glob("checkpoint-*.pt"))
 if saved and wrong == "older":
     saved.pop()
 done = 0
@@ -60,10 +61,13 @@ late: list[dict[str, Any]] = []
 
 
 def put(what: Any, path: Path) -> None:
-    if wrong == "again-bytes":
+    if wrong in ("again-bytes", "again-aside"):
         held = io.BytesIO()
         torch.save(what, held)
-        path.write_bytes(held.getvalue())
+        if wrong == "again-bytes":
+            path.write_bytes(held.getvalue())
+        else:
+            threading.Thread(target=path.write_bytes, args=[held.getvalue()]).start()
     else:
         torch.save(what, path)
 

@@ -76,6 +76,7 @@ EXPECTED: dict[str, Expected] = {
     "older": Expected(code="checkpoint_passed_over", says="from step 3 and passed over the complete checkpoint of step 6"),
     "again": Expected(code="began_again", says="passed over that of step 6"),
     "again-bytes": Expected(code="began_again", says="passed over that of step 6", always=True),
+    "again-aside": Expected(code="began_again", says="passed over that of step 6", always=True),
     "raises": Expected(code="never_came_back", says="FileNotFoundError"),
     "ends": Expected(
         code="ended_at_another_step", says="ended at step 10 on rank 0, expected was step 15", args="--epochs, '2'"

@@ -5,6 +5,7 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy
@@ -62,13 +63,49 @@ def test_a_file_that_holds_the_weights_is_told_when_the_step_is_over(tmp_path: P
     assert [(save.how, save.path, save.step, save.done) for save in found] == [("file", "5.pt", 5, True)]
 
 
+@pytest.mark.parametrize("lives", [True, False])
+@pytest.mark.parametrize(
+    ("wrapped", "told"), [(lambda name: f"module.{name}", True), (str, True), (lambda name: f"ema_{name}", False)]
+)
+def test_what_another_thread_wrote_is_told_by_names_and_sizes(
+    tmp_path: Path, lives: bool, wrapped: Callable[[str], str], told: bool
+) -> None:
+    found: list[SaveRecord] = []
+    watch = SaveWatch([str(tmp_path)], lambda: 5, lambda step: None, found.append)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 4))
+    state, path, over = {wrapped(name): value * 2 for name, value in model.state_dict().items()}, tmp_path / "5.pkl", Event()
+    begun = Event()
+
+    def write() -> None:
+        watch._hear("open", (path, "w", 0o1101))
+        path.write_bytes(pickle.dumps({"model": state, "step": 5}))
+        begun.set()
+        over.wait(60)
+
+    writer = Thread(target=write)
+    writer.start()
+    begun.wait(60)
+    if not lives:
+        over.set()
+        writer.join()
+    found.clear()
+    looks = 0
+    while watch._opened:
+        watch.look(FoundState(model).is_held_in)
+        looks += 1
+    over.set()
+    writer.join()
+    assert looks == (2 if lives else 1)
+    assert [(save.how, save.path, save.done, save.aside) for save in found] == [("file", "5.pkl", True, True)] * told
+
+
 def test_it_is_not_looked_into_each_file_of_a_name_for_ever(tmp_path: Path) -> None:
     watch = SaveWatch([str(tmp_path)], lambda: 5, lambda step: None, lambda record: None)
     looked: list[Path] = []
     for number in range(2 * MOST_LOOKS):
         (tmp_path / f"log-{number}").write_bytes(b"nothing")
         watch._hear("open", (tmp_path / f"log-{number}", "w", 0o1101))
-        watch.look(lambda path: bool(looked.append(path)))
+        watch.look(lambda path, aside: bool(looked.append(path)))
     assert len(looked) == MOST_LOOKS
 
 
