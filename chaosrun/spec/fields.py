@@ -21,9 +21,12 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-SIZE = re.compile(r"(?P<amount>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[kMGT]i?B)")
+SIZE = re.compile(r"(?P<amount>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[kKMGT]i?B)")
 SIZE_UNITS = {
-    prefix + kind: base**power for power, prefix in enumerate("kMGT", start=1) for kind, base in (("B", 1000), ("iB", 1024))
+    prefix + kind: base**power
+    for power, prefixes in enumerate(("kK", "M", "G", "T"), start=1)
+    for prefix in prefixes
+    for kind, base in (("B", 1000), ("iB", 1024))
 }
 DURATION = re.compile(r"(?P<amount>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)")
 DURATION_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -173,7 +176,7 @@ Memory = Annotated[
             "anyOf": [
                 {"enum": ["auto"]},
                 {"type": "integer", "minimum": 0},
-                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*[kMGT]i?B\s*$"},
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*[kKMGT]i?B\s*$"},
             ]
         }
     ),

@@ -1,7 +1,6 @@
 """The verdict on a drill, PASS, FAIL or INCONCLUSIVE, from its files alone; what a status rests on says `verify.ruling`."""
 
 import gc
-import json
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -13,7 +12,7 @@ from chaosrun.records.codec import DamagedRecordError
 from chaosrun.records.events import Outcome
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RUN, RunLayout
-from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
+from chaosrun.records.run_file import RunInfo, read_object, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.advice import masked_loads, warnings
@@ -169,9 +168,9 @@ def _judged(run: RunLayout) -> Verdict:
 def _found_whole(run: RunLayout) -> bool:
     """Whether the verdict of the run's end, if it is there, names its final checkpoints as whole."""
     try:
-        checks = json.loads(run.verdict_json.read_bytes())["checks"]
+        checks = read_object(run.verdict_json)["checks"]
         return any(check["name"] == "final_checkpoint" and check["status"] == "pass" for check in checks)
-    except (OSError, ValueError, LookupError, TypeError):
+    except (UsageError, LookupError, TypeError):
         return False
 
 
