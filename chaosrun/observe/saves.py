@@ -59,6 +59,7 @@ class SaveWatch:
         """Opened since the last look, or not yet complete then. Other threads write here, too."""
         self._looks: Counter[str] = Counter()
         """How many of them were looked into in vain, by the path without digits."""
+        self._news = False
 
     def install(self) -> None:
         wrap_writers(self._write)
@@ -80,11 +81,12 @@ class SaveWatch:
         finally:
             self._inside -= 1
 
-    def look(self, holds_weights: Callable[[Path, bool], bool]) -> None:
+    def look(self, holds_weights: Callable[[Path, bool], bool]) -> bool:
         """Tell of files that hold the weights and that no known writer has written (a buffer's bytes, a pickle, an archive of
         arrays). Call it when a step is over: what it has saved is written by then, unless by another thread.
 
         `holds_weights` gets a file, and whether it was written by another thread: then they are the weights of some step.
+        Returns whether anything was told since the last look.
         """
         for path in list(self._opened):
             opened = self._opened.pop(path)
@@ -97,6 +99,8 @@ class SaveWatch:
                         self._tell(opened.step, path, "file", done=True, aside=aside)
                     else:
                         self._looks[kind] += 1
+        news, self._news = self._news, False
+        return news
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -154,6 +158,7 @@ class SaveWatch:
         return {}
 
     def _tell(self, step: int, path: str, how: str, *, before: str = "", **more: Any) -> None:
+        self._news = True
         earlier, path = before and self._relative(before), self._relative(path)
         self._found(SaveRecord(step=step, path=path, how=how, time_s=time.time(), before=earlier, **more))
 

@@ -26,15 +26,12 @@ from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import (
     NO_INPUTS,
     TRACE_VERSION,
-    BucketsRecord,
     CheckpointRecord,
-    CommittedRecord,
     EndRecord,
     Found,
-    LoaderWorkersRecord,
+    Line,
     SaveRecord,
     Source,
-    SourceRecord,
     StartRecord,
     StateRecord,
     StepRecord,
@@ -205,7 +202,7 @@ class Observer:
         if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
             self._trace.write(probe(loader))
 
-    def write(self, record: BucketsRecord | CommittedRecord | LoaderWorkersRecord | SaveRecord | SourceRecord) -> None:
+    def write(self, record: Line) -> None:
         """Write a record that another module has made."""
         self._trace.write(record)
         self._restarts_here |= isinstance(record, SaveRecord)

@@ -34,7 +34,7 @@ from chaosrun.protocol.earlier_traces import EarlierTraces
 from chaosrun.protocol.steps import Steps, refuse_captured
 from chaosrun.records.codec import changed
 from chaosrun.records.position import Position
-from chaosrun.records.traces import SaveRecord
+from chaosrun.records.traces import SavedRecord, SaveRecord
 from chaosrun.wording import count, hiding
 
 
@@ -340,8 +340,8 @@ class ScriptTraining:
 
     def _complete(self) -> None:
         """The script is done with the last step."""
-        if self._state:
-            self._watch.look(self._state.is_held_in)
+        if self._state and self._steps and self._watch.look(self._state.is_held_in):
+            self._steps.observer.write(SavedRecord(step=self.position.step, time_s=time.time()))
         if not self._recorded:
             self._together[self._stepped[0]] = len(self._stepped)
             self._record()

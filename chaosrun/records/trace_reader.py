@@ -180,6 +180,7 @@ class _Found:
             checkpoints=tuple(_of(traces.CheckpointRecord, states)),
             commits=tuple(_of(traces.CommittedRecord, self._lines)),
             saves=tuple(_of(traces.SaveRecord, self._lines)),
+            saved=tuple(_of(traces.SavedRecord, self._lines)),
             end=next(_of(traces.EndRecord, self._lines), None),
         )
 

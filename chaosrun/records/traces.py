@@ -263,6 +263,13 @@ class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
     """Of a rename, where it lay before, as `path`."""
 
 
+class SavedRecord(TraceRecord, frozen=True, kw_only=True, tag="saved"):
+    """The script is done with this step, after which it saved something: it trains on, or ends."""
+
+    step: Count
+    time_s: float
+
+
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
     step: Count
     position: Position
@@ -286,6 +293,7 @@ Line = (
     | CheckpointRecord
     | CommittedRecord
     | SaveRecord
+    | SavedRecord
     | EndRecord
 )
 
@@ -337,6 +345,7 @@ class RankTrace:
     commits: tuple[CommittedRecord, ...] = ()
     """Of checkpoints that were pending."""
     saves: tuple[SaveRecord, ...] = ()
+    saved: tuple[SavedRecord, ...] = ()
     end: EndRecord | None = None
 
     @property

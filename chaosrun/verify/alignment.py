@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord, StepRecord
+from chaosrun.records.traces import UNNAMED, Found, RankTrace, SaveRecord, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, same_batches
@@ -284,11 +284,15 @@ def _is_complete(own: list[tuple[int, SaveRecord]]) -> bool:
 
 
 def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
-    """Each rank that saved went on to its next step: whatever follows the last file, such as a rename, was done."""
-    last = {rank: max(saved.time_s for by, saved in own if by == rank) for rank, _ in own}
-    traces = {rank: attempt.traces[rank] for rank in last}
-    newest = ((rank, trace, trace.steps.last) for rank, trace in traces.items())
-    return all(trace.end or (step and trace.steps[step].time_s > last[rank]) for rank, trace, step in newest)
+    """Each rank that saved went on: whatever follows the last file, such as a rename, was done."""
+    return all(_is_past(attempt.traces[rank], max(saved.time_s for by, saved in own if by == rank)) for rank, _ in own)
+
+
+def _is_past(trace: RankTrace, time_s: float) -> bool:
+    """Whether the script came to the end of a step, or of its training, after this moment."""
+    newest = trace.steps.last
+    done = bool(newest and trace.steps[newest].time_s > time_s)
+    return bool(trace.end) or done or any(each.time_s >= time_s for each in trace.saved)
 
 
 def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:

@@ -26,7 +26,7 @@ class _Words(string.Formatter):
         if isinstance(value, list | tuple):
             return listed([str(each) for each in value], int(format_spec or len(value)))
         if isinstance(value, int) and format_spec.replace("-", "").isalpha():
-            return count(value, format_spec, f"{format_spec}es" if format_spec.endswith("batch") else None)
+            return count(value, format_spec, f"{format_spec}es" if "batch" in format_spec else None)
         return format(str(value) if value is None else value, format_spec)
 
 

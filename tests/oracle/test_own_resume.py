@@ -4,7 +4,7 @@ Real drills of `own_resume.py`, and of `own_state.py`, which keeps more, on warm
 told by `resume.args`, so that all are compared with one reference; the right one passes bit for bit, and with two kills.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -237,6 +237,13 @@ def test_what_is_wrong_with_its_resume_is_caught(drills: Drills, score: Score, n
         seen = (verdict.status, verdict.code, verdict.blame.whose)
         said = expected.says in verdict.cause
         outcome.missed = None if said and seen == ("FAIL", expected.code, expected.whose) else f"{seen}: {verdict.cause}"
+
+
+@pytest.mark.nightly
+def test_a_checkpoint_of_the_very_step_of_the_kill_counts(drills: Drills) -> None:
+    older = EXPECTED["older"]
+    verdict = drills("older", replace(older, killed=SAVED))
+    assert (verdict.status, verdict.code) == ("FAIL", older.code) and older.says in verdict.cause, verdict.cause
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.nightly] * (way not in WAYS_BY_DAY)) for way in WAYS])
