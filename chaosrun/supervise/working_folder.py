@@ -12,7 +12,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
 from chaosrun.records.trace_reader import read_trace
-from chaosrun.verify.alignment import WRITERS
+from chaosrun.verify.own_saves import WRITERS
 from chaosrun.wording import count, hiding
 
 MOST_BESIDE = 4000

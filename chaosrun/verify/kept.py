@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from chaosrun.records.history import Attempt
 from chaosrun.records.tensor_files import unnumbered
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
-from chaosrun.verify.alignment import named_since
 from chaosrun.verify.check import Check, Drill, failed, passed, skipped
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.own_saves import named_since
 from chaosrun.verify.restored import buffers_came_back
 from chaosrun.wording import count
 

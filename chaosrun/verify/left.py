@@ -11,10 +11,10 @@ from chaosrun.records.figures import SUFFIXES
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.tensor_files import Entry, unnumbered
 from chaosrun.records.traces import RankTrace
-from chaosrun.verify.alignment import REMOVED
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.kept import KeptDifference
+from chaosrun.verify.own_saves import REMOVED
 from chaosrun.verify.rhythm import Saves, is_of_its_start
 
 _TICK_S = 0.01
@@ -105,6 +105,9 @@ def _of_names(drill: Drill) -> KeptDifference | None:
     """A file that is not there, or, where names tell their steps (best-00036.pt), others that are. That a restart which saved
     at the same steps has not removed older ones (see `left_over`) is no such difference."""
     for expected, seen in _by_kind(drill):
+        extra = {path for path in seen - expected if _saved_on_leaving(drill, path)}
+        if seen - extra <= expected and len(expected - seen) <= len(extra):
+            continue  # each of those may have taken the place of an older one
         path = min(seen ^ expected)
         held = drill.chaos.left.files.get(path) or drill.reference.left.files[path]
         rank = _comparable(drill, _File(path=path, by_kind=True), held, same_saves=bool(expected - seen))
@@ -131,6 +134,13 @@ def _saved_apart(drill: Drill, path: str) -> bool:
         for leg, file in named
     )
     return bool(own) and own.isdisjoint(usual)
+
+
+def _saved_on_leaving(drill: Drill, path: str) -> bool:
+    """It was saved as an attempt was told to leave, at steps after which the undisturbed run saves none of its kind."""
+    savers = [(attempt, _File(path=path).savers(drill.chaos, attempt)) for attempt in drill.chaos.attempts]
+    last = [attempt.traces[rank].steps.last == max(times) for attempt, ranks in savers for rank, times in ranks.items()]
+    return all(last) and not savers[-1][1] and _saved_apart(drill, path)
 
 
 def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:

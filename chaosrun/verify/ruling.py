@@ -14,7 +14,7 @@ from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
 from chaosrun.verify.account import AttemptSummary
-from chaosrun.verify.alignment import cut_short, never_saves
+from chaosrun.verify.alignment import never_saves
 from chaosrun.verify.check import Check, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
 from chaosrun.verify.codes import Cause, Params
@@ -23,6 +23,7 @@ from chaosrun.verify.corruption import damage_taken, explained
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.early_end import early_end, settled_step, up_to
 from chaosrun.verify.finals import final_checkpoint
+from chaosrun.verify.own_saves import cut_short
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore
 from chaosrun.verify.replicas import Replicas

@@ -5,10 +5,10 @@ import re
 from dataclasses import replace
 
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
-from chaosrun.verify.alignment import named_since
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.own_saves import named_since
 from chaosrun.verify.restored import restored_difference
 
 _RIGHT = ("first_after_restore", "restored_right", "streams_at_rest", "restored")

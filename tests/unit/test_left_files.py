@@ -356,6 +356,22 @@ def test_what_a_restarted_run_saved_on_a_notice_is_nothing_that_an_undisturbed_o
     assert not any("undisturbed run has removed" in warning for warning in verdict.warnings)
 
 
+@pytest.mark.parametrize(("stays", "status"), [((5, 8), "PASS"), ((8,), "FAIL")])
+def test_what_is_saved_on_a_notice_may_push_out_an_older_one(
+    tmp_path: Path, stays: tuple[int, ...], status: str
+) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempt, saved, held in (("reference", 1, (4, 8), (4, 8)), ("chaos", 1, (4, 5), ()), ("chaos", 3, (8,), stays)):
+        trace = run.leg(leg).attempt(attempt).trace(0)
+        if leg == "chaos" and attempt == 1:
+            write_lines(trace, [line for line in read_lines(trace) if line["kind"] != "step" or line["step"] <= 5])
+        with_saves(trace, saved, "top-{}.pt")
+        if held:
+            files = {f"top-{step}.pt": SEEN for step in held}
+            (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": files}))
+    assert judge(run).status == status, judge(run).cause
+
+
 def with_saves(trace: Path, steps: tuple[int, ...], path: str = LAST) -> None:
     """These and no others."""
     lines = []

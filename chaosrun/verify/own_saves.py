@@ -1,0 +1,105 @@
+"""The checkpoints that a script completed by itself: which files, and after which step. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from chaosrun.records.codec import changed
+from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.traces import RankTrace, SaveRecord
+
+WRITERS = frozenset({"torch.save", "safetensors", "dcp", "file"})
+"""What writes tensors (`SaveRecord.how`): files written by anything else are not taken for checkpoints."""
+
+REMOVED = "remove"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A checkpoint that a script completed: it trained on after it."""
+
+    attempt: int
+    step: int
+    path: str
+    kinds: frozenset[str]
+    """Its files, on all ranks, by their paths without digits."""
+    needed: frozenset[str]
+    """Those that hold tensors, as written and as renamed: a link beside them may be made once."""
+    behind_s: float | None
+    """When the last of it was written, if that was beside the training."""
+
+
+def saves(leg: LegHistory) -> Iterator[Saved]:
+    """The checkpoints that the attempts of this leg completed, in the order of time."""
+    for attempt in leg.attempts:
+        for step, own in _written(attempt):
+            if _is_complete(own) and _went_on(attempt, own):
+                every = [saved for _, saved in own]
+                written = [saved for saved in every if saved.how in WRITERS]
+                renames = [saved for saved in every if saved.how == "rename"]
+                finals = [PurePath(named_since(saved, renames)) for saved in written]
+                bringing = [each for each in renames if any(final.is_relative_to(each.path) for final in finals)]
+                path = str(finals[0])
+                # If the folder was renamed as a whole, the folder is the checkpoint.
+                path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
+                kinds, needed = kinds_of(every), kinds_of([*written, *bringing])
+                behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
+                yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed, behind_s=behind_s)
+
+
+def kinds_of(saved: Iterable[SaveRecord]) -> frozenset[str]:
+    return frozenset("".join(each for each in record.path if not each.isdigit()) for record in saved)
+
+
+def _written(attempt: Attempt) -> list[tuple[int, list[tuple[int, SaveRecord]]]]:
+    """By step, what each rank wrote and renamed. What another thread writes comes later than the step that it is of: it belongs
+    to the training's own newest save into the same folder, if there is one."""
+    every = [(rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves]
+    begun: dict[str, set[int]] = {}
+    for _, saved in every:
+        if saved.how in WRITERS and not saved.aside:
+            begun.setdefault(str(PurePath(saved.path).parent), set()).add(saved.step)
+    by_step: dict[int, list[tuple[int, SaveRecord]]] = {}
+    for rank, saved in every:
+        steps = begun.get(saved.before, set()) | begun.get(str(PurePath(saved.path).parent), set()) if saved.aside else set()
+        step = max((step for step in steps if step <= saved.step), default=saved.step)
+        own = by_step.setdefault(step, [])
+        if saved.how != REMOVED:
+            own.append((rank, changed(saved, step=step)))
+    return sorted(by_step.items())
+
+
+def cut_short(leg: LegHistory) -> bool:
+    """Whether an attempt was seen to end inside a save of the script's."""
+    written = (own for attempt in leg.attempts for _, own in _written(attempt))
+    return any(not _is_complete(own) for own in written if any(saved.how in WRITERS for _, saved in own))
+
+
+def named_since(save: SaveRecord, others: Iterable[SaveRecord]) -> str:
+    """The file's path after the script has renamed it, or the folder that it is in."""
+    path = PurePath(save.path)
+    for rename in (each for each in others if each.how == "rename" and each.step == save.step and each.before):
+        if path.is_relative_to(rename.before):
+            path = rename.path / path.relative_to(rename.before)
+    return str(path)
+
+
+def _is_complete(own: list[tuple[int, SaveRecord]]) -> bool:
+    """Every call that writes tensors has returned; DCP renames its metadata last."""
+    calls = [(rank, saved) for rank, saved in own if saved.how in WRITERS]
+    begun, done = (Counter((r, s.path) for r, s in calls if s.done is is_done and s.how != "dcp") for is_done in (False, True))
+    renamed = any(saved.how == "rename" and saved.done for _, saved in own)
+    return bool(calls) and not begun - done and (renamed or all(saved.how != "dcp" for _, saved in calls))
+
+
+def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
+    """Each rank that saved went on: whatever follows the last file, such as a rename, was done."""
+    return all(_is_past(attempt.traces[rank], max(saved.time_s for by, saved in own if by == rank)) for rank, _ in own)
+
+
+def _is_past(trace: RankTrace, time_s: float) -> bool:
+    """Whether the script came to the end of a step, or of its training, after this moment."""
+    newest = trace.steps.last
+    done = bool(newest and trace.steps[newest].time_s > time_s)
+    return bool(trace.end) or done or any(each.time_s >= time_s for each in trace.saved)
