@@ -22,6 +22,7 @@ from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdraw
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Marker, Note, read_end, read_marker, read_markers, read_note, withdraw_marker
 from chaosrun.records.order import WorkerOrder
+from chaosrun.supervise.deaths import failure_of
 from chaosrun.supervise.failure import Failure
 
 Record = Callable[..., None]
@@ -86,6 +87,24 @@ class Observations:
             return False
         told = (marker for each, marker in self._unseen() if each.facts.notice and each.facts.evidence == "death")
         return exited.exit_code == PREEMPTED_EXIT_CODE or any(marker.attempt == exited.attempt for marker in told)
+
+    def failure_of(self, exited: Exited) -> Failure | None:
+        """Why this rank, which no fault ended, failed; None when it completed."""
+        failure = failure_of(self._leg, exited)
+        return replace(failure, leaving=True) if failure and self._leaves_with_another(exited) else failure
+
+    def _leaves_with_another(self, exited: Exited) -> bool:
+        """Whether it has left with a rank that is leaving on a notice: the ranks of a script often tell each other, and one
+        that was not told may be the first to be gone."""
+        end = read_end(self._leg.attempt(exited.attempt), exited.rank)
+        if end is None or exited.exit_code is None:
+            return False
+        for fault, marker in self._unseen():
+            if fault.facts.notice and fault.facts.evidence == "death" and marker.attempt == exited.attempt:
+                other = read_end(self._leg.attempt(marker.attempt), marker.rank)
+                if end.status == "exited" or (other is not None and other.told is not None):
+                    return True
+        return False
 
     def _is_complete(self, fault: Fault, attempt: int) -> bool:
         """Whether all that are to strike together with this fault have come to their points in this attempt."""

@@ -22,7 +22,7 @@ from chaosrun.records.markers import read_end, read_markers
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import early_end, lifecycle
-from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
+from chaosrun.supervise.deaths import last_step, went_on_from
 from chaosrun.supervise.hangs import HangDetector, HangWatch
 from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.supervise.launchers import failure_of_launcher
@@ -210,7 +210,7 @@ class Supervisor:
             return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=exited.killed)
         if exited.killed:
             return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"), stopped=True)
-        return lifecycle.Death(rank=rank, failure=failure_of(self._leg, exited))
+        return lifecycle.Death(rank=rank, failure=self._observations.failure_of(exited))
 
     def _record_failure(self, failure: lifecycle.Failure | None) -> None:
         """Only when the attempt is over is it certain that no planned fault stood behind a death."""

@@ -62,6 +62,47 @@ def test_ranks_of_a_command_leave_on_a_notice_as_they_like(job: Path, tmp_path: 
     assert [(each["exit_code"], each["attempt"]) for each in exits] == [(0, 1), (0, 1), (0, 2), (0, 2)]
 
 
+LEAVING = """
+import os, pathlib, signal, sys, time
+import torch, torch.distributed as dist
+
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+path, done = pathlib.Path("last.pt"), 0
+if path.exists():
+    state = torch.load(path)
+    model.load_state_dict(state["model"])
+    done = state["done"]
+while done < 12:
+    optimizer.zero_grad()
+    model(torch.full((2, 4), done / 10)).sum().backward()
+    optimizer.step()
+    done += 1
+    leave = torch.tensor(float(bool(told)))
+    dist.all_reduce(leave)
+    if dist.get_rank() == 0 and (leave or done % 4 == 0):
+        torch.save({"model": model.state_dict(), "done": done}, path)
+    dist.barrier()
+    if leave:
+        time.sleep(1.0 if told else 0.0)
+        sys.exit(143)
+"""
+
+
+def test_the_rank_that_was_told_to_leave_may_be_the_last_to_go(tmp_path: Path, warm_drills: WarmDrills) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "train.py").write_text(LEAVING)
+    result = warm_drills(typed_job(Path("train.py"), (), Asked(workers=2, preempt=("0@6",)), folder), root=tmp_path)
+    assert result.verdict.status == "PASS", result.verdict.cause
+    assert [attempt.resumed_step for attempt in result.verdict.attempts] == [0, 7]
+    assert events(LegLayout(result.run.path / "chaos"), "death.unplanned") == []
+
+
 @pytest.mark.nightly
 def test_what_was_there_is_not_touched(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
     (job / "team").mkdir()

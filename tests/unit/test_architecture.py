@@ -308,6 +308,7 @@ FOREIGN_TEXTS = {
     "verify/inspection.py",  # names of files
     "verify/libraries.py",  # versions of libraries
     "verify/alignment.py",  # names of files that a script saves
+    "verify/own_saves.py",  # likewise
     "verify/suspects.py",  # names of entries in them
     "verify/left.py",  # likewise
     "report/page.py",  # float.hex()

@@ -357,9 +357,7 @@ def test_what_a_restarted_run_saved_on_a_notice_is_nothing_that_an_undisturbed_o
 
 
 @pytest.mark.parametrize(("stays", "status"), [((5, 8), "PASS"), ((8,), "FAIL")])
-def test_what_is_saved_on_a_notice_may_push_out_an_older_one(
-    tmp_path: Path, stays: tuple[int, ...], status: str
-) -> None:
+def test_what_is_saved_on_a_notice_may_push_out_an_older_one(tmp_path: Path, stays: tuple[int, ...], status: str) -> None:
     run = write_script_run(tmp_path)
     for leg, attempt, saved, held in (("reference", 1, (4, 8), (4, 8)), ("chaos", 1, (4, 5), ()), ("chaos", 3, (8,), stays)):
         trace = run.leg(leg).attempt(attempt).trace(0)
