@@ -202,6 +202,11 @@ OF_RATES: Mapping[str, tuple[str, str]] = {
         "what its schedule counts, or compares with (a best loss, a patience), did not come back, or was saved too early: "
         "{scheduler}",
     ),
+    "counted_twice": (
+        "the learning rate is right at first, and then that of as many steps later as were done when the restart began",
+        "these steps are counted twice: by the scheduler's state that was loaded, and by what the script adds to it (an offset "
+        "in the function of a LambdaLR, a last_epoch, steps that are taken again){scope}",
+    ),
     "of_several": ("the learning rate is that of other steps", "its schedule does not stand where it should: {scheduler}"),
 }
 """What is seen of learning rates, and what it comes of where a scheduler of torch's sets them."""

@@ -39,6 +39,8 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
     shifts = [step - first for step in expected if step != first and _fits(step - first, expected, seen)]
     if len(shifts) == 1 and (kept is None or _changes(seen) > 1):
         return Cause.of("lr_scheduler_of_another_step", step=first + shifts[0], base=first)
+    if kept and not shifts and _counted_twice(start, expected, later):
+        return Cause.of("lr_scheduler_not_restored", because="counted_twice")
     if kept and not shifts and _stands_still(expected, seen):
         return Cause.of("lr_scheduler_not_restored", because="still")
     if shifts or kept:
@@ -69,6 +71,13 @@ def _fits(shift: int, expected: _Rates, seen: _Rates) -> bool:
 def _changes(rates: _Rates) -> int:
     in_order = [rates[step] for step in sorted(rates)]
     return sum(one != other for one, other in pairwise(in_order))
+
+
+def _counted_twice(start: int, expected: _Rates, later: _Rates) -> bool:
+    """Whether these rates are those of `start` steps later, and of no others."""
+    known = {step: rates for step, rates in later.items() if step + start in expected}
+    shifts = [step - min(later) for step in expected if _fits(step - min(later), expected, known)] if known else []
+    return shifts == [start] and _changes(known) > 1
 
 
 def _stands_still(expected: _Rates, seen: _Rates) -> bool:

@@ -76,13 +76,20 @@ def test_rates_without_a_scheduler_are_the_scripts_own(tmp_path: Path, seen: Sch
         (once(7), lambda step: 1.0 if step < 7 else 0.3, "lr_scheduler_not_restored", "right at first"),
         (lambda step: step / 20, lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "of the beginning"),
         (once(2), once(BEGAN + 2), "lr_scheduler_not_restored", "of the beginning"),
+        # As a LambdaLR whose function adds the steps that were done, and whose state is loaded, too.
+        (
+            lambda step: step / 20,
+            lambda step: (step + (BEGAN if step > BEGAN + 1 else 0)) / 20,
+            "lr_scheduler_not_restored",
+            "twice",
+        ),
         (once(5), lambda step: 0.3, "learning_rate", "no recorded step has this learning rate"),
         # As a change at an epoch's end that a checkpoint of its last step comes before.
         (once(5), lambda step: 1.0 if step < 8 else 0.3, "learning_rate", "of steps 1 to 4, after which undisturbed"),
     ],
     ids=[
         *("anew", "a step ahead", "without its best", "later", "still", "even at first"),
-        *("other rates", "of step 0", "of step 0, even", "no schedule", "a change left out"),
+        *("other rates", "of step 0", "of step 0, even", "twice", "no schedule", "a change left out"),
     ],
 )
 def test_rates_say_where_their_schedule_stood(tmp_path: Path, expected: Schedule, seen: Schedule, code: str, says: str) -> None:
