@@ -15,6 +15,12 @@ _BESIDE = detail(
     hazard="O8",
 )
 
+_OF_NO_BATCH = (
+    "the shuffle follows a seed or a state that was not restored, or was drawn anew, or a batch is made of several loaders, of "
+    "which one lost its place, or of what did not come back (an environment, a memory of earlier steps, running means, weights "
+    "of samples, a hidden state, a generator of the script's own)"
+)
+
 _OF_ONE_RANK = detail(
     hint="{returned} were restored as they were saved, but the {quantity} differs on {others} alone: beside model and "
     f"optimizer {{beside}}, as rank {{saver}} had it, which is right: each rank has its own (save that of each); or {BESIDE}",
@@ -236,9 +242,10 @@ _STATES: Mapping[str, Row] = {
         "mixes or augments them began anew with the streams (save the random states of every rank, NumPy's and Python's too, "
         "and restore them)"
     ),
-    "data_order_not_restored.of_none": detail(
-        hint="no recorded step began with this batch: the shuffle follows a seed or a state that was not restored, or "
-        "was drawn anew, or a batch is made of several loaders, of which one lost its place{scope}"
+    "data_order_not_restored.of_none": detail(hint=f"no recorded step began with this batch: {_OF_NO_BATCH}{{scope}}"),
+    "data_order_not_restored.beside": detail(
+        hint="no recorded step began with this batch, although model, optimizer and random streams were restored as they were "
+        f"saved: beside model and optimizer {{beside}}, which a restart has to load, too; if it does, {_OF_NO_BATCH}{{scope}}"
     ),
     "data_order_not_restored.of_the_beginning": detail(
         hint="the data begin at their beginning: nothing has skipped the batches that were done{scope}"
@@ -296,8 +303,9 @@ _STATES: Mapping[str, Row] = {
     "lr_scheduler_of_another_step.own": Row(
         "",
         _OWN,
-        "the learning rate is that of step {step}, not of step {base}: its scheduler's state was not loaded, or a scheduler "
-        "that is made after the optimizer was loaded sets its first rate anew{scope}",
+        "the learning rate is that of step {step}, not of step {base}: its scheduler's state was not loaded, or was saved "
+        "before the scheduler's own step, or a scheduler that is made after the optimizer was loaded sets its first rate "
+        "anew{scope}",
     ),
     "lr_scheduler_of_another_step.by_hand": Row(
         "learning rate of another step",
@@ -327,7 +335,10 @@ _STATES: Mapping[str, Row] = {
         hazard="R1",
     ),
     "rng_of_another_step.own": Row(
-        "", _OWN, "the random streams stand where they stood at step {step}, not at step {base}: saved at another time{scope}"
+        "",
+        _OWN,
+        "the random streams stand where they stood at step {step}, not at step {base}: saved at another time, or something "
+        "drew as much after they were restored (an evaluation){scope}",
     ),
     "ended_at_another_step.own": Row(
         "",

@@ -255,16 +255,33 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
     elif reason.code == "sampler_epoch_not_set" and reason.because is None:
         began = _began(drill, divergence)
         reason = replace(reason, because="drawn" if began and "rng" in began.wrong else "either")
+    elif reason.code == "data_order_not_restored" and reason.because == "of_none" and (held := _beside_data(drill, divergence)):
+        reason = reason.explained("beside", beside=held)
     elif reason.code in SHIFTED and reason.because is None and (right := _right_ranks(drill, divergence)):
         about = {"others": rank_list(divergence.ranks), "right": rank_list(right)}
         reason = reason.explained("on_some_ranks", **about)
-    elif reason.code in QUANTITIES and reason.because != "drew_before" and (held := saved_beside(drill, divergence)):
-        beside = ", ".join(f"{path} holds {listed(names)}" for (_, path), names in held.items())
+    elif reason.code in QUANTITIES and reason.because != "drew_before" and (found := saved_beside(drill, divergence)):
         # Where the ranks that saved it are right, it was loaded.
-        of_one = {rank for rank, _ in held}.isdisjoint(divergence.ranks)
-        about = {"beside": beside, "saver": min(held)[0], "others": rank_list(divergence.ranks), **_returned(drill, divergence)}
+        of_one = {rank for rank, _ in found}.isdisjoint(divergence.ranks)
+        about = {
+            "beside": _holding(found),
+            "saver": min(found)[0],
+            "others": rank_list(divergence.ranks),
+            **_returned(drill, divergence),
+        }
         reason = reason.explained("of_one_rank" if of_one else "beside.saved", **about)
     return replace(divergence, reason=reason)
+
+
+def _holding(held: Mapping[tuple[int, str], list[str]]) -> str:
+    return ", ".join(f"{path} holds {listed(names)}" for (_, path), names in held.items())
+
+
+def _beside_data(drill: Drill, found: Divergence) -> str:
+    """What the checkpoint holds beside, where nothing but the data was wrong on the rank that saved it."""
+    began = _began(drill, found)
+    held = saved_beside(drill, found) if began is not None and {*began.wrong} <= {"data"} else {}
+    return _holding({place: names for place, names in held.items() if place[0] in found.ranks})
 
 
 def _right_ranks(drill: Drill, found: Divergence) -> list[int]:

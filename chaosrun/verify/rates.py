@@ -34,9 +34,10 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
     kept = seen.get(start + 1) if first > start + 1 else None
     if seen[first] != kept and _fits(-start, expected, later):
         return Cause.of("lr_scheduler_not_restored", because="of_the_beginning")
-    if _begins_anew(expected, seen, start):
-        return Cause.of("lr_scheduler_not_restored", because="begun_anew")
     shifts = [step - first for step in expected if step != first and _fits(step - first, expected, seen)]
+    # A scheduler that is begun anew goes on from a rate that is right: of an exponential one, a wrong first rate tells.
+    if _begins_anew(expected, seen, start) and (kept or len(shifts) != 1):
+        return Cause.of("lr_scheduler_not_restored", because="begun_anew")
     if len(shifts) == 1 and (kept is None or _changes(seen) > 1):
         return Cause.of("lr_scheduler_of_another_step", step=first + shifts[0], base=first)
     if kept and not shifts and _counted_twice(start, expected, later):

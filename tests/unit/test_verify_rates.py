@@ -83,13 +83,35 @@ def test_rates_without_a_scheduler_are_the_scripts_own(tmp_path: Path, seen: Sch
             "lr_scheduler_not_restored",
             "twice",
         ),
+        # As an ExponentialLR that is saved before its step: begun anew, it would go on from a rate that is right.
+        (
+            lambda step: 0.5**step,
+            lambda step: 0.5 ** (step - 1),
+            "lr_scheduler_of_another_step",
+            "before the scheduler's own step",
+        ),
+        (
+            lambda step: 0.5**step,
+            lambda step: 0.5 ** (step - 2),
+            "lr_scheduler_of_another_step",
+            "that of step 3, not of step 5",
+        ),
         (once(5), lambda step: 0.3, "learning_rate", "no recorded step has this learning rate"),
         # As a change at an epoch's end that a checkpoint of its last step comes before.
         (once(5), lambda step: 1.0 if step < 8 else 0.3, "learning_rate", "of steps 1 to 4, after which undisturbed"),
     ],
     ids=[
         *("anew", "a step ahead", "without its best", "later", "still", "even at first"),
-        *("other rates", "of step 0", "of step 0, even", "twice", "no schedule", "a change left out"),
+        *(
+            "other rates",
+            "of step 0",
+            "of step 0, even",
+            "twice",
+            "exponential",
+            "of two steps before",
+            "no schedule",
+            "a change left out",
+        ),
     ],
 )
 def test_rates_say_where_their_schedule_stood(tmp_path: Path, expected: Schedule, seen: Schedule, code: str, says: str) -> None:

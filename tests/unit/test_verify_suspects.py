@@ -32,6 +32,29 @@ def test_what_is_saved_beside_model_and_optimizer_is_suspected(tmp_path: Path, s
     assert (told in f"{verdict.hint}") == (saved_again != "alike"), verdict.hint
 
 
+@pytest.mark.parametrize(
+    ("kept", "streams", "told"),
+    [("0", {}, True), ("4", {}, False), ("0", {"rng": "other"}, False)],
+    ids=["lost", "loaded", "drew"],
+)
+def test_what_batches_are_made_of_is_suspected(tmp_path: Path, kept: str, streams: Line, told: bool) -> None:
+    """A replay memory, or an environment: no step of the reference began with such a batch."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        held = {**HELD, "memory": kept if (leg, attempt) == ("chaos", 2) else "4"}
+        tell = only("save", lambda line, held=held: {**line, "held": {} if line["done"] else held})  # type: ignore[misc]
+        edit_trace(run, leg, attempt, 0, tell)
+        for rank in range(3):
+            edit_trace(run, leg, attempt, rank, only("step", put(ids=[])))
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", put(batch=["x", "y"], **streams), step=5))
+    verdict = judge(run)
+    assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
+    assert ("beside model and optimizer ckpt-4/model.pt holds memory, " in f"{verdict.hint}") == told, verdict.hint
+    assert streams or verdict.code == "data_order_not_restored", verdict.cause
+    assert streams or "an environment, a memory of earlier steps" in f"{verdict.hint}"
+
+
 def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
