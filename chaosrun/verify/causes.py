@@ -12,7 +12,7 @@ from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
-from chaosrun.verify.ledger import displacement, fetched_alike, other_count, other_size
+from chaosrun.verify.ledger import displacement, fetched_alike, fetched_alike_later, other_count, other_size
 from chaosrun.verify.rates import of_schedule, where_used
 from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
 from chaosrun.verify.restored import (
@@ -195,7 +195,8 @@ def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
         return counted
     if field == "batch" and record.knows_ids and (expected is None or expected.knows_ids):
         return _contents(moment, record)
-    if expected and field == "batch" and fetched_alike(expected, record, first.micro_batch or 0) and not _streams_lost(moment):
+    fetched = expected and field == "batch" and fetched_alike(expected, record, first.micro_batch or 0)
+    if (fetched or (field == "batch" and fetched_alike_later(moment.drill, record))) and not _streams_lost(moment):
         return Cause.of("batch_contents", because="changed" if moment.restored else None)
     place = other_size(moment.drill, record) or displacement(moment.drill, record, first.micro_batch or 0)
     return _of_source(moment, record, place) or place if moment.restored else place

@@ -334,6 +334,12 @@ _STATES: Mapping[str, Row] = {
         "loader's first batch, or give the loader a generator of its own)",
         hazard="R1",
     ),
+    "rng_of_another_rank.own": Row(
+        "",
+        _OWN,
+        "rank {rank} began with the random streams of rank {other}: that rank's file was loaded, or that rank alone saved its "
+        "own (each rank has its own: save and load those of each){scope}",
+    ),
     "rng_of_another_step.own": Row(
         "",
         _OWN,

@@ -87,6 +87,17 @@ def fetched_alike(expected: StepRecord, seen: StepRecord, micro_batch: int) -> b
     return known[0] is not None and known[0] == known[1]
 
 
+def fetched_alike_later(drill: Drill, seen: StepRecord) -> bool:
+    """What the loader handed out for this step is not known of both (around the end of a pass), and is the same in all later
+    steps of which it is."""
+    trace, expected = drill.chaos.trace(seen.attempt, seen.rank), drill.reference_lineage.at(seen.rank, seen.step)
+    if trace is None or expected is None or (expected.fetched and seen.fetched):
+        return False
+    later = ((drill.reference_lineage.at(seen.rank, step), each) for step, each in trace.steps.items() if step > seen.step)
+    known = [(other.fetched, each.fetched) for other, each in later if other and other.fetched and each.fetched]
+    return len(known) > 1 and all(undisturbed == here for undisturbed, here in known)
+
+
 def other_size(drill: Drill, first: StepRecord) -> Cause | None:
     """The batches of the rest of the pass are of another size, not counting its last one, which may be short."""
     trace, expected = drill.chaos.trace(first.attempt, first.rank), drill.reference_lineage.at(first.rank, first.step)

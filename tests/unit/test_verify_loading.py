@@ -162,6 +162,8 @@ def test_an_unknown_finding_is_a_damaged_trace(tmp_path: Path) -> None:
         ("alike", True, "batch_contents"),
         ("otherwise", True, "data_order_not_restored"),
         ("unknown", True, "data_order_not_restored"),
+        ("alike, but unknown at first", True, "batch_contents"),
+        ("otherwise, and unknown at first", True, "data_order_not_restored"),
         ("alike", False, "rng_not_restored"),
     ],
 )
@@ -173,8 +175,9 @@ def test_the_order_is_not_blamed_where_loaders_hand_out_the_same(
     run = write_script_run(tmp_path, bugs=bugs, kills=SCRIPT_KILLS[:1])
 
     def tell(line: Line, again: bool) -> Line:
-        other = fetched == "otherwise" and again
-        return {**line, "fetched": None if fetched == "unknown" and again else [[line["step"] + other], [7]]}
+        other = fetched.startswith("otherwise") and again
+        unknown = again and (fetched == "unknown" or ("unknown at first" in fetched and line["step"] == 5))
+        return {**line, "fetched": None if unknown else [[line["step"] + other], [7]]}
 
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
         for rank in range(3):
