@@ -236,6 +236,10 @@ _STATES: Mapping[str, Row] = {
         "the data are those of step {step}, expected were those of step {base}{scope}: the loader, or its sampler, has not "
         "come back to its place (set_epoch before the epoch's first batch, the batches done skipped, a loader's state loaded)",
     ),
+    "batches_skipped.before_update": detail(
+        hint="data and random streams stand where they stood a step after weights and optimizer: the checkpoint was saved "
+        "before the optimizer's step, and counts it as done (save after the step, or count it later)"
+    ),
     "batches_repeated.as_drawn": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}, and the random streams stand "
         "there, too: those already done were not skipped (skip them, or save and load the state of the loader), or what draws, "

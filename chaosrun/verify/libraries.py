@@ -257,6 +257,8 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         reason = replace(reason, because="drawn" if began and "rng" in began.wrong else "either")
     elif reason.code == "data_order_not_restored" and reason.because == "of_none" and (held := _beside_data(drill, divergence)):
         reason = reason.explained("beside", beside=held)
+    elif reason.because in (None, "rest_of_epoch") and _saved_before_update(drill, divergence):
+        reason = replace(reason, because="before_update")
     elif reason.code in SHIFTED and reason.because is None and (right := _right_ranks(drill, divergence)):
         about = {"others": rank_list(divergence.ranks), "right": rank_list(right)}
         reason = reason.explained("on_some_ranks", **about)
@@ -282,6 +284,14 @@ def _beside_data(drill: Drill, found: Divergence) -> str:
     began = _began(drill, found)
     held = saved_beside(drill, found) if began is not None and {*began.wrong} <= {"data"} else {}
     return _holding({place: names for place, names in held.items() if place[0] in found.ranks})
+
+
+def _saved_before_update(drill: Drill, found: Divergence) -> bool:
+    """Data and random streams stand where they stood a step after weights and optimizer, on every rank."""
+    began = _began(drill, found)
+    if found.reason.code != "batches_skipped" or began is None or began.wrong != ("data", "rng"):
+        return False
+    return all(began.step + 1 in began.held[quantity] for quantity in began.wrong)
 
 
 def _right_ranks(drill: Drill, found: Divergence) -> list[int]:

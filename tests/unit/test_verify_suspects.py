@@ -55,6 +55,18 @@ def test_what_batches_are_made_of_is_suspected(tmp_path: Path, kept: str, stream
     assert streams or "an environment, a memory of earlier steps" in f"{verdict.hint}"
 
 
+@pytest.mark.parametrize(("rng", "told"), [(5, True), (0, False)], ids=["of the next step", "of the beginning"])
+def test_a_save_before_the_update_that_it_counts_is_told_as_such(tmp_path: Path, rng: int, told: bool) -> None:
+    """Weights and optimizer are of step 4, the data of step 5."""
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=2), kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        began = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": [rng]}})
+        edit_trace(run, "chaos", 2, rank, began)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
+    assert ("saved before the optimizer's step, and counts it as done" in f"{verdict.hint}") == told, verdict.hint
+
+
 def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
