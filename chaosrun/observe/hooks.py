@@ -228,6 +228,18 @@ def _see_optimizers() -> None:
         see_steps()  # else the first optimizer imports it, in a second
 
 
+def with_hooks(optimizer: Optimizer) -> Optimizer:
+    """The optimizer. One whose class makes a torch optimizer of itself without torch's own `__init__`, as a Lookahead around
+    another often does, gets what that would have given it to keep hooks in."""
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+        vars(optimizer).setdefault("defaults", {})
+        Optimizer.__setstate__(optimizer, {})
+        if step := vars(optimizer).get("step"):  # a scheduler has put it there, around one without hooks
+            hooked = Optimizer.profile_hook_step(lambda _, *given, **named: step(*given, **named))
+            vars(optimizer)["step"] = functools.wraps(step)(functools.partial(hooked, optimizer))
+    return optimizer
+
+
 def hook_each_step(optimizer: Optimizer) -> None:
     """Have every `step` of the optimizer's classes call its hooks, a `super().step()` too. torch does so from a class's first
     instance on: what is recorded would hang on whether the script, at whatever time, makes one."""

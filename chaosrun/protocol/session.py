@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 
 from chaosrun.errors import MisuseError
 from chaosrun.observe.fingerprint import local_part
-from chaosrun.observe.hooks import uncompiled
+from chaosrun.observe.hooks import uncompiled, with_hooks
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.protocol.adoption import Adopted, adopt
 from chaosrun.protocol.buckets import BucketPrimer
@@ -97,7 +97,7 @@ class Session:
         self._without_update = False
         """The last step is one that the script skipped: its gradients have to be gone before the next backward pass."""
         for optimizer in self._state.optimizers():
-            optimizer.register_step_pre_hook(uncompiled(self._before_optimizer_step))
+            with_hooks(optimizer).register_step_pre_hook(uncompiled(self._before_optimizer_step))
             if self._recorder:
                 self._recorder.watch(optimizer)
 

@@ -120,3 +120,26 @@ def test_each_step_of_an_optimizer_is_hooked_whatever_the_script_has_made_before
         assert len(told) == 2
         hooks.hook_each_step(optimizer)
         Plain()
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_an_optimizer_that_left_out_torchs_init_gets_its_hooks(scheduled: bool) -> None:
+    """As a Lookahead does that takes the groups of the optimizer inside it."""
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+    told: list[str] = []
+    optimizer = Around(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if scheduled else None
+    hooks.with_hooks(optimizer).register_step_pre_hook(lambda *_: told.append("before"))
+    hooks.with_hooks(optimizer).register_step_post_hook(lambda *_: told.append("after"))
+    optimizer.step()
+    assert told == ["before", "after"]
+    if scheduler:
+        scheduler.step()
+        assert scheduler.get_last_lr() == [5e-4]
