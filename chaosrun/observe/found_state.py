@@ -9,7 +9,7 @@ import contextlib
 import gc
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +109,11 @@ class FoundState:
 
     def optimizer_digests(self) -> dict[str, str]:
         """A digest of each optimizer's state, by its name."""
-        return {name: _digest_of([optimizer]) for name, optimizer in self._named_optimizers().items()}
+        return {name: _digest_of([optimizer]) for name, optimizer in named_optimizers(self.optimizers()).items()}
 
     def names_of_optimizers(self) -> dict[int, str]:
         """By id; empty unless there are several."""
-        return {id(optimizer): name for name, optimizer in self._named_optimizers().items()}
+        return names_of_optimizers(self.optimizers())
 
     def scheduled(self) -> bool:
         """Whether a torch scheduler sets the learning rates of an optimizer, be it through a wrapper with the same groups."""
@@ -124,19 +124,6 @@ class FoundState:
         schedulers = (each for each in gc.get_objects() if issubclass(type(each), torch.optim.lr_scheduler.LRScheduler))
         set_by_them = (getattr(vars(each).get("optimizer"), "param_groups", ()) for each in schedulers)
         return any(id(group) in groups for each in set_by_them for group in each)
-
-    def _named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Empty unless there are several. Named by class; those of the same class are numbered in the order of creation."""
-        found: dict[str, list[torch.optim.Optimizer]] = {}
-        for optimizer in (known := self.optimizers()):
-            found.setdefault(type(optimizer).__qualname__, []).append(optimizer)
-        several = len(known) > 1
-        return {
-            kind if len(alike) == 1 else f"{kind} {number} of {len(alike)}": optimizer
-            for kind, alike in found.items()
-            for number, optimizer in enumerate(alike, 1)
-            if several
-        }
 
     def optimizer_settings(self) -> str:
         return settings_of(self.optimizers())
@@ -280,6 +267,24 @@ def stepped_digest() -> str:
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Any that is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
     return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
+
+
+def named_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.optim.Optimizer]:
+    """Empty unless there are several. Named by class; those of the same class are numbered in their order."""
+    found: dict[str, list[torch.optim.Optimizer]] = {}
+    for optimizer in optimizers:
+        found.setdefault(type(optimizer).__qualname__, []).append(optimizer)
+    return {
+        kind if len(alike) == 1 else f"{kind} {number} of {len(alike)}": optimizer
+        for kind, alike in found.items()
+        for number, optimizer in enumerate(alike, 1)
+        if len(optimizers) > 1
+    }
+
+
+def names_of_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, str]:
+    """By id; empty unless there are several."""
+    return {id(optimizer): name for name, optimizer in named_optimizers(optimizers).items()}
 
 
 def rates_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[float]:

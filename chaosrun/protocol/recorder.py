@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from chaosrun.observe.found_state import names_of_optimizers
 from chaosrun.observe.hooks import hook_each_step, parameters_of, uncompiled
 from chaosrun.observe.trace import Arrival
 from chaosrun.protocol.buckets import BucketPrimer
@@ -37,6 +38,8 @@ class Recorder(Steps):
         self._incomplete: Position | None = None
         self._prepared = False
         self._noted_workers: LoaderWorkers | None = None
+        self._stepped: list[int] = []
+        """The optimizers that made the current step so far, by id."""
 
     def beginning(self) -> Position:
         """The position that `begin` will restore. Raises InvalidCheckpointError."""
@@ -66,6 +69,8 @@ class Recorder(Steps):
 
         def see(stepping: torch.optim.Optimizer, given: Sequence[Any], named: Mapping[str, Any], *, closure: bool) -> None:
             refuse_captured()
+            if not closure:
+                self._stepped.append(id(stepping))
             # The optimizer itself comes first in the call.
             if closure == any(map(callable, (*given[1:], named.get("closure")))):
                 self.before_optimizer_step(parameters_of(stepping))
@@ -79,7 +84,10 @@ class Recorder(Steps):
     ) -> None:
         """Record an optimizer step; `complete` ends it when the script asks for the next batch."""
         self._incomplete = position
-        super().record(position, primer, items=items, stepped=stepped)
+        names = names_of_optimizers(self._state.optimizers())
+        by_turns = tuple(names[each] for each in self._stepped if each in names)
+        self._stepped.clear()
+        super().record(position, primer, items=items, stepped=stepped or by_turns)
 
     def complete(self) -> None:
         """The script is done with the step it last recorded: checkpoint when one is due, let step faults strike, and leave when

@@ -174,7 +174,7 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     """Of each micro-batch that is not what a loader handed out, the sample ids of what a loader had handed out for it, where
     that can be told: the script makes its inputs of that (it normalises, mixes, adds noise). Not compared."""
     stepped: tuple[str, ...] = ()
-    """Where a script that resumes by itself has several optimizers, those that made this step, in order. Not compared."""
+    """Where a script has several optimizers, those that made this step, in order. Not compared."""
     attempt: int = 0
     rank: int = 0
     """Both those of its file."""

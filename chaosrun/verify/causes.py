@@ -12,8 +12,13 @@ from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
+<<<<<<< HEAD
 from chaosrun.verify.ledger import displacement, fetched_alike, fetched_alike_later, other_count, other_size
 from chaosrun.verify.rates import of_schedule, where_used
+=======
+from chaosrun.verify.ledger import displacement, fetched_alike, other_count, other_size
+from chaosrun.verify.rates import of_schedule, stays, where_used
+>>>>>>> 5ff152d (verify: say more of turns, left-out steps, standing rates and orders that follow state)
 from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
 from chaosrun.verify.restored import (
     COMPONENTS,
@@ -384,7 +389,8 @@ def _lr(moment: Moment, first: Mismatch) -> Cause:
         return Cause.of("lr_scheduler_not_restored", because="used", where=where)
     by_script = moment.restored and moment.attempt.by == "script"
     scheduled = of_schedule(moment.drill, moment.attempt, first.rank, moment.step) if by_script else None
-    return scheduled or Cause.of("learning_rate", where=where)
+    stands = stays(moment.drill, moment.attempt, first.rank)
+    return scheduled or Cause.of("learning_rate", because=stands, where=where)
 
 
 def _update(moment: Moment) -> Cause:

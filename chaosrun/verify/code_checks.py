@@ -32,7 +32,8 @@ WANDERS: Mapping[str, Row] = {
         "stream's own shuffle or draw take their numbers from, and look for data that change meanwhile",
         "weights": "it begins with other weights each time: torch.manual_seed before the model is built, and load one file",
         "loss": "the same weights and samples give another loss: seed the generators that dropout and noise have of their own; "
-        "deterministic: strict refuses operations that are not; look for what the clock or a file decides",
+        "deterministic: strict refuses operations that are not; look for what the clock, a file or the order of a set decides "
+        "(a set of objects goes by their addresses)",
         "gradient": "the same loss gives other gradients: an operation whose backward pass is not deterministic, which "
         "deterministic: strict refuses, or another number of threads",
         "learning rate": "its learning rates come from something else than the step: the clock, a measurement, a file",
@@ -82,6 +83,11 @@ _ANY: Mapping[str, Row] = {
         script("it keeps state that nobody saves"),
         "run.register(name, object) before the loop saves and restores what its state_dict() holds; prepare() an optimizer "
         "that steps",
+    ),
+    "data_order_not_restored.outside": detail(
+        hint="no recorded step saw this batch, and everything was restored as it was saved: its order follows a seed or a "
+        "state that no checkpoint holds; the training changes {what:6} ({named}, or take a seedable sampler with an explicit "
+        "data_seed)"
     ),
     "reference_empty": Row("no step was recorded to compare with", _UNRELIABLE),
 }
@@ -247,6 +253,19 @@ _STEPS: Mapping[str, Row] = {
     "loss_nan": Row(
         "the loss is NaN from step {nan_since} to the end: NaN would hide a difference",
         script("its losses are NaN, with or without a fault", likely=True),
+    ),
+    **{
+        f"{code}.left_out": detail(
+            hint="everything was restored as it was saved, and the step {made}: its batch was passed over, or optimizer.step() "
+            "was not called, and what decides that (a running mean of losses or norms, a count) is in no checkpoint ({kept})",
+            hazard="O8",
+        )
+        for code in ("forward_pass", "gradient")
+    },
+    "learning_rate.still": detail(
+        hint="the learning rate stays what it was when the restart began, where it goes on changing undisturbed: it is set in "
+        "a dict that the script took from optimizer.param_groups before the restore, which puts others in their place (take it "
+        "from there in each step), by a scheduler that is stepped no more, or by what no checkpoint holds ({counted})"
     ),
     "steps_all_skipped": Row(
         "no learning rate was recorded: every step was skipped",

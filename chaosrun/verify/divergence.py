@@ -18,7 +18,7 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, Mismatch, first_difference
 from chaosrun.verify.draws import may_explain
 from chaosrun.verify.kept import KeptDifference, comparable, first_kept_difference
-from chaosrun.verify.ledger import of_turns
+from chaosrun.verify.ledger import of_turns, of_updates
 from chaosrun.verify.left import left_difference
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import parameters_expected
@@ -214,7 +214,10 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
         if mismatches := _mismatches(moment, field):
             ranks, first = {mismatch.rank for mismatch in mismatches}, mismatches[0].rank
             reason = causes.of_field(field, moment, mismatches)
-            reason = of_turns(reason, drill.reference_lineage.at(first, moment.step), moment.records[first])
+            expected, record = drill.reference_lineage.at(first, moment.step), moment.records[first]
+            reason = of_turns(reason, expected, record)
+            if moment.attempt.by == "chaosrun" and moment.restored_right:
+                reason = of_updates(reason, expected, record)
             if field == "ids":
                 # Ranks of whose samples nothing is known: one rank's loader may hand them out.
                 other_batches = {mismatch.rank for mismatch in _mismatches(moment, "batch")}

@@ -14,6 +14,8 @@ NEAR = 8
 
 _BY_ALL = ", or the count of all steps was skipped in an epoch, where that of the epoch's own was due"
 _OF_THE_STEP = ("accumulation_window", "batch_contents", "data_order_not_restored", "forward_pass", "gradient", "more_batches")
+_AFTER_RESTORE = ("restored_right", "drew_before", "first_after_restore", "restored")
+"""Variants of rows that say of a loss or gradient that it differs although everything was restored."""
 SHIFTED = ("batches_skipped", "batches_repeated")
 
 
@@ -48,6 +50,14 @@ def of_turns(found: Cause, expected: StepRecord | None, seen: StepRecord) -> Cau
     if found.code in _OF_THE_STEP and expected and expected.stepped and seen.stepped not in ((), expected.stepped):
         return Cause.of("other_optimizer_stepped", seen=seen.stepped, expected=expected.stepped)
     return found
+
+
+def of_updates(found: Cause, expected: StepRecord | None, seen: StepRecord) -> Cause:
+    """The cause, where everything had been restored, as that of a step which but one of the legs left out."""
+    if found.because not in _AFTER_RESTORE or not expected or bool(expected.lr) == bool(seen.lr):
+        return found
+    made = "was made here, and left out undisturbed" if seen.lr else "was left out here, and made undisturbed"
+    return Cause.of(found.code, because="left_out", made=made)
 
 
 def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:

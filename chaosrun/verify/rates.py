@@ -49,6 +49,13 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
     return None
 
 
+def stays(drill: Drill, attempt: Attempt, rank: int) -> str | None:
+    """A variant of a row: the rates of this attempt, which chaosrun restored, never change from what it began with."""
+    expected = {step: record.lr for step, record in drill.reference_lineage.of(rank).items() if record.lr}
+    seen = {step: record.lr for step, record in attempt.traces[rank].steps.items() if record.lr}
+    return "still" if attempt.by == "chaosrun" and attempt.went_on and _stands_still(expected, seen) else None
+
+
 def where_used(drill: Drill, rank: int, step: int, rates: tuple[str, ...]) -> str:
     """The steps of the reference with these rates: those up to `step`, if they only stayed what they were, or the first."""
     having = {each for each, record in drill.reference_lineage.of(rank).items() if record.lr == rates}

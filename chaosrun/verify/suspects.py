@@ -37,7 +37,8 @@ def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
     """With what the undisturbed training changed and nobody saves, where all else was restored."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     right = attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
-    if right and drill.outside and reason.code in QUANTITIES and reason.because in _RIGHT:
+    ordered = reason.code == "data_order_not_restored" and reason.because is None
+    if right and drill.outside and (ordered or (reason.code in QUANTITIES and reason.because in _RIGHT)):
         return replace(found, reason=reason.explained("outside", what=drill.outside))
     return found
 

@@ -36,6 +36,41 @@ def test_what_nobody_saves_is_named_where_all_else_was_restored(tmp_path: Path) 
     assert "no checkpoint holds: second (RMSprop over 2 parameters)" in divergence.hint
 
 
+def test_what_nobody_saves_is_named_where_the_order_of_the_data_may_follow_it(tmp_path: Path) -> None:
+    """A sampler that draws by weights which the loop changes."""
+    run = write_run(tmp_path)
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", put(ids=[[900, 901], [902, 903]]), step=7))
+    assert "use a seedable sampler" in diverging(run).hint
+    edit_trace(run, "reference", 1, 0, only("end", put(outside=["weights (Tensor)"])))
+    divergence = diverging(run)
+    assert (divergence.code, divergence.reason.because) == ("data_order_not_restored", "outside")
+    assert "the training changes weights (Tensor) (pass what holds it to run.register" in divergence.hint
+
+
+@pytest.mark.parametrize("left_out_by", ["chaos", "reference"])
+@pytest.mark.parametrize(("none", "code"), [({"loss": []}, "forward_pass"), ({}, "gradient")])
+def test_a_step_that_one_leg_left_out_is_told(run: RunLayout, left_out_by: str, none: dict[str, Any], code: str) -> None:
+    left_out = only("step", put(lr=[], grad="", grads="", **none), step=6)
+    for leg, attempt in {"chaos": [("chaos", 2)], "reference": [("reference", 1), ("chaos", 1)]}[left_out_by]:
+        for rank in range(3):
+            edit_trace(run, leg, attempt, rank, left_out)
+    divergence = diverging(run)
+    assert (divergence.code, divergence.reason.because) == (code, "left_out")
+    made = "was left out here, and made undisturbed" if left_out_by == "chaos" else "was made here, and left out undisturbed"
+    assert f"the step {made}" in divergence.hint
+
+
+def test_rates_that_stand_still_after_a_right_restore_are_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    kept = next(line["lr"] for line in read_lines(run.leg("reference").attempt(1).trace(0)) if line.get("step") == 4)
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", put(lr=kept)))
+    divergence = diverging(run)
+    assert (divergence.code, divergence.reason.because) == ("learning_rate", "still")
+    assert "took from optimizer.param_groups before the restore" in divergence.hint
+
+
 @pytest.mark.parametrize(
     ("bugs", "step", "kind", "cause", "hint"),
     [
