@@ -12,13 +12,8 @@ from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
-<<<<<<< HEAD
 from chaosrun.verify.ledger import displacement, fetched_alike, fetched_alike_later, other_count, other_size
-from chaosrun.verify.rates import of_schedule, where_used
-=======
-from chaosrun.verify.ledger import displacement, fetched_alike, other_count, other_size
 from chaosrun.verify.rates import of_schedule, stays, where_used
->>>>>>> 5ff152d (verify: say more of turns, left-out steps, standing rates and orders that follow state)
 from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
 from chaosrun.verify.restored import (
     COMPONENTS,
