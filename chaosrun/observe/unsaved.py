@@ -9,6 +9,7 @@ before it reads them, and parts of modules and saved objects that did not exist,
 import contextlib
 import functools
 import math
+import random
 import sys
 import types
 from collections import deque
@@ -26,13 +27,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from chaosrun.observe.contents import Components, address_of
 from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.loop_variables import loop_variables
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_ITEMS, MOST_VALUES, PLAIN, children, text_of
 from chaosrun.observe.state import ObservedState
 
 SAMPLED = 1 << 16
 """So many elements of a tensor are compared to see whether it has changed."""
 NOT_REGISTERED = ""
 DISPATCH = "__torch_dispatch__"
+STREAMS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 Memory = torch.Tensor | numpy.ndarray
 Digests = dict[Any, tuple[tuple[int, ...], str]]
 """Shape and bytes, by name."""
@@ -61,12 +63,15 @@ class Outside:
         self._names: dict[int, str] = {}
         self._left: list[_Group] = []
         self._before = {group.path: _digests(group.memory.items()) for group in self._reachable()}
+        self._values = self._plain()
+        self._values_left: dict[str, str] = {}
 
     def left(self) -> None:
         """The script leaves its loop: keep its variables, which go when the function returns. Nothing is read from a device:
         if an error is the reason, that might wait for other ranks for ever."""
         with contextlib.suppress(Exception):
             self._left = self._reachable()
+            self._values_left = self._plain()
 
     def found(self, components: Components) -> list[str]:
         """What was changed and is not saved, in words. `components`: what is saved; all ranks have to ask for it together, as a
@@ -91,8 +96,23 @@ class Outside:
             # A registered object with an empty state_dict saves nothing.
             counts = was_there or group.owner is None or state == {}
             if counts and not handed_out and any(before.get(name) != digest for name, digest in now.items()):
-                changed.append(f"{group.path} ({_told(group.kind, len(own))})")
-        return [*self._loose_optimizers(), *changed]
+                generator = _generator_of(group.path)
+                changed.append(f"{generator or group.path} ({'generator' if generator else _told(group.kind, len(own))})")
+        return list(dict.fromkeys([*self._loose_optimizers(), *changed]))
+
+    def values(self) -> list[str]:
+        """Paths of plain values (numbers, texts, lists of them, generators) that were there before the first batch, that nobody
+        saves, and that the training changed."""
+        now = self._values_left or self._plain()
+        changed = (path for path, text in now.items() if self._values.get(path, text) != text)
+        shown = ((_generator_of(path), path) for path in changed)
+        return list(dict.fromkeys(f"{generator} (generator)" if generator else path for generator, path in shown))
+
+    def _plain(self) -> dict[str, str]:
+        saved = {id(each) for each in [self._state, *self._state.prepared(), *self._state.optimizers()]}
+        # Names with a space are of prepared objects, which are no variables.
+        named = ((name, value) for name, value in self._state.variables().items() if " " not in name)
+        return _values({name: value for name, value in named if name not in (self._loop or ())}, saved)
 
     def _reachable(self) -> list[_Group]:
         """Groups that may be state."""
@@ -118,6 +138,12 @@ class Outside:
                 parameters = sum(len(group["params"]) for group in optimizer.param_groups)
                 kind = f"{type(optimizer).__name__} over {parameters} parameters, which is not prepared"
                 yield f"{self._names[key]} ({kind})" if key in self._names else f"an optimizer ({kind})"
+
+
+def _generator_of(path: str) -> str:
+    """The generator inside of which this is; empty if it is in none."""
+    head, found, _ = path.removesuffix("/line").partition("/inside")
+    return head if found or path.endswith("/line") else ""
 
 
 def _told(kind: type, number: int) -> str:
@@ -150,6 +176,30 @@ def _groups(roots: Mapping[str, object], owners: Mapping[int, str]) -> Iterator[
         met |= {id(value), *map(id, memory.values())}
         below = NOT_REGISTERED if owner is None and issubclass(kind, torch.nn.Module) else owner
         waiting.extend((f"{path}/{name}", child, below) for name, child in held)
+
+
+def _values(roots: Mapping[str, object], saved: Collection[int]) -> dict[str, str]:
+    """Texts of plain values, lists of them and generators by path, nearest first. `saved`: ids of objects to pass over."""
+    found: dict[str, str] = {}
+    met = set(saved)
+    waiting: deque[tuple[str, Any]] = deque(roots.items())
+    while waiting and len(found) + len(met) < MOST_VALUES:
+        path, value = waiting.popleft()
+        kind = type(value)
+        if kind in PLAIN or kind in STREAMS or _holds_plain_values(value):
+            found[path] = text_of(value) or ""
+        elif id(value) not in met and not issubclass(kind, Memory | Optimizer) and (kind is type or not _is_passed_over(kind)):
+            met.add(id(value))
+            with contextlib.suppress(
+                Exception
+            ):  # an object of the script may raise anything, which must not reach the training
+                waiting.extend((f"{path}/{name}", child) for name, child in islice(children(value), MOST_CHILDREN))
+    return found
+
+
+def _holds_plain_values(value: Any) -> bool:
+    of_many = type(value) in (list, tuple, deque, set, frozenset) and 0 < len(value) <= MOST_ITEMS
+    return of_many and all(type(each) in PLAIN for each in value)
 
 
 def _parts(value: Any) -> tuple[dict[str, Memory], list[tuple[str, Any]]]:

@@ -280,6 +280,8 @@ class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
     """The final one."""
     outside: tuple[str, ...] = ()
     """What the training changed and nobody saves; of rank 0 of an undisturbed leg."""
+    values: tuple[str, ...] = ()
+    """Likewise, plain values of the script's, by path: some are state, others only told to people (means of losses, counts)."""
 
 
 Line = (

@@ -262,6 +262,25 @@ _STEPS: Mapping[str, Row] = {
         )
         for code in ("forward_pass", "gradient")
     },
+    **{
+        f"{code}.values": detail(
+            hint=f"everything was restored as it was saved, but the {quantity} differs: something that no checkpoint holds "
+            f"takes part; of what the script keeps, the training changes {{what:6}} ({{named}}){more}",
+            hazard="O8",
+        )
+        for code, quantity, more in (
+            ("forward_pass", "loss", "; or the model is in another mode, or was changed after the restore"),
+            ("gradient", "gradient", "; or gradients accumulated before the checkpoint were lost"),
+            ("optimizer_update", "update", "; or a weight was changed after the restore"),
+        )
+    },
+    "forward_pass.drew_beside": detail(
+        hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
+        "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
+        "another mode (model.train() was not called), or something that no checkpoint holds takes part; of what the script "
+        "keeps, the training changes {what:6} ({named})",
+        hazard="O8",
+    ),
     "learning_rate.still": detail(
         hint="the learning rate stays what it was when the restart began, where it goes on changing undisturbed: it is set in "
         "a dict that the script took from optimizer.param_groups before the restore, which puts others in their place (take it "

@@ -37,9 +37,15 @@ def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
     """With what the undisturbed training changed and nobody saves, where all else was restored."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     right = attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
-    ordered = reason.code == "data_order_not_restored" and reason.because is None
-    if right and drill.outside and (ordered or (reason.code in QUANTITIES and reason.because in _RIGHT)):
-        return replace(found, reason=reason.explained("outside", what=drill.outside))
+    what = [*dict.fromkeys([*drill.outside, *drill.values_outside])]
+    if not right or not what:
+        return found
+    if reason.code == "data_order_not_restored" and reason.because is None:
+        return replace(found, reason=reason.explained("outside", what=what))
+    if reason.code in QUANTITIES and reason.because in _RIGHT:
+        return replace(found, reason=reason.explained("outside" if drill.outside else "values", what=what))
+    if reason.because == "drew_before":
+        return replace(found, reason=reason.explained("drew_beside", what=what))
     return found
 
 

@@ -103,6 +103,31 @@ def test_what_changes_and_is_kept_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+class Scaler:
+    steps = 0
+
+    def __init__(self) -> None:
+        self.scale, self.unit = 8.0, "loss"
+
+
+def test_plain_values_that_change_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(9)
+
+    scaler, saved, generator, cycle = Scaler(), Scaler(), torch.Generator(), numbers()
+    training = Training(
+        scaler=scaler, saved=saved, good=0, kinds=Scaler, losses=[], norms=[1.0], noise=generator, more=cycle, loss=0.5
+    )
+    training.registered["saved"] = saved
+    watch = watched(training, {"loss"}, monkeypatch)
+    scaler.scale = saved.scale = 12.0
+    monkeypatch.setattr(Scaler, "steps", 5)
+    torch.rand(1, generator=generator)
+    next(cycle)
+    training.names |= {"good": 5, "losses": [0.5], "norms": [2.0], "loss": 0.25, "late": 1}
+    assert sorted(watch.values()) == ["good", "kinds/steps", "more (generator)", "noise", "norms", "scaler/scale"]
+
+
 def test_what_is_saved_made_anew_or_left_alone_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     ema, teacher = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     training = Training(ema=ema, teacher=teacher, data=torch.ones(4), x=None, batch=None, loss=None, losses=[])

@@ -36,6 +36,17 @@ def test_what_nobody_saves_is_named_where_all_else_was_restored(tmp_path: Path) 
     assert "no checkpoint holds: second (RMSprop over 2 parameters)" in divergence.hint
 
 
+@pytest.mark.parametrize(("outside", "because"), [([], "values"), (["weights (Tensor)"], "outside")])
+def test_so_are_plain_values(tmp_path: Path, outside: list[str], because: str) -> None:
+    run = write_run(tmp_path)
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", put(param="f" * 16), step=5))
+    edit_trace(run, "reference", 1, 0, only("end", put(outside=outside, values=["scale", "good"])))
+    divergence = diverging(run)
+    assert (divergence.code, divergence.reason.because) == ("optimizer_update", because)
+    assert ", ".join([*outside, "scale", "good"]) in divergence.hint
+
+
 def test_what_nobody_saves_is_named_where_the_order_of_the_data_may_follow_it(tmp_path: Path) -> None:
     """A sampler that draws by weights which the loop changes."""
     run = write_run(tmp_path)
