@@ -265,7 +265,7 @@ _STEPS: Mapping[str, Row] = {
     **{
         f"{code}.values": detail(
             hint=f"everything was restored as it was saved, but the {quantity} differs: something that no checkpoint holds "
-            f"takes part; of what the script keeps, the training changes {{what:6}} ({{named}}){more}",
+            f"takes part, perhaps of what the training changes: {{what:6}} ({{named}}){more}",
             hazard="O8",
         )
         for code, quantity, more in (
@@ -277,8 +277,8 @@ _STEPS: Mapping[str, Row] = {
     "forward_pass.drew_beside": detail(
         hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
         "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
-        "another mode (model.train() was not called), or something that no checkpoint holds takes part; of what the script "
-        "keeps, the training changes {what:6} ({named})",
+        "another mode (model.train() was not called), or something that no checkpoint holds takes part, perhaps of what the "
+        "training changes: {what:6} ({named})",
         hazard="O8",
     ),
     "learning_rate.still": detail(
