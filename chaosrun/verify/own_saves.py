@@ -32,47 +32,63 @@ class Saved:
 
 def saves(leg: LegHistory) -> Iterator[Saved]:
     """The checkpoints that the attempts of this leg completed, in the order of time."""
-    for attempt in leg.attempts:
-        for step, own in _written(attempt):
-            if _is_complete(own) and _went_on(attempt, own):
-                every = [saved for _, saved in own]
-                written = [saved for saved in every if saved.how in WRITERS]
-                renames = [saved for saved in every if saved.how == "rename"]
-                finals = [PurePath(named_since(saved, renames)) for saved in written]
-                bringing = [each for each in renames if any(final.is_relative_to(each.path) for final in finals)]
-                path = str(finals[0])
-                # If the folder was renamed as a whole, the folder is the checkpoint.
-                path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
-                kinds, needed = kinds_of(every), kinds_of([*written, *bringing])
-                behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
-                yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed, behind_s=behind_s)
+    for attempt, step, own in _written(leg):
+        if _is_complete(own) and _went_on(attempt, own):
+            every = [saved for _, saved in own]
+            written = [saved for saved in every if saved.how in WRITERS]
+            renames = [saved for saved in every if saved.how == "rename"]
+            finals = [PurePath(named_since(saved, renames)) for saved in written]
+            bringing = [each for each in renames if any(final.is_relative_to(each.path) for final in finals)]
+            path = str(finals[0])
+            # If the folder was renamed as a whole, the folder is the checkpoint.
+            path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
+            kinds, needed = kinds_of(every), kinds_of([*written, *bringing])
+            behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
+            yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed, behind_s=behind_s)
 
 
 def kinds_of(saved: Iterable[SaveRecord]) -> frozenset[str]:
-    return frozenset("".join(each for each in record.path if not each.isdigit()) for record in saved)
+    return frozenset(_unnumbered(record.path) for record in saved)
 
 
-def _written(attempt: Attempt) -> list[tuple[int, list[tuple[int, SaveRecord]]]]:
-    """By step, what each rank wrote and renamed. What another thread writes comes later than the step that it is of: it belongs
-    to the training's own newest save into the same folder, if there is one."""
-    every = [(rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves]
-    begun: dict[str, set[int]] = {}
-    for _, saved in every:
-        if saved.how in WRITERS and not saved.aside:
-            begun.setdefault(str(PurePath(saved.path).parent), set()).add(saved.step)
-    by_step: dict[int, list[tuple[int, SaveRecord]]] = {}
-    for rank, saved in every:
-        steps = begun.get(saved.before, set()) | begun.get(str(PurePath(saved.path).parent), set()) if saved.aside else set()
-        step = max((step for step in steps if step <= saved.step), default=saved.step)
-        own = by_step.setdefault(step, [])
-        if saved.how != REMOVED:
-            own.append((rank, changed(saved, step=step)))
-    return sorted(by_step.items())
+def _written(leg: LegHistory) -> Iterator[tuple[Attempt, int, list[tuple[int, SaveRecord]]]]:
+    """By attempt and step, what each rank wrote and renamed. What another thread writes comes later than the step it is of:
+    where each checkpoint has a folder, it belongs to the training's own newest save into that."""
+    folders = _numbered_folders(leg)
+    for attempt in leg.attempts:
+        every = [(rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves]
+        begun: dict[str, set[int]] = {}
+        for _, saved in every:
+            if saved.how in WRITERS and not saved.aside and (folder := _folder(saved)) in folders:
+                begun.setdefault(folder, set()).add(saved.step)
+        by_step: dict[int, list[tuple[int, SaveRecord]]] = {}
+        for rank, saved in every:
+            steps = begun.get(saved.before, set()) | begun.get(_folder(saved), set()) if saved.aside else set()
+            step = max((step for step in steps if step <= saved.step), default=saved.step)
+            own = by_step.setdefault(step, [])
+            if saved.how != REMOVED:
+                own.append((rank, changed(saved, step=step)))
+        yield from ((attempt, step, own) for step, own in sorted(by_step.items()))
+
+
+def _folder(saved: SaveRecord) -> str:
+    return str(PurePath(saved.path).parent)
+
+
+def _numbered_folders(leg: LegHistory) -> set[str]:
+    """Folders into which files were saved and of which there are others alike: one for each checkpoint."""
+    saved = {_folder(each) for attempt in leg.attempts for trace in attempt.traces.values() for each in trace.saves}
+    alike = Counter(map(_unnumbered, saved))
+    return {folder for folder in saved if alike[_unnumbered(folder)] > 1}
+
+
+def _unnumbered(path: str) -> str:
+    return "".join(each for each in path if not each.isdigit())
 
 
 def cut_short(leg: LegHistory) -> bool:
     """Whether an attempt was seen to end inside a save of the script's."""
-    written = (own for attempt in leg.attempts for _, own in _written(attempt))
+    written = (own for *_, own in _written(leg))
     return any(not _is_complete(own) for own in written if any(saved.how in WRITERS for _, saved in own))
 
 

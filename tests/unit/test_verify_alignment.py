@@ -256,6 +256,42 @@ def test_a_save_beside_the_training_is_there_once_the_script_has_named_it(tmp_pa
     assert verdict.code == code, verdict.cause
 
 
+ATTEMPTS = (("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3))
+
+
+@pytest.mark.parametrize(("whole", "code"), [(True, "checkpoint_passed_over"), (False, "exact")])
+def test_what_another_thread_writes_belongs_to_the_save_of_its_folder(tmp_path: Path, whole: bool, code: str) -> None:
+    """The model is saved at once, the optimizer's state beside the training: without it, it is no whole checkpoint."""
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    for leg, attempt in ATTEMPTS:
+
+        def later(line: dict[str, Any], killed: bool = (leg, attempt) == ("chaos", 2)) -> dict[str, Any] | None:
+            if "optimizer" not in line["path"]:
+                return line
+            return None if killed and not whole else {**line, "step": line["step"] + 1, "aside": True}
+
+        edit_trace(run, leg, attempt, 0, only("save", later))
+    verdict = judge(run)
+    assert verdict.code == code, verdict.cause
+
+
+def test_a_file_that_is_saved_once_in_a_folder_of_all_takes_no_checkpoints_in(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    for leg, attempt in ATTEMPTS:
+        trace, lines = run.leg(leg).attempt(attempt).trace(0), list[dict[str, Any]]()
+        for line in read_lines(trace):
+            if line["kind"] == "save":
+                folder, name = line["path"].split("/")
+                line |= {"path": f"all/{name}-{folder}", "aside": True}
+            lines.append(line)
+            if line["kind"] == "step" and line["step"] == 1:
+                once = {"kind": "save", "path": "all/settings.pt", "how": "torch.save", "step": 1, "time_s": line["time_s"]}
+                lines += [{**once, "done": False}, {**once, "done": True}]
+        write_lines(trace, lines)
+    verdict = judge(run)
+    assert verdict.code == "checkpoint_passed_over", verdict.cause
+
+
 def test_shards_are_no_replicas(tmp_path: Path) -> None:
     run = write_script_run(tmp_path)
     attempts = [("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3)]
