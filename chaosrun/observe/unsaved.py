@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from chaosrun.observe.contents import Components, address_of
 from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.loop_variables import loop_variables
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_ITEMS, MOST_VALUES, PLAIN, children, text_of
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, text_of
 from chaosrun.observe.state import ObservedState
 
 SAMPLED = 1 << 16
@@ -198,7 +198,7 @@ def _values(roots: Mapping[str, object], saved: Collection[int]) -> dict[str, st
 
 
 def _holds_plain_values(value: Any) -> bool:
-    of_many = type(value) in (list, tuple, deque, set, frozenset) and 0 < len(value) <= MOST_ITEMS
+    of_many = type(value) in (list, tuple, deque, set, frozenset) and 0 < len(value) <= MOST_CHILDREN
     return of_many and all(type(each) in PLAIN for each in value)
 
 
