@@ -49,6 +49,9 @@ class ObservedState:
         """Empty: every checkpoint holds digests of it."""
         return ""
 
+    def optimizer_digests(self) -> dict[str, str]:
+        return {}
+
     def optimizer_settings(self) -> str:
         return settings_of(self.optimizers())
 

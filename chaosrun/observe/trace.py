@@ -58,6 +58,10 @@ class State(Protocol):
         """A digest of the optimizers' state; "" if chaosrun's own checkpoints hold it."""
         ...
 
+    def optimizer_digests(self) -> Mapping[str, str]:
+        """Of each by its name; empty unless there are several, and if chaosrun's own checkpoints hold it."""
+        ...
+
     def optimizer_settings(self) -> str:
         """A digest of the optimizers' settings without learning rates."""
         ...
@@ -350,6 +354,7 @@ class Observer:
                 checkpoint=checkpoint,
                 outside=tuple(self._outside.found(components)) if self._outside else (),
                 values=tuple(self._outside.values()) if self._outside else (),
+                optimizers=self._state.optimizer_digests(),
             )
         )
 

@@ -282,6 +282,8 @@ class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
     """What the training changed and nobody saves; of rank 0 of an undisturbed leg."""
     values: tuple[str, ...] = ()
     """Likewise, plain values of the script's, by path: some are state, others only told to people (means of losses, counts)."""
+    optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
+    """Digests of the state of each, where a script resumes by itself and has several."""
 
 
 Line = (

@@ -230,6 +230,16 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
             return
 
 
+def optimizers_left_behind(drill: Drill) -> Iterator[str]:
+    """Optimizers of which a script has lost the state, where none of them makes a step any more."""
+    for (number, _), names in sorted(drill.retired.items())[:1]:
+        yield (
+            f"the state of {listed(names)} was not restored (attempt {number}), and no step followed from it: the undisturbed "
+            f"run makes none with {'it' if len(names) == 1 else 'them'} after step {drill.chaos.attempt(number).resume_step} "
+            "(save and load it, too, if it is ever to step again; else let go of it when its phase is over)"
+        )
+
+
 def schedule_behind(drill: Drill) -> Iterator[str]:
     """Of a run without a reference: the optimizer keeps the rate itself, so that a lost count shows only at the next change."""
     for attempt in [] if drill.reference.attempts else drill.chaos.attempts:
@@ -358,6 +368,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     saves_not_struck,
     nothing_saved_since,
     streams_not_restored,
+    optimizers_left_behind,
     schedule_behind,
     damaged_by_nobody,
     ranks_apart,

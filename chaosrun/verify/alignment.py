@@ -95,17 +95,19 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
 def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -> set[str]:
     """Quantities that a rank's first step shows to be the reference's, although the rank seemed to begin with others: the
     script passed other data through its model first and dropped the gradients, or it replaces its optimizer (each epoch, say),
-    after which the optimizer's state and the weights are the reference's; or it sets learning rates after a forward pass."""
+    after which the optimizer's state and the weights are the reference's; or it sets learning rates after a forward pass. And
+    the optimizer, if only the state of such is not the reference's as make no step any more."""
     own, other = attempt.traces[rank].steps.get(step), _done_before(drill, attempt, rank, step)
+    idle = {"optimizer"} if (attempt.number, rank) in drill.retired else set[str]()
     if own is None or other is None:
-        return set()
+        return idle
     shown = {name for name, right in (("data", same_batches(other, own)), ("rates", own.lr and own.lr == other.lr)) if right}
     following = _done_before(drill, attempt, rank, step + 1), attempt.traces[rank].steps.get(step + 1)
     if comes_to_the_same(other, own, *following):
         shown |= {"data", "rng"}
     if own.state and (own.state, own.param, own.lr, own.settings) == (other.state, other.param, other.lr, other.settings):
         shown |= {"optimizer"}
-    return shown
+    return shown | idle
 
 
 def _done_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> StepRecord | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.began import digest_of, saved_in
+from chaosrun.records.codec import changed
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile
 from chaosrun.records.traces import BucketsRecord, RankTrace, StartRecord, StepRecord
@@ -16,6 +17,7 @@ from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import (
     ENVELOPES,
+    EXACT,
     FIELDS,
     Field,
     Mismatch,
@@ -27,6 +29,7 @@ from chaosrun.verify.compare import (
     undecided,
 )
 from chaosrun.verify.lineage import Lineage, lineage
+from chaosrun.verify.retired import Retired, retired
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]
 
@@ -97,6 +100,8 @@ class Drill:
     """When the run ended its verdict found both legs' final checkpoints as they have to be."""
     began: int = 0
     """The step that the chaos leg began at, with the reference's checkpoint; see `unproven`."""
+    retired: Retired = field(default_factory=dict)
+    """Optimizers whose lost state does not count."""
 
     @classmethod
     def of(
@@ -113,6 +118,7 @@ class Drill:
         """`recorded`: what a leg without a reference is compared with; `looked_at`: attempts that are compared, None: all."""
         expected, began = recorded or lineage(reference), 0 if recorded else _began_at(reference, chaos, spec)
         seen = lineage(chaos, expected, began)
+        idle = retired(reference, chaos, expected) if spec.by == "script" and exact_weights(spec.verify) else {}
         return cls(
             reference=reference,
             chaos=chaos,
@@ -122,8 +128,9 @@ class Drill:
             plan=plan,
             confirming=confirming,
             in_both=sum(expected.common(span) for rank in range(spec.workers) for span in seen.of(rank).spans),
-            apart=_apart(expected, chaos.attempts if looked_at is None else looked_at),
+            apart=_apart(expected, chaos.attempts if looked_at is None else looked_at, idle),
             began=began,
+            retired=idle,
         )
 
     @property
@@ -158,7 +165,7 @@ class Drill:
             if (record := trace.steps.get(step))
         )
         pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
-        return not any(expected and compare(field, expected, seen, self.chaos) for expected, seen in pairs for field in numbers)
+        return not any(expected and self.mismatch(expected, seen, numbers, exact=True) for expected, seen in pairs)
 
     @cached_property
     def given(self) -> int:
@@ -212,9 +219,13 @@ class Drill:
         """The fields of a step that can be compared and that count."""
         return tuple(field for field in compared_fields(self.spec) if field != "rng" or self.streams_count)
 
-    def mismatch(self, expected: StepRecord, seen: StepRecord, fields: Iterable[Field]) -> Mismatch | None:
-        """The first of these fields in which a record of the chaos leg is not what it should be."""
-        found = (compare(field, expected, seen, self.chaos, self.losses_of(seen)) for field in fields)
+    def mismatch(
+        self, expected: StepRecord, seen: StepRecord, fields: Iterable[Field], *, exact: bool = False
+    ) -> Mismatch | None:
+        """The first of these fields in which a record of the chaos leg is not what it should be; `exact`: in no bit."""
+        aside = {"state"} if (seen.attempt, seen.rank) in self.retired else set[str]()
+        losses = EXACT if exact else self.losses_of(seen)
+        found = (compare(field, expected, seen, self.chaos, losses) for field in fields if field not in aside)
         return next(filter(None, found), None)
 
     def losses_of(self, record: StepRecord) -> Tolerance:
@@ -231,15 +242,18 @@ class Drill:
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", second))
 
 
-def _apart(expected: Lineage, attempts: Sequence[Attempt]) -> dict[tuple[int, int], set[int]]:
+def _apart(expected: Lineage, attempts: Sequence[Attempt], idle: Retired) -> dict[tuple[int, int], set[int]]:
     """By attempt and rank, the steps whose records differ: only these have to be compared field by field. Blocks of equal
-    digests are not opened."""
+    digests are not opened. Where some optimizers are `idle`, their state is left out."""
     found: dict[tuple[int, int], set[int]] = {}
     for attempt in attempts:
         for rank, trace in attempt.traces.items():
             rest = attempt.start_of(rank) + 1 if attempt.by == "script" else None
             for span in trace.spans:
-                pairs = (pair for pair in expected.unlike(span) if not alike(*pair))
+                unlike = expected.unlike(span)
+                if (attempt.number, rank) in idle:
+                    unlike = ((known, changed(seen, state=known.state)) for known, seen in unlike)
+                pairs = (pair for pair in unlike if not alike(*pair))
                 steps = (seen for _, seen in pairs if not (seen.step == rest and _excused(expected, trace, seen)))
                 found.setdefault((attempt.number, rank), set()).update(seen.step for seen in steps)
     return found

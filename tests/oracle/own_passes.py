@@ -12,6 +12,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 way = sys.argv[1]
+in_phases = way.startswith("in-phases")
+"""The head alone, from the ninth step on all; a restart brings back the optimizer alone that is in use."""
 PER_EPOCH = 5
 path = Path(os.environ["CHAOSRUN_OUTPUT"]) / "last.pt"
 dist.init_process_group("gloo")
@@ -29,13 +31,25 @@ if way == "full-batch":
 turns: list[Any] = [optimizer]
 if way == "by-turns":
     turns = [torch.optim.AdamW(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[3].parameters(), lr=1e-2, momentum=0.9)]
+if in_phases:
+    turns = [torch.optim.AdamW(model[3].parameters(), lr=1e-2), optimizer]
+
+
+def turn_of(step: int) -> int:
+    """Which of them makes a step."""
+    if in_phases:
+        return 0 if step < 8 or (way == "in-phases-and-back" and step >= 12) else 1
+    return step % len(turns)
+
+
 step = began = 0
 if path.exists():
     state = torch.load(path)
     model.load_state_dict(state["model"])
-    for each, kept in zip(turns, state["optimizer"], strict=True):
-        each.load_state_dict(kept)
     step = state["step"]
+    used = turns if not in_phases else [turns[turn_of(step - 1)]]
+    for each, kept in zip(used, state["optimizer"][-len(used) :], strict=True):
+        each.load_state_dict(kept)
     began = step if way == "counts-anew" else 0
     if way != "measures-wrongly":
         torch.set_rng_state(state["rng"])
@@ -63,7 +77,7 @@ def update(inputs: torch.Tensor) -> None:
     if way in ("warms-by-hand", "counts-anew"):
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * min(1, (step - began + 1) / 4)
-    turns[step % len(turns)].step()
+    turns[turn_of(step)].step()
     if way == "by-turns":
         with torch.no_grad():
             for parameter in model.parameters():
@@ -100,7 +114,8 @@ while step < 3 * PER_EPOCH:
     if step % PER_EPOCH == 0:
         evaluate()
         if dist.get_rank() == 0:
-            whole = {"model": model.state_dict(), "optimizer": [each.state_dict() for each in turns]}
+            kept = turns if not in_phases or way == "in-phases-saved" else [turns[turn_of(step - 1)]]
+            whole = {"model": model.state_dict(), "optimizer": [each.state_dict() for each in kept]}
             torch.save({**whole, "step": step, "rng": torch.get_rng_state()}, path.with_suffix(".new"))
             path.with_suffix(".new").replace(path)
 dist.destroy_process_group()

@@ -261,6 +261,18 @@ def test_unusual_gradients_and_passes_come_back(drills: Drills, way: str) -> Non
 
 
 @pytest.mark.nightly
+def test_an_optimizer_whose_phase_is_over_may_be_lost_where_no_step_follows(drills: Drills) -> None:
+    verdict = drills.passes("in-phases")
+    assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
+    told = "the state of AdamW 2 of 2 was not restored (attempt 2), and no step followed from it"
+    assert any(told in warning for warning in verdict.warnings), verdict.warnings
+    for way in ("in-phases-and-back", "in-phases-saved"):
+        verdict = drills.passes(way)
+        assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "optimizer_state_not_restored", "yours"), way
+        assert "the optimizer AdamW 2 of 2 began otherwise" in (verdict.hint or ""), verdict.hint
+
+
+@pytest.mark.nightly
 def test_streams_that_a_pass_drew_from_before_a_save_are_missed_where_they_are_lost(drills: Drills) -> None:
     verdict = drills.passes("measures-wrongly")
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "rng_not_restored", "yours"), verdict.cause

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from legs import MICRO_BATCHES, Bugs, drop, edit_journal, edit_trace, only, put
+import torch
+from legs import MICRO_BATCHES, Bugs, Edit, drop, edit_journal, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.faults.fault import Fault
+from chaosrun.observe.contents import content_digest
+from chaosrun.observe.fingerprint import digests
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import corruption
 from chaosrun.verify.check import Check
@@ -148,6 +151,73 @@ def test_what_a_restart_builds_anew_is_told_beside_the_first(tmp_path: Path) -> 
     told = "weights of step 4, the optimizer of step 0, the data of step 3, learning rates of step 0, RNG of step 0"
     assert told in verdict.cause
     assert "wrong, too: the data of step 3, learning rates of step 0, RNG of step 0" in f"{verdict.hint}"
+
+
+HEAD, WHOLE = "AdamW 1 of 2", "AdamW 2 of 2"
+LOST, NEW, RIGHT, OTHER = ("1" * 16, "2" * 16, "3" * 16, "4" * 16)
+WHAT_THE_HEAD_KEEPS = torch.arange(4.0)
+
+
+def _loses_the_optimizer_of_a_phase_that_is_over(run: RunLayout) -> None:
+    """The optimizer of the whole net makes every step; a restart brings it back alone."""
+    keeps = {"0/weight/exp_avg": digests({"": WHAT_THE_HEAD_KEEPS})[""]}
+
+    def edit(leg: str, attempt: int, rank: int, *edits: Edit) -> None:
+        for each in (only("step", put(stepped=(WHOLE,))), *edits):
+            edit_trace(run, leg, attempt, rank, each)
+
+    def ending(head: str, more: dict[str, str]) -> Edit:
+        def end(line: dict[str, Any]) -> dict[str, Any]:
+            digests = {**line["digests"], "optimizer": {**line["digests"]["optimizer"], **more}}
+            return {**line, "digests": digests, "optimizers": {HEAD: head, WHOLE: RIGHT}}
+
+        return only("end", end)
+
+    def start(line: dict[str, Any]) -> dict[str, Any]:
+        found = {**line["found"], "step": None, "optimizer": []}
+        return {**line, "state": OTHER, "optimizers": {HEAD: NEW, WHOLE: RIGHT}, "found": found}
+
+    for rank in range(3):
+        edit("reference", 1, rank, ending(LOST, keeps))
+        edit("chaos", 1, rank)
+        edit("chaos", 2, rank, only("start", start), only("step", put(state=OTHER)), ending(NEW, {}))
+    edit_trace(run, "reference", 1, 0, only("save", put(optimizers={HEAD: LOST, WHOLE: RIGHT}), step=4))
+
+
+def test_state_of_an_optimizer_that_makes_no_step_any_more_is_a_warning(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    _loses_the_optimizer_of_a_phase_that_is_over(run)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
+    told = f"the state of {HEAD} was not restored (attempt 2), and no step followed from it"
+    assert [warning for warning in verdict.warnings if told in warning], verdict.warnings
+
+
+@pytest.mark.parametrize(
+    ("leg", "attempt", "edit"),
+    [
+        ("reference", 1, only("step", put(stepped=(HEAD,)), step=12)),
+        ("reference", 1, only("step", put(stepped=(HEAD, WHOLE)), step=5)),
+        ("chaos", 2, only("step", put(stepped=(HEAD,)), step=12)),
+        ("reference", 1, only("step", put(stepped=()), step=9)),
+        ("reference", 1, only("end", put(optimizers={HEAD: LOST, WHOLE: OTHER}))),
+        ("reference", 1, only("end", put(optimizers={}))),
+        ("chaos", 2, only("end", put(optimizers={WHOLE: RIGHT}))),
+        ("chaos", 2, only("end", put(optimizers={HEAD: OTHER, WHOLE: RIGHT}))),
+        ("chaos", 2, only("start", lambda line: {**line, "optimizers": {HEAD: NEW, WHOLE: OTHER}})),
+        ("chaos", 1, only("save", put(held={"head": content_digest(WHAT_THE_HEAD_KEEPS)}), step=4)),
+    ],
+    ids=["later", "at-once", "after-the-restart", "not-told", "other", "old-trace", "gone", "moves", "began", "was-saved"],
+)
+def test_state_of_an_optimizer_is_missed_unless_all_shows_that_it_does_not_count(
+    tmp_path: Path, leg: str, attempt: int, edit: Edit
+) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    _loses_the_optimizer_of_a_phase_that_is_over(run)
+    edit_trace(run, leg, attempt, 0, edit)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "optimizer_state_not_restored", "yours")
+    assert not any("no step followed from it" in warning for warning in verdict.warnings)
 
 
 def test_to_begin_again_although_a_checkpoint_was_there_is_a_cause_of_its_own(tmp_path: Path) -> None:
