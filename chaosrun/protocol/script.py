@@ -84,6 +84,8 @@ class ScriptTraining:
         self._incomplete = False
         self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
         """The last call in evaluation mode since the last step: some scripts train in it."""
+        self._first: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
+        """The last call of a restarted attempt before its first step: it may load or build an optimizer only after that."""
         self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
         self._saves = SavePoints(self._faults, self._order, context.leg)
         self._watch = SaveWatch(self._order.outputs, self._step_of_save, self._saves.begin, self._see_save)
@@ -118,13 +120,14 @@ class ScriptTraining:
             if self._steps is None and not hooks.optimizers():
                 return  # a pass that builds or measures something, before the training begins
             self._take(self._begun_by(module, [inputs, named]), inputs, named)
+            self._first = (module, inputs, named) if self._began_with is not None else None
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy or (self._steps is None and not hooks.optimizers()):
             return run()
         with self._undisturbed():
             self._go_on()
-            seen = self._evaluated
+            seen = self._evaluated or (self._first if self._has_loaded() else None)
             steps = self._begun_by(*((seen[0], [*seen[1:]]) if seen else (None, None)))
             if seen and not steps.observer.has_batch:
                 self._take(steps, *seen[1:])
@@ -296,8 +299,8 @@ class ScriptTraining:
         return steps
 
     def _finish_step(self, stepped: list[int]) -> None:
-        self._backwards, self._recorded, self._stepped, self._began_with, self._builds = 0, False, stepped, None, False
-        epoch = max(0, self._ledger.passes - 1)
+        self._backwards, self._recorded, self._stepped, self._began_with, self._first = 0, False, stepped, None, None
+        self._builds, epoch = False, max(0, self._ledger.passes - 1)
         self.position = Position(epoch=epoch, batches=self._batches, step=self.position.step + 1)
 
     def _is_whole(self) -> bool:

@@ -43,13 +43,18 @@ def turn_of(step: int) -> int:
 
 
 step = began = 0
+late: list[Any] = []
+"""What the optimizer gets once the first forward pass is made."""
 if path.exists():
     state = torch.load(path)
     model.load_state_dict(state["model"])
     step = state["step"]
     used = turns if not in_phases else [turns[turn_of(step - 1)]]
     for each, kept in zip(used, state["optimizer"][-len(used) :], strict=True):
-        each.load_state_dict(kept)
+        if way == "loads-late":
+            late.append(kept)
+        else:
+            each.load_state_dict(kept)
     began = step if way == "counts-anew" else 0
     if way != "measures-wrongly":
         torch.set_rng_state(state["rng"])
@@ -73,6 +78,8 @@ def update(inputs: torch.Tensor) -> None:
         loss = model(inputs).square().mean()
         for each in turns:
             each.zero_grad()
+        if late:
+            optimizer.load_state_dict(late.pop())
         loss.backward()
     if way in ("warms-by-hand", "counts-anew"):
         for group in optimizer.param_groups:

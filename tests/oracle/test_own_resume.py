@@ -138,7 +138,7 @@ WAYS = {
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
 PASSES_BY_DAY = ("given", "warms-by-hand")
-PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "measures", "full-batch", "by-turns", "given-by-turns")
+PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "measures", "full-batch", "by-turns", "given-by-turns", "loads-late")
 WAYS_BY_DAY = ("anew", "on-notice")
 UNUSUAL_AND_WRONG = {
     "assigns": ("weights_not_restored", "tensors that no model has any more"),
