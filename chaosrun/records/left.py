@@ -64,7 +64,8 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
             continue
         if held.entries:
             found[file.name] = held.entries
-        if beside := figures_beside_tensors(held.numbers):
+        beside = figures_beside_tensors(held.numbers) if len(numbers) < MOST_FILES_OF_FIGURES else {}
+        if beside:
             numbers[file.name] = beside
         if held.entries or beside:
             written[file.name] = file
