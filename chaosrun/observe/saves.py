@@ -53,8 +53,8 @@ class SaveWatch:
         self._found = found
         self._pid = os.getpid()
         self._told: set[tuple[int, str]] = set()
-        self._inside = 0
-        """Number of nested calls of writers that are running."""
+        self._inside: set[int] = set()
+        """Threads in which a writer runs: what it opens and renames is no change of its own."""
         self._opened: dict[str, _Opened] = {}
         """Opened since the last look, or not yet complete then. Other threads write here, too."""
         self._looks: Counter[str] = Counter()
@@ -68,9 +68,10 @@ class SaveWatch:
     def _write(self, target: Any, how: str, given: Any, write: Callable[[], Any]) -> Any:
         path = self._below(target)
         step = self._begin(path)
-        if path is None or step is None or self._inside:
+        thread = threading.get_ident()
+        if path is None or step is None or thread in self._inside:
             return write()
-        self._inside += 1
+        self._inside.add(thread)
         if how != "pickle":
             self._opened.pop(path, None)  # if it was opened before
         try:
@@ -79,7 +80,7 @@ class SaveWatch:
             self._tell(step, path, how, done=True)
             return result
         finally:
-            self._inside -= 1
+            self._inside.discard(thread)
 
     def look(self, holds_weights: Callable[[Path, bool], bool]) -> bool:
         """Tell of files that hold the weights and that no known writer has written (a buffer's bytes, a pickle, an archive of
@@ -89,7 +90,8 @@ class SaveWatch:
         Returns whether anything was told since the last look.
         """
         for path in list(self._opened):
-            opened = self._opened.pop(path)
+            if (opened := self._opened.pop(path, None)) is None:
+                continue  # another thread has renamed it meanwhile
             aside, kind = opened.writer is not threading.main_thread(), unnumbered(path)
             with suppress(OSError):  # gone or unreadable
                 if aside and opened.writer.is_alive() and (size := os.path.getsize(path)) != opened.size:
@@ -103,28 +105,30 @@ class SaveWatch:
         return news
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if (event != "open" and event not in _CHANGES) or threading.get_ident() in self._inside:
+            return
         if event == "open":
             target, _, flags = arguments
             if not isinstance(flags, int) or not flags & (os.O_CREAT | os.O_TRUNC) or flags & os.O_APPEND:
                 return
             path = self._below(target)
-            if (step := self._begin(path)) is not None and path is not None and not self._inside:
+            if (step := self._begin(path)) is not None and path is not None:
                 how = next((how for ending, how in _BY_ENDING.items() if path.endswith(ending)), "open")
                 self._tell_once(step, path, how, done=False)
                 if how == "open":
                     self._opened[path] = _Opened(step, threading.current_thread())
-        elif event in _CHANGES:
-            if event in ("os.remove", "shutil.rmtree"):
-                self._removed(self._below(arguments[0]))
-            paths = [self._below(each) for each in arguments[: 2 if event in _TWO_NAMES else 1]]
-            step = self._begin(next(filter(None, paths), None))
-            if event in _NAMES_ANEW and step is not None and (path := paths[-1]) is not None and not self._inside:
-                if opened := self._opened.pop(paths[0] or "", None):
-                    self._opened[path] = opened
-                self._tell_once(step, path, _NAMES_ANEW[event], done=True, before=paths[0] or "")
+            return
+        if event in ("os.remove", "shutil.rmtree"):
+            self._removed(self._below(arguments[0]))
+        paths = [self._below(each) for each in arguments[: 2 if event in _TWO_NAMES else 1]]
+        step = self._begin(next(filter(None, paths), None))
+        if event in _NAMES_ANEW and step is not None and (path := paths[-1]) is not None:
+            if opened := self._opened.pop(paths[0] or "", None):
+                self._opened[path] = opened
+            self._tell_once(step, path, _NAMES_ANEW[event], done=True, before=paths[0] or "")
 
     def _removed(self, path: str | None) -> None:
-        if path is not None and os.getpid() == self._pid and (step := self._step()) is not None and not self._inside:
+        if path is not None and os.getpid() == self._pid and (step := self._step()) is not None:
             self._tell(step, path, "remove", done=True)
 
     def _begin(self, path: str | None) -> int | None:

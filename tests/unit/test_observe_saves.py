@@ -99,6 +99,27 @@ def test_what_another_thread_wrote_is_told_by_names_and_sizes(
     assert [(save.how, save.path, save.done, save.aside) for save in found] == [("file", "5.pkl", True, True)] * told
 
 
+def test_a_save_of_another_thread_hides_none_of_this_one(tmp_path: Path) -> None:
+    found: list[SaveRecord] = []
+    watch = SaveWatch([str(tmp_path)], lambda: 5, lambda step: None, found.append)
+    inside, over = Event(), Event()
+
+    def write() -> None:
+        inside.set()
+        over.wait(60)
+
+    writer = Thread(target=lambda: watch._write(tmp_path / "large.pt", "torch.save", {}, write))
+    writer.start()
+    inside.wait(60)
+    watch._write(tmp_path / "small.pt", "torch.save", {}, lambda: watch._hear("open", (tmp_path / "small.pt", "w", 0o1101)))
+    watch._hear("os.rename", (tmp_path / "a", tmp_path / "b", -1, -1))
+    over.set()
+    writer.join()
+    told = [(save.path, save.how, save.done) for save in found]
+    assert told[0] == ("large.pt", "torch.save", False) and told[-1] == ("large.pt", "torch.save", True)
+    assert told[1:-1] == [("small.pt", "torch.save", False), ("small.pt", "torch.save", True), ("b", "rename", True)]
+
+
 def test_it_is_not_looked_into_each_file_of_a_name_for_ever(tmp_path: Path) -> None:
     watch = SaveWatch([str(tmp_path)], lambda: 5, lambda step: None, lambda record: None)
     looked: list[Path] = []
