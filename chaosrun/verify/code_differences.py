@@ -157,7 +157,7 @@ _DATA: Mapping[str, Row] = {
     "accumulation_window": Row(
         "accumulation window",
         script("a step took another number of micro-batches than before", likely=True),
-        "the step took {seen:micro-batch} instead of {expected}: the place within the window was not restored (save "
+        "the step took {seen} instead of {expected} micro-batches: the place within the window was not restored (save "
         "at the end of a window only), or the window's length changed",
         "G2",
     ),

@@ -25,8 +25,8 @@ class _Words(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if isinstance(value, list | tuple):
             return listed([str(each) for each in value], int(format_spec or len(value)))
-        if isinstance(value, int) and format_spec.replace("-", "").isalpha():
-            return count(value, format_spec, f"{format_spec}es" if "batch" in format_spec else None)
+        if isinstance(value, int) and format_spec.isalpha():
+            return count(value, format_spec, "batches" if format_spec == "batch" else None)
         return format(str(value) if value is None else value, format_spec)
 
 

@@ -128,7 +128,7 @@ EXPECTED: dict[str, Expected] = {
     "position-miscounted": Expected(cause="position not restored", kind="position", hint="went on at epoch 1 batch 5"),
     "position-step-off": Expected(cause="position not restored", kind="position", hint="went on from step 7 after restoring"),
     "position-epoch-off": Expected(cause="position not restored", kind="position", hint="went on at epoch 0 batch 4"),
-    "micro-step-off": data("accumulation window", "1 micro-batch instead of 2"),
+    "micro-step-off": data("accumulation window", "1 instead of 2 micro-batches"),
     "older-checkpoint": Expected(cause="another checkpoint restored", kind="position", hint="the state of step 3"),
     "older-state": Expected(cause="weights of another step", kind="weights", hint="after step 3", worker="model"),
     "mixed-checkpoint": Expected(
