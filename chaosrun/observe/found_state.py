@@ -271,6 +271,8 @@ def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def named_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.optim.Optimizer]:
     """Empty unless there are several. Named by class; those of the same class are numbered in their order."""
+    if len(optimizers) < 2:
+        return {}
     found: dict[str, list[torch.optim.Optimizer]] = {}
     for optimizer in optimizers:
         found.setdefault(type(optimizer).__qualname__, []).append(optimizer)
@@ -278,7 +280,6 @@ def named_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, t
         kind if len(alike) == 1 else f"{kind} {number} of {len(alike)}": optimizer
         for kind, alike in found.items()
         for number, optimizer in enumerate(alike, 1)
-        if len(optimizers) > 1
     }
 
 

@@ -11,7 +11,7 @@ from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord, Ste
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, same_batches
-from chaosrun.verify.own_saves import REMOVED, WRITERS, Saved, kinds_of, saves
+from chaosrun.verify.own_saves import REMOVED, WRITERS, Saved, saves, without_digits
 from chaosrun.verify.restored import lost_optimizers
 from chaosrun.wording import count, listed
 
@@ -247,7 +247,7 @@ def _by_kind(attempts: Iterable[Attempt]) -> Iterator[tuple[int, str, SaveRecord
     """What each rank wrote and renamed, with its path without digits."""
     for rank, trace in (ranked for attempt in attempts for ranked in attempt.traces.items()):
         for saved in trace.saves:
-            yield rank, "".join(kinds_of([saved])), saved
+            yield rank, without_digits(saved.path), saved
 
 
 def _repeated(drill: Drill) -> list[frozenset[str]]:

@@ -42,13 +42,13 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             path = str(finals[0])
             # If the folder was renamed as a whole, the folder is the checkpoint.
             path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
-            kinds, needed = kinds_of(every), kinds_of([*written, *bringing])
+            kinds, needed = _kinds(every), _kinds([*written, *bringing])
             behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
             yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed, behind_s=behind_s)
 
 
-def kinds_of(saved: Iterable[SaveRecord]) -> frozenset[str]:
-    return frozenset(_unnumbered(record.path) for record in saved)
+def _kinds(saved: Iterable[SaveRecord]) -> frozenset[str]:
+    return frozenset(without_digits(record.path) for record in saved)
 
 
 def _written(leg: LegHistory) -> Iterator[tuple[Attempt, int, list[tuple[int, SaveRecord]]]]:
@@ -67,7 +67,7 @@ def _written(leg: LegHistory) -> Iterator[tuple[Attempt, int, list[tuple[int, Sa
             step = max((step for step in steps if step <= saved.step), default=saved.step)
             own = by_step.setdefault(step, [])
             if saved.how != REMOVED:
-                own.append((rank, changed(saved, step=step)))
+                own.append((rank, saved if step == saved.step else changed(saved, step=step)))
         yield from ((attempt, step, own) for step, own in sorted(by_step.items()))
 
 
@@ -78,11 +78,11 @@ def _folder(saved: SaveRecord) -> str:
 def _numbered_folders(leg: LegHistory) -> set[str]:
     """Folders into which files were saved and of which there are others alike: one for each checkpoint."""
     saved = {_folder(each) for attempt in leg.attempts for trace in attempt.traces.values() for each in trace.saves}
-    alike = Counter(map(_unnumbered, saved))
-    return {folder for folder in saved if alike[_unnumbered(folder)] > 1}
+    alike = Counter(map(without_digits, saved))
+    return {folder for folder in saved if alike[without_digits(folder)] > 1}
 
 
-def _unnumbered(path: str) -> str:
+def without_digits(path: str) -> str:
     return "".join(each for each in path if not each.isdigit())
 
 

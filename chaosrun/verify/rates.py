@@ -25,8 +25,7 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
     the same for many steps fit several shifts, a single change fits some shift whenever it comes, and a new scheduler goes on
     from the rate that the optimizer kept.
     """
-    expected = {step: record.lr for step, record in drill.reference_lineage.of(rank).items() if record.lr}
-    seen = {step: record.lr for step, record in attempt.traces[rank].steps.items() if record.lr}
+    expected, seen = _rates(drill, attempt, rank)
     if first not in seen:
         return None
     start = attempt.start_of(rank)
@@ -51,9 +50,15 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
 
 def stays(drill: Drill, attempt: Attempt, rank: int) -> str | None:
     """A variant of a row: the rates of this attempt, which chaosrun restored, never change from what it began with."""
+    expected, seen = _rates(drill, attempt, rank)
+    return "still" if attempt.by == "chaosrun" and attempt.went_on and _stands_still(expected, seen) else None
+
+
+def _rates(drill: Drill, attempt: Attempt, rank: int) -> tuple[_Rates, _Rates]:
+    """By step, those of the undisturbed run and of this attempt, without skipped steps, which have none."""
     expected = {step: record.lr for step, record in drill.reference_lineage.of(rank).items() if record.lr}
     seen = {step: record.lr for step, record in attempt.traces[rank].steps.items() if record.lr}
-    return "still" if attempt.by == "chaosrun" and attempt.went_on and _stands_still(expected, seen) else None
+    return expected, seen
 
 
 def where_used(drill: Drill, rank: int, step: int, rates: tuple[str, ...]) -> str:
