@@ -132,6 +132,7 @@ def test_a_script_whose_arguments_are_wrong_says_so(warm_drills: WarmDrills, tmp
     assert verdict.hint == "its log says why it did; last: mine: error: unrecognized arguments: --epochs"
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_a_script_that_hangs_at_the_same_place_again_is_not_tried_a_third_time(warm_drills: WarmDrills, tmp_path: Path) -> None:
     job = write_job(tmp_path, "if step == 5: time.sleep(1000)", kills(9), "recovery: {max_restarts: 5, hang_timeout: 5s}")

@@ -69,6 +69,7 @@ def verdict_of(run: RunLayout) -> dict[str, Any]:
     return json.loads(run.verdict_json.read_bytes())
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_killed_from_outside_comes_back_and_is_judged(shell: Shell) -> None:
     """And while the job is being run, it is not run twice and takes no faults."""
     job = write_job(shell.folder, HELD, HOLD, "faults: {schedule: [{rank: 0, at_step: 2}]}")

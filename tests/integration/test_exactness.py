@@ -65,7 +65,7 @@ def assert_exact(drills: WarmDrills, text: str, workers: int, folder: Path) -> N
 
 CASES = [(name, workers) for workers in (1, 2, 3, 4) for name in ("bytelm", "digits")]
 FEW = [pytest.param(*case, marks=pytest.mark.nightly) if case != ("bytelm", 3) else case for case in CASES]
-"""Up to two workers hide what three show (hazard X5); oracle/test_random_plans has the others in every run."""
+"""Up to two workers hide what three show (hazard X5); the others are met by night, here and in oracle/test_random_plans."""
 
 
 @pytest.mark.ray

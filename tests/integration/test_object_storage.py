@@ -77,9 +77,8 @@ def expect_exact(result: Any, resumed: list[int]) -> None:
 @pytest.mark.parametrize(
     ("scheme", "copies"),
     [
-        # On a server is what counts where nothing else is left; damage of a local copy is met with any store.
-        ("s3", "lost"),
         ("file", "kept"),
+        pytest.param("s3", "lost", marks=pytest.mark.nightly),
         pytest.param("s3", "kept", marks=pytest.mark.nightly),
         pytest.param("file", "lost", marks=pytest.mark.nightly),
     ],

@@ -51,6 +51,7 @@ def test_the_default_plan(job: Path, tmp_path: Path, warm_drills: WarmDrills) ->
     assert (work / "out" / "last.pt").is_file() and (work / "train.py").is_symlink()
 
 
+@pytest.mark.nightly
 def test_ranks_of_a_command_leave_on_a_notice_as_they_like(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
     """With exit code 0, each in its own time. They use chaosrun before their processes are known to be ranks, too."""
     leaving_at_once(job)

@@ -84,6 +84,7 @@ def test_what_there_is_no_time_for_is_not_begun(local_ray: None, tmp_path: Path)
     assert [each.status for each in told] == ["LATE", "LATE"]
 
 
+@pytest.mark.nightly
 def test_a_node_that_changes_a_bit_after_a_restart_is_named(tmp_path: Path) -> None:
     facts, rows = driven(tmp_path, "bit_after_restore")
     sound, bad = facts["nodes"]

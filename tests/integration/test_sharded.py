@@ -22,7 +22,7 @@ ONE_KILL = "faults.schedule=[{rank: 0, at_step: 6}]"
 PART = re.compile(r"(?P<name>.*)\[(?P<part>.*)\]")
 WAYS = [
     ("fsdp", 2, 3),
-    ("tp", 2, 2),
+    pytest.param("tp", 2, 2, marks=pytest.mark.nightly),
     pytest.param("fsdp", 4, 6, marks=pytest.mark.nightly),
     pytest.param("hsdp", 4, 6, marks=pytest.mark.nightly),
     pytest.param("fsdp+tp", 4, 3, marks=pytest.mark.nightly),
@@ -50,6 +50,7 @@ def test_a_sharded_model_comes_back_exactly(
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_a_single_rank_that_makes_its_own_process_group_comes_back_exactly(warm_drills: WarmDrills, tmp_path: Path) -> None:
     drill = warm_drills(JOB, root=tmp_path, overrides=[*overrides(1, "--epochs", 1), ONE_KILL])
     assert drill.verdict.status == "PASS", drill.verdict.cause

@@ -181,6 +181,7 @@ class Held:
             raise failures[0]
 
 
+@pytest.mark.nightly
 def test_a_drill_is_struck_and_cancelled(local_ray: None, tmp_path: Path) -> None:
     suite = Held(tmp_path)
 

@@ -116,7 +116,7 @@ KEPT: dict[str, Expected] = {
     "stream-draws": of_keeper("data_order_not_restored", "the data of no step", stream=True),
 }
 """What a checkpoint has to hold beside weights, an optimizer and a schedule, and how it is chosen."""
-NIGHTLY = {*EXPECTED, *KEPT} - {"optimizer", "again", "average"}
+NIGHTLY = {*EXPECTED, *KEPT} - {"optimizer", "again"}
 
 
 WAYS = {
@@ -322,7 +322,8 @@ def test_what_a_script_leaves_and_restores_passes(drills: Drills) -> None:
     assert (verdict.status, verdict.code, verdict.confirmed) == ("PASS", "exact", 0), verdict.cause
 
 
-@pytest.mark.parametrize(("labels", "said"), [("hashed", "FAIL"), pytest.param("sorted", "PASS", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("labels", "said"), [("hashed", "FAIL"), ("sorted", "PASS")])
 def test_a_restart_hashes_texts_otherwise(drills: Drills, labels: str, said: str) -> None:
     verdict = drills.labelled(labels)
     assert (verdict.status, verdict.attempts[1].resumed_step) == (said, 10), verdict.cause

@@ -156,6 +156,7 @@ def test_a_reference_of_another_job_is_not_taken_for_this_one(warm_drills: WarmD
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_a_confirming_leg_that_reads_what_the_chaos_leg_left_replaces_no_reference(
     warm_drills: WarmDrills, tmp_path: Path
 ) -> None:

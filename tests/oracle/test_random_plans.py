@@ -24,9 +24,11 @@ pytestmark = pytest.mark.ray
 OF_FEW = 10
 """So many plans are of the first jobs, in turn."""
 IN_ALL = 300
-BY_DAY = (29, 82, 123, 172)
-"""The four that cost least and between them meet every moment, script, number of workers and number of loader workers, and
-one to four faults."""
+FOUR = (29, 82, 123, 172)
+"""Those that cost least and between them meet every moment, script, number of workers and number of loader workers, and one to
+four faults."""
+BY_DAY = (82, 123)
+"""The two of most faults. By day integration/test_exactness has every moment of a kill, too."""
 MOST_FAULTS = 6
 DRAWS = 1000
 """Tries to draw a plan that can be carried out."""
@@ -165,9 +167,10 @@ def test_a_random_plan_passes(warm_drills: WarmDrills, root: Path, number: int) 
     assert not any("unplanned" in attempt.ended_by for attempt in verdict.attempts), told
 
 
-def test_the_plans_in_make_test_meet_every_moment_and_every_kind_of_job() -> None:
+def test_four_plans_meet_every_moment_and_every_kind_of_job() -> None:
     """What is drawn is fixed, so this can be: each kind of moment, each kind of job, and restores in a row."""
-    plans = [drawn(number) for number in BY_DAY]
+    assert set(BY_DAY) < set(FOUR)
+    plans = [drawn(number) for number in FOUR]
     for kind in ("name", "workers", "loader_workers"):
         assert {getattr(job, kind) for job, _, _ in plans} == {getattr(job, kind) for job in MANY}
     assert {fault.phase for _, _, plan in plans for fault in plan.faults} == set(PHASES)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ray
 SCRIPT = Path(__file__).with_name("own_random.py")
 STEPS = 24
 IN_ALL = 60
-BY_DAY = (0, 1)
+BY_DAY = (0,)
 RIGHT = 0.5
 """The share of scripts of which nothing is lost."""
 NOT_WENT_ON = {"all": "began_again", "older": "checkpoint_passed_over"}
