@@ -100,6 +100,10 @@ class FoundState:
         tensors = self._first.tensors
         return [by_tensor[each] for each in tensors] if {*tensors} == {*by_tensor} else named
 
+    def modules(self) -> list[torch.nn.Module]:
+        """The outermost ones that hold `parameters`."""
+        return self._roots
+
     def learning_rates(self) -> list[float]:
         return rates_of(self.optimizers())
 

@@ -16,6 +16,7 @@ from chaosrun.observe.canary import canary
 from chaosrun.observe.contents import Components, input_digest
 from chaosrun.observe.environment import record_environment
 from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, part_of, tensor_digests
+from chaosrun.observe.module_settings import ModuleSettings
 from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
@@ -30,6 +31,7 @@ from chaosrun.records.traces import (
     EndRecord,
     Found,
     Line,
+    ModulesRecord,
     SaveRecord,
     Source,
     StartRecord,
@@ -38,6 +40,7 @@ from chaosrun.records.traces import (
 )
 
 if TYPE_CHECKING:
+    from chaosrun.observe.found_state import FoundState
     from chaosrun.observe.state import ObservedState
     from chaosrun.observe.unsaved import Outside
 
@@ -132,6 +135,7 @@ class Observer:
 
             self._inspector = Inspector(state, order, leg, device)
         self._outside: Outside | None = None
+        self._modules: ModuleSettings | None = None
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self.parameters: list[torch.nn.Parameter] = []
         self._weights = ""
@@ -161,6 +165,8 @@ class Observer:
         if self._order.rank == 0:
             # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
             record_environment(self._leg.environment)
+        if self._order.by == "script":
+            self._modules = ModuleSettings(cast("FoundState", self._state).modules())
         undisturbed = self._order.leg != "chaos" and self._order.attempt == 1
         if undisturbed and self._order.rank == 0 and self._order.by == "chaosrun":
             # Seen in an undisturbed leg, so that no restart waits for it.
@@ -220,6 +226,11 @@ class Observer:
     def has_batch(self) -> bool:
         """Whether a batch of the next step has been seen."""
         return bool(self._digests)
+
+    def modules(self, step: int) -> None:
+        """Tell how the modules of a script that resumes by itself are set as this step begins."""
+        if self._modules and (held := self._modules.changed()):
+            self._trace.write(ModulesRecord(step=step, held=held))
 
     def open_window(self) -> None:
         """The first batch of a step is there."""

@@ -28,6 +28,8 @@ BLOCK_STEPS = 64
 WORD_BYTES = 4
 ALIVE = "the script's "
 """With what names in `SaveRecord.held` begin that are of modules in memory, and not of what is saved."""
+CHANGES_OFTEN = "…"
+"""In a `ModulesRecord`: from here on it is not told any more."""
 UNNAMED = "unnamed-"
 """With what names of parameters begin that an optimizer steps and no module holds."""
 
@@ -270,6 +272,14 @@ class SavedRecord(TraceRecord, frozen=True, kw_only=True, tag="saved"):
     time_s: float
 
 
+class ModulesRecord(TraceRecord, frozen=True, kw_only=True, tag="modules"):
+    """How the modules of a script that resumes by itself are set as this step begins."""
+
+    step: AtLeastOne
+    held: Mapping[str, str]
+    """By path, a setting's text: all at an attempt's first step, later those that have changed; "": it is gone."""
+
+
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
     step: Count
     position: Position
@@ -298,6 +308,7 @@ Line = (
     | CommittedRecord
     | SaveRecord
     | SavedRecord
+    | ModulesRecord
     | EndRecord
 )
 
@@ -350,6 +361,7 @@ class RankTrace:
     """Of checkpoints that were pending."""
     saves: tuple[SaveRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
+    modules: tuple[ModulesRecord, ...] = ()
     end: EndRecord | None = None
 
     @property

@@ -274,6 +274,15 @@ _STEPS: Mapping[str, Row] = {
             ("optimizer_update", "update", "; or a weight was changed after the restore"),
         )
     },
+    **{
+        f"{code}.modules": detail(
+            hint="the weights came back, but the model's modules are not set as undisturbed at this step: {what:6}; no "
+            "state dict holds that: set it anew at each start, from the step or the epoch (not only in the step that changes "
+            "it), or save it with the checkpoint, and load it again",
+            hazard="O8",
+        )
+        for code in ("forward_pass", "gradient", "optimizer_update")
+    },
     "forward_pass.drew_beside": detail(
         hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
         "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "

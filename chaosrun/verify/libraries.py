@@ -262,7 +262,11 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
     elif reason.code in SHIFTED and reason.because is None and (right := _right_ranks(drill, divergence)):
         about = {"others": rank_list(divergence.ranks), "right": rank_list(right)}
         reason = reason.explained("on_some_ranks", **about)
-    elif reason.code in QUANTITIES and reason.because != "drew_before" and (found := saved_beside(drill, divergence)):
+    elif (
+        reason.code in QUANTITIES
+        and reason.because not in ("drew_before", "modules")
+        and (found := saved_beside(drill, divergence))
+    ):
         # Where the ranks that saved it are right, it was loaded.
         of_one = {rank for rank, _ in found}.isdisjoint(divergence.ranks)
         about = {

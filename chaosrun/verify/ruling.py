@@ -27,7 +27,7 @@ from chaosrun.verify.own_saves import cut_short
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore
 from chaosrun.verify.replicas import Replicas
-from chaosrun.verify.suspects import told_of_outside
+from chaosrun.verify.suspects import told_of_modules, told_of_outside
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -86,7 +86,10 @@ def rule(
     elif divergence and (injection := explained(divergence, drill)):
         divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
     if divergence:
-        divergence = libraries.told_of(divergence, drill) if drill.by_script else told_of_outside(drill, divergence)
+        told = told_of_modules if drill.by_script else told_of_outside
+        divergence = told(drill, divergence)
+    if divergence and drill.by_script:
+        divergence = libraries.told_of(divergence, drill)
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
     if divergence and not blameless and drill.by_script and (damage := damage_taken(drill, divergence)):

@@ -4,7 +4,7 @@ Pure."""
 import re
 from dataclasses import replace
 
-from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
+from chaosrun.records.traces import ALIVE, CHANGES_OFTEN, RankTrace, SaveRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.divergence import Divergence
@@ -47,6 +47,38 @@ def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
     if reason.because == "drew_before":
         return replace(found, reason=reason.explained("drew_beside", what=what))
     return found
+
+
+def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
+    """With the settings of its modules that are not the undisturbed run's, where a script restored all else."""
+    generic = found.reason.code in QUANTITIES and found.reason.because in (*_RIGHT, "drew_before", None)
+    if not generic or found.attempt < 2:
+        return found
+    reference = next((trace for trace in drill.reference.traces if trace.rank == found.rank and trace.modules), None)
+    trace = drill.chaos.attempt(found.attempt).traces.get(found.rank)
+    if reference is None or trace is None or not trace.modules:
+        return found
+    expected, seen, after = (
+        _modules_at(each, step) for each, step in ((reference, found.step), (trace, found.step), (trace, found.step + 1))
+    )
+    apart = {name: (expected.get(name), seen.get(name)) for name in sorted({*expected, *seen})}
+    what = [
+        f"{name} is {_setting(name, there)}, undisturbed {_setting(name, was)}"
+        for name, (was, there) in apart.items()
+        # What an attempt's first pass sets was not there before it.
+        if was != there and CHANGES_OFTEN not in (was, there) and not (there is None and after.get(name) == was)
+    ]
+    return replace(found, reason=found.reason.explained("modules", what=what)) if what else found
+
+
+def _modules_at(trace: RankTrace, step: int) -> dict[str, str]:
+    held = {name: value for record in trace.modules if record.step <= step for name, value in record.held.items()}
+    return {name: value for name, value in held.items() if value}
+
+
+def _setting(name: str, told: str | None) -> str:
+    """Of those left out, the mode and what is trained are True."""
+    return told or ("True" if name.rpartition(".")[2] in ("training", "requires_grad") else "not set")
 
 
 def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:

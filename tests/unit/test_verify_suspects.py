@@ -112,3 +112,21 @@ def renamed(lines: Iterable[Line], before: str, after: str, held: dict[str, str]
             if line["done"]:
                 source, target = before.partition("/")[0], after.partition("/")[0]
                 yield {**line, "how": "rename", "path": target, "before": source, "held": {}}
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_modules_that_are_set_otherwise_are_named(tmp_path: Path, lost: bool) -> None:
+    """A dropout that one step changes, and a layer that it unfreezes: no state dict holds that."""
+    run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False), kills=SCRIPT_KILLS[:1])
+    first, later = {"1.p": "0.1", "0.weight.requires_grad": "False"}, {"1.p": "0.4", "0.weight.requires_grad": ""}
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        for rank in range(3):
+            path = run.leg(leg).attempt(attempt).trace(rank)
+            start, *rest = read_lines(path)
+            told = [(1, first), (3, later)] if attempt == 1 else [(5, first if lost else {"1.p": "0.4"})]
+            lines = [{"kind": "modules", "step": step, "held": held} for step, held in told]
+            write_lines(path, [start, *lines, *rest])
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
+    named = "0.weight.requires_grad is False, undisturbed True, 1.p is 0.1, undisturbed 0.4"
+    assert (named in f"{verdict.hint}") == lost, verdict.hint

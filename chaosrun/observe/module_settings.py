@@ -1,0 +1,79 @@
+"""How a script's modules are set: their mode, what is frozen, and plain attributes (a rate of dropout, a temperature, a count),
+which no state dict holds. Changes nothing."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chaosrun.observe.held import MODULE_INTERNALS
+from chaosrun.records.traces import CHANGES_OFTEN
+
+MOST_SETTINGS = 4000
+MOST_CHANGES = 64
+"""Of one setting; a count of all steps would make the records long."""
+LONGEST = 40
+"""Characters of a text that is a setting; longer ones are left out."""
+PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(slots=True)
+class _Module:
+    path: str
+    own: dict[str, Any]
+    size: int = -1
+    names: tuple[str, ...] = ()
+
+    def values(self) -> list[Any]:
+        """Its mode and its plain attributes."""
+        if len(self.own) != self.size:
+            self.size = len(self.own)
+            plain = (name for name, value in self.own.items() if type(value) in PLAIN and name not in MODULE_INTERNALS)
+            self.names = ("training", *(name for name in plain if name[:1] != "_"))
+        return [value if type(value := self.own.get(name)) in PLAIN else None for name in self.names]
+
+
+class ModuleSettings:
+    """What is told of them, step by step. Of modules that were there at the first step."""
+
+    def __init__(self, roots: Sequence[torch.nn.Module]) -> None:
+        self._modules: list[_Module] = []
+        self._parameters: list[tuple[str, torch.nn.Parameter]] = []
+        with contextlib.suppress(Exception):  # a module of the script may raise anything, which must not reach the training
+            for number, root in enumerate(roots):
+                prefix = f"{number}:" if number else ""
+                self._modules += [_Module(prefix + path, vars(module)) for path, module in root.named_modules()]
+                self._parameters += [(prefix + path, each) for path, each in root.named_parameters()]
+        self._last: tuple[list[list[Any]], list[bool]] | None = None
+        self._told: dict[str, str] = {}
+        self._changes: Counter[str] = Counter()
+
+    def changed(self) -> dict[str, str]:
+        """Those that are not what they were when this was last asked, by path; "" for one that is there no more."""
+        now = [each.values() for each in self._modules], [each.requires_grad for _, each in self._parameters]
+        if now == self._last:
+            return {}
+        self._last, before, self._told = now, self._told, self._settings(*now)
+        found = {name: value for name, value in self._told.items() if before.get(name) != value}
+        found |= dict.fromkeys(before.keys() - self._told.keys(), "")
+        self._changes.update(found.keys())
+        changes = self._changes
+        return {
+            name: value if changes[name] < MOST_CHANGES else CHANGES_OFTEN
+            for name, value in found.items()
+            if changes[name] <= MOST_CHANGES
+        }
+
+    def _settings(self, values: Sequence[Sequence[Any]], trained: Sequence[bool]) -> dict[str, str]:
+        """Readable; without what is as usual: modules that train, and parameters that are trained."""
+        told: dict[str, str] = {}
+        for module, held in zip(self._modules, values, strict=True):
+            for name, value in zip(module.names, held, strict=True):
+                if (name != "training" or value is False) and len(text := str(value)) <= LONGEST:
+                    told[f"{module.path}.{name}" if module.path else name] = text
+        frozen = (path for (path, _), is_trained in zip(self._parameters, trained, strict=True) if not is_trained)
+        told |= {f"{path}.requires_grad": "False" for path in frozen}
+        return dict(list(told.items())[:MOST_SETTINGS])
