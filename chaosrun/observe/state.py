@@ -12,6 +12,7 @@ from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.found_state import rates_of, settings_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_state import script_roots, script_state
+from chaosrun.observe.state_dicts import of_models, of_optimizers
 from chaosrun.records.traces import UNNAMED
 
 
@@ -92,6 +93,12 @@ class ObservedState:
         """Names of the hooks that accelerate calls when it saves or loads."""
         hooks = [*self._accelerator._save_model_state_pre_hook.values(), *self._accelerator._load_model_state_pre_hook.values()]
         return list(dict.fromkeys(getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks))
+
+    def hooks_of(self, component: str) -> list[str]:
+        """Names of all hooks and methods of the script's own between a component and the files that hold it."""
+        own = of_optimizers(self.optimizers()) if component == "optimizer" else []
+        own = of_models(self._accelerator._models) if component in ("model", "buffers") else own
+        return [*self.hooks(), *own]
 
     def of_script(self) -> dict[str, str]:
         """What the script keeps beside the components, by path: see `observe.script_state`."""

@@ -177,10 +177,11 @@ class Checkpointer:
             live = self._state.digests()
         # A replay for `chaosrun diagnose` goes on with a wrong restore, to show its effect.
         for component, values in expected.items() if not self._order.inspect else ():
-            if component == "optimizer" and not self._state.hooks():
+            hooks = self._state.hooks_of(component)
+            if component == "optimizer" and not hooks:
                 self._refuse_cast(directory, values, live[component])
             own = self._state.own_loading() if component == "optimizer" else {}
-            _compare(component, values, live[component], name, rank, self._state.hooks(), own)
+            _compare(component, values, live[component], name, rank, hooks, own)
         self.newest_step, self.digests = manifest.step, live
         return Position(**manifest.position.model_dump())
 

@@ -155,6 +155,53 @@ def test_a_hook_that_saves_something_else_is_named(tmp_path: Path) -> None:
         again.checkpointer.restore(name, {})
 
 
+def rounds(module: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:
+    for name in list(state):
+        state[name] = state[name].half().float()
+
+
+def forgets(module: torch.nn.Module, *_: Any) -> None:
+    with torch.no_grad():
+        dict(module.named_parameters())["1.weight"].zero_()
+
+
+def forgets_moments(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+@pytest.mark.parametrize(
+    ("component", "hook", "add"),
+    [
+        (
+            "model",
+            "rounds",
+            lambda training: training.accelerator.unwrap_model(training.model).register_state_dict_post_hook(rounds),
+        ),
+        (
+            "model",
+            "forgets",
+            lambda training: training.accelerator.unwrap_model(training.model).register_load_state_dict_post_hook(
+                partial(forgets)
+            ),
+        ),
+        (
+            "optimizer",
+            "forgets_moments",
+            lambda training: training.optimizer.optimizer.register_load_state_dict_post_hook(forgets_moments),
+        ),
+    ],
+)
+def test_a_hook_of_torchs_state_dicts_that_changes_them_is_named(
+    tmp_path: Path, component: str, hook: str, add: Callable[[Training], Any]
+) -> None:
+    _, name = save(tmp_path, add)
+    again = Training(tmp_path)
+    add(again)
+    told = f"{component} is not what checkpoint .* the script's hooks on saving and loading: {hook}\n"
+    with pytest.raises(HookedStateError, match=told):
+        again.checkpointer.restore(name, {})
+
+
 @pytest.mark.parametrize(
     ("hook", "changed"),
     [
