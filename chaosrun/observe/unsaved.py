@@ -7,11 +7,8 @@ before it reads them, and parts of modules and saved objects that did not exist,
 """
 
 import contextlib
-import functools
 import math
-import random
 import sys
-import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,19 +19,19 @@ import numpy
 import torch
 import xxhash
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
 from chaosrun.observe.contents import Components, address_of
 from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.loop_variables import loop_variables
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, text_of
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children
 from chaosrun.observe.state import ObservedState
+from chaosrun.observe.unsaved_values import Beside, beside, is_passed_over
 
 SAMPLED = 1 << 16
 """So many elements of a tensor are compared to see whether it has changed."""
 NOT_REGISTERED = ""
 DISPATCH = "__torch_dispatch__"
-STREAMS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 Memory = torch.Tensor | numpy.ndarray
 Digests = dict[Any, tuple[tuple[int, ...], str]]
 """Shape and bytes, by name."""
@@ -64,7 +61,8 @@ class Outside:
         self._left: list[_Group] = []
         self._before = {group.path: _digests(group.memory.items()) for group in self._reachable()}
         self._values = self._plain()
-        self._values_left: dict[str, str] = {}
+        self._values_left: Beside | None = None
+        self._saved: Mapping[str, object] = {}
 
     def left(self) -> None:
         """The script leaves its loop: keep its variables, which go when the function returns. Nothing is read from a device:
@@ -78,7 +76,7 @@ class Outside:
         state_dict of the script may gather from them."""
         self._hook.remove()
         groups = self._left or self._reachable()
-        registered = components["registered"]
+        self._saved = registered = components["registered"]
         live = {_address(each) for group in groups for each in group.memory.values()}
         saved = {_address(each) for each in _memory_in(components)}
         copies = _digests(enumerate(each for each in _memory_in(registered) if _address(each) not in live)).values()
@@ -101,18 +99,17 @@ class Outside:
         return list(dict.fromkeys([*self._loose_optimizers(), *changed]))
 
     def values(self) -> list[str]:
-        """Paths of plain values (numbers, texts, lists of them, generators) that were there before the first batch, that nobody
-        saves, and that the training changed."""
-        now = self._values_left or self._plain()
-        changed = (path for path, text in now.items() if self._values.get(path, text) != text)
+        """Paths of plain values that were there before the first batch, that nobody saves, and that the training changed. To be
+        asked after `found`."""
+        changed = (self._values_left or self._plain()).changed(self._values, self._saved)
         shown = ((_generator_of(path), path) for path in changed)
         return list(dict.fromkeys(f"{generator} (generator)" if generator else path for generator, path in shown))
 
-    def _plain(self) -> dict[str, str]:
-        saved = {id(each) for each in [self._state, *self._state.prepared(), *self._state.optimizers()]}
+    def _plain(self) -> Beside:
+        known = [self._state, *self._state.prepared(), *self._state.optimizers()]
         # Names with a space are of prepared objects, which are no variables.
-        named = ((name, value) for name, value in self._state.variables().items() if " " not in name)
-        return _values({name: value for name, value in named if name not in (self._loop or ())}, saved)
+        named = {name: value for name, value in self._state.variables().items() if " " not in name}
+        return beside(self._state, {name: value for name, value in named.items() if name not in (self._loop or ())}, known)
 
     def _reachable(self) -> list[_Group]:
         """Groups that may be state."""
@@ -164,7 +161,7 @@ def _groups(roots: Mapping[str, object], owners: Mapping[int, str]) -> Iterator[
             continue
         owner = owners.get(id(value), owner)
         try:
-            memory, held = ({}, []) if _is_passed_over(kind) else _parts(value)
+            memory, held = ({}, []) if is_passed_over(kind) else _parts(value)
         except Exception:  # an object of the script may raise anything, which must not reach the training
             memory, held = {}, []
         readable = {
@@ -176,30 +173,6 @@ def _groups(roots: Mapping[str, object], owners: Mapping[int, str]) -> Iterator[
         met |= {id(value), *map(id, memory.values())}
         below = NOT_REGISTERED if owner is None and issubclass(kind, torch.nn.Module) else owner
         waiting.extend((f"{path}/{name}", child, below) for name, child in held)
-
-
-def _values(roots: Mapping[str, object], saved: Collection[int]) -> dict[str, str]:
-    """Texts of plain values, lists of them and generators by path, nearest first. `saved`: ids of objects to pass over."""
-    found: dict[str, str] = {}
-    met = set(saved)
-    waiting: deque[tuple[str, Any]] = deque(roots.items())
-    while waiting and len(found) + len(met) < MOST_VALUES:
-        path, value = waiting.popleft()
-        kind = type(value)
-        if kind in PLAIN or kind in STREAMS or _holds_plain_values(value):
-            found[path] = text_of(value) or ""
-        elif id(value) not in met and not issubclass(kind, Memory | Optimizer) and (kind is type or not _is_passed_over(kind)):
-            met.add(id(value))
-            with contextlib.suppress(
-                Exception
-            ):  # an object of the script may raise anything, which must not reach the training
-                waiting.extend((f"{path}/{name}", child) for name, child in islice(children(value), MOST_CHILDREN))
-    return found
-
-
-def _holds_plain_values(value: Any) -> bool:
-    of_many = type(value) in (list, tuple, deque, set, frozenset) and 0 < len(value) <= MOST_CHILDREN
-    return of_many and all(type(each) in PLAIN for each in value)
 
 
 def _parts(value: Any) -> tuple[dict[str, Memory], list[tuple[str, Any]]]:
@@ -216,18 +189,6 @@ def _parts(value: Any) -> tuple[dict[str, Memory], list[tuple[str, Any]]]:
     return {name: child for name, child in held if together and issubclass(type(child), Memory)}, held
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def _is_passed_over(kind: type) -> bool:
-    """Whether it is a class; a loader; internal to torch.distributed, such as FSDP2's memory for whole parameters; or an object
-    that runs code when asked for its class or an attribute, such as a proxy of something that is loaded lazily."""
-    runs_code = any(
-        "__class__" in vars(base) or isinstance(vars(base).get("__getattribute__"), types.FunctionType)
-        for base in kind.__mro__[:-1]
-    )
-    of_torch = kind.__module__.startswith("torch.distributed.") and not issubclass(kind, Memory | torch.nn.Module | Optimizer)
-    return runs_code or of_torch or issubclass(kind, type | DataLoader)
-
-
 def _readable(value: Memory) -> Memory | None:
     """The part of a tensor on this rank: of a DTensor its local part. None if it is in an autograd graph, like a loss, mapped
     from a file, has no memory (FSDP2 frees it and keeps the tensor), or is of a class with its own tensor operations."""
@@ -236,7 +197,7 @@ def _readable(value: Memory) -> Memory | None:
         return value if value.dtype.kind in "biufc" and value.size and not lies_in_file else None
     with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():
         here = local_part(value)
-        own_idea = getattr(type(here), DISPATCH) is not getattr(torch.Tensor, DISPATCH) or _is_passed_over(type(value))
+        own_idea = getattr(type(here), DISPATCH) is not getattr(torch.Tensor, DISPATCH) or is_passed_over(type(value))
         if own_idea or value.grad_fn is not None:
             return None
         if here.layout is torch.strided and here.device.type != "meta" and here.numel() and here.untyped_storage().nbytes():

@@ -128,6 +128,67 @@ def test_plain_values_that_change_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(watch.values()) == ["good", "kinds/steps", "more (generator)", "noise", "norms", "scaler/scale"]
 
 
+class Meta(type):
+    pass
+
+
+class Function(metaclass=Meta):
+    scale = 1.0
+
+
+class Counts:
+    """Saves its mean, and not its steps."""
+
+    def __init__(self) -> None:
+        self.mean, self.steps = 0.0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+
+class Decay:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+
+
+def counting() -> Any:
+    done = 0
+
+    def hook(*_: Any) -> None:
+        nonlocal done
+        done += 1
+
+    return hook
+
+
+def test_plain_values_in_what_is_saved_and_that_its_state_leaves_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, counts, average = Training(kind=Function), Counts(), torch.nn.Dropout(0.5)
+    vars(training.model)["used"] = 0
+    training.names |= {"stats": counts}
+    training.registered |= {"counts": counts, "average": average}
+    training.model.weight.register_hook(Decay())
+    training.optimizer.register_step_post_hook(counting())
+    watch = watched(training, set(), monkeypatch)
+    step(training.optimizer, training.model)
+    vars(training.model)["used"] = 1
+    training.model.eval()
+    average.p = 0.25
+    counts.mean, counts.steps = 0.5, 7
+    monkeypatch.setattr(Function, "scale", 2.0)
+    watch.found(training.components())
+    assert sorted(watch.values()) == [
+        "Decay/calls",
+        "average/p",
+        "counting.hook/done",
+        "kind/scale",
+        "model/used",
+        "stats/steps",
+    ]
+
+
 def test_what_is_saved_made_anew_or_left_alone_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     ema, teacher = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     training = Training(ema=ema, teacher=teacher, data=torch.ones(4), x=None, batch=None, loss=None, losses=[])

@@ -1,0 +1,161 @@
+"""Plain values (numbers, texts, lists of them, generators) that a training changes and nobody saves. Changes nothing."""
+
+import contextlib
+import functools
+import random
+import types
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy
+import torch
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
+
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, text_of
+from chaosrun.observe.state import ObservedState
+
+Values = dict[str, str]
+"""Texts by path."""
+STREAMS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
+MEMORY = torch.Tensor | numpy.ndarray
+STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Plain values by where they lie."""
+
+    variables: Values
+    """What can be reached from the script's variables."""
+    attributes: Values
+    """In prepared and registered modules, and in hooks on optimizers and parameters, whose state dicts have tensors alone."""
+    registered: Mapping[str, Values]
+    """In each registered object that makes its state dict itself."""
+
+    def changed(self, before: "Beside", states: Mapping[str, object]) -> list[str]:
+        """Paths of those that differ. `states`: what registered objects saved, by name."""
+        paths = [*_changed(self.variables, before.variables), *_changed(self.attributes, before.attributes)]
+        for name, values in self.registered.items():
+            if name not in states:
+                continue
+            own, saved = _changed(values, before.registered.get(name, {})), list(_texts(states[name]))
+            # A state_dict may hand out the same values in another form.
+            paths += [path for path in own if values[path] not in saved] if len(own) > len(saved) else []
+        return list(dict.fromkeys(paths))
+
+
+def beside(state: ObservedState, variables: Mapping[str, object], known: Collection[object]) -> Beside:
+    """`variables`: the script's, by name; `known`: objects that are saved, or no state."""
+    names = {id(value): name for name, value in variables.items()}
+    modules, hooks = _modules(state, names), _hooks(state)
+    saved = {id(each) for each in known}
+    # Classes are among the script's variables.
+    kinds = {id(type(each)) for each in (*state.all_registered().values(), *hooks.values())}
+    inside = saved - {id(each) for each in modules.values()} | kinds
+    own = {
+        name: each for name, each in state.all_registered().items() if not any(each is module for module in modules.values())
+    }
+    registered = {name: _values({names.get(id(each), name): each}, inside - {id(each)}) for name, each in own.items()}
+    return Beside(_values(variables, saved), _values({**modules, **hooks}, inside), registered)
+
+
+def _modules(state: ObservedState, names: Mapping[int, str]) -> dict[str, torch.nn.Module]:
+    """Prepared and registered ones, by the script's names for them."""
+    registered = state.all_registered().items()
+    found = {name: each for name, each in registered if isinstance(each, torch.nn.Module) and _makes_no_state(type(each))}
+    models = [each for each in state.prepared() if isinstance(each, torch.nn.Module)]
+    inside = {id(part) for each in models if id(each) in names for part in each.modules()}
+    unnamed = (each for each in models if id(each) not in inside and not any(each is other for other in found.values()))
+    found |= {names[id(each)]: each for each in models if id(each) in names}
+    found |= {f"model {number}": each for number, each in enumerate(unnamed)}
+    return {names.get(id(each), name): each for name, each in found.items()}
+
+
+def _makes_no_state(kind: type[torch.nn.Module]) -> bool:
+    return kind.state_dict is torch.nn.Module.state_dict and kind.get_extra_state is torch.nn.Module.get_extra_state
+
+
+def _hooks(state: ObservedState) -> dict[str, object]:
+    """The script's hooks on steps of the optimizers and on gradients of their parameters, by name."""
+    optimizers = state.optimizers()
+    parameters = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
+    held = [vars(optimizer).get(kind) for optimizer in optimizers for kind in STEP_HOOKS]
+    held += [each._backward_hooks for each in parameters]
+    hooks = [hook for each in held for hook in (each or {}).values()]
+    named = ((getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", ""), hook) for hook in hooks)
+    return {name if number == 0 else f"{name} {number}": hook for number, (name, hook) in _numbered(named)}
+
+
+def _numbered(named: Iterable[tuple[str, object]]) -> Iterator[tuple[int, tuple[str, object]]]:
+    """With how many others of that name came before."""
+    met: dict[str, dict[int, object]] = {}
+    for name, value in named:
+        alike = met.setdefault(name, {})
+        if id(value) not in alike:
+            yield len(alike), (name, value)
+            alike[id(value)] = value
+
+
+def _changed(now: Values, before: Values) -> list[str]:
+    return [path for path, text in now.items() if before.get(path, text) != text]
+
+
+def _texts(state: object) -> Iterator[str]:
+    """Of all values in a state dict."""
+    match state:
+        case Mapping():
+            yield from (text for each in state.values() for text in _texts(each))
+        case list() | tuple() if not all(type(each) in PLAIN for each in state):
+            yield from (text for each in state for text in _texts(each))
+        case list() | tuple():
+            yield from (text_of(each) or "" for each in (state, *state))
+        case _:
+            yield text_of(state) or ""
+
+
+def _values(roots: Mapping[str, object], saved: Collection[int]) -> Values:
+    """Nearest first. `saved`: ids of objects to pass over."""
+    found: Values = {}
+    met = set(saved)
+    waiting: deque[tuple[str, Any]] = deque(roots.items())
+    while waiting and len(found) + len(met) < MOST_VALUES + len(saved):
+        path, value = waiting.popleft()
+        kind = type(value)
+        if kind in PLAIN or kind in STREAMS or _holds_plain_values(value):
+            found[path] = text_of(value) or ""
+        elif id(value) not in met and _is_looked_into(kind):
+            met.add(id(value))
+            with contextlib.suppress(Exception):  # an object of the script may raise anything
+                held = islice(children(value), MOST_CHILDREN)
+                waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_mode(value, name))
+    return found
+
+
+def _is_mode(value: object, name: str) -> bool:
+    return name == "training" and isinstance(value, torch.nn.Module)
+
+
+def _is_looked_into(kind: type) -> bool:
+    """A class is, whatever its own class is."""
+    return issubclass(kind, type) or not (issubclass(kind, MEMORY | Optimizer) or is_passed_over(kind))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def is_passed_over(kind: type) -> bool:
+    """Whether it is a class; a loader; internal to torch.distributed, such as FSDP2's memory for whole parameters; or an object
+    that runs code when asked for its class or an attribute, such as a proxy of something that is loaded lazily."""
+    runs_code = any(
+        "__class__" in vars(base) or isinstance(vars(base).get("__getattribute__"), types.FunctionType)
+        for base in kind.__mro__[:-1]
+    )
+    of_torch = kind.__module__.startswith("torch.distributed.") and not issubclass(kind, MEMORY | torch.nn.Module | Optimizer)
+    return runs_code or of_torch or issubclass(kind, type | DataLoader)
+
+
+def _holds_plain_values(value: Any) -> bool:
+    of_many = type(value) in (list, tuple, deque, set, frozenset) and 0 < len(value) <= MOST_CHILDREN
+    return of_many and all(type(each) in PLAIN for each in value)
