@@ -391,6 +391,16 @@ def test_digests_of_nothing_on_one_rank_are_inconclusive(run: RunLayout) -> None
     assert (check.status, "ranks 2" in check.summary) == ("inconclusive", True)
 
 
+def test_what_one_rank_alone_registers_is_compared_there(run: RunLayout) -> None:
+    for leg, attempt in (("reference", 1), ("chaos", 4)):
+        for rank in (1, 2):
+            edit_trace(run, leg, attempt, rank, digests("registered", None, keep=False))
+    check = checks_of(run)["final_registered"]
+    assert (check.status, check.summary) == ("pass", "1 digests of registered objects on 1 rank are equal")
+    edit_trace(run, "chaos", 4, 0, digests("registered", None, keep=False))
+    assert checks_of(run)["final_registered"].status == "fail"
+
+
 @pytest.mark.parametrize("group", ["scheduler", "registered", "optimizer"])
 def test_a_job_without_such_state_is_skipped(run: RunLayout, group: str) -> None:
     for leg, attempt in (("reference", 1), ("chaos", 4)):
