@@ -214,7 +214,7 @@ def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
     """The newest complete checkpoint of earlier attempts, if newer than where this one went on. An export is not a
     checkpoint."""
     earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number]
-    known = [saved.needed for saved in earlier if saved.step == attempt.resume_step] or _repeated(drill)
+    known = [each for saved in earlier if saved.step == attempt.resume_step for each in saved.enough] or _repeated(drill)
     newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= each for each in known)]
     newer = [saved for saved in newer if _published(drill, saved)]
     if attempt.went_on and all(saved.step != attempt.resume_step for saved in earlier):

@@ -7,12 +7,15 @@ from pathlib import PurePath
 
 from chaosrun.records.codec import changed
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.traces import RankTrace, SaveRecord
+from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
 
 WRITERS = frozenset({"torch.save", "safetensors", "dcp", "file"})
 """What writes tensors (`SaveRecord.how`): files written by anything else are not taken for checkpoints."""
 
 REMOVED = "remove"
+
+_DIGEST = 16
+"""So many hex digits has the digest of a tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class Saved:
     """Its files, on all ranks, by their paths without digits."""
     needed: frozenset[str]
     """Those that hold tensors, as written and as renamed: a link beside them may be made once."""
+    enough: tuple[frozenset[str], ...]
+    """Sets of those, of which each holds what all of them hold: a copy of the best weights may lie beside a checkpoint."""
     behind_s: float | None
     """When the last of it was written, if that was beside the training."""
 
@@ -44,7 +49,38 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
             kinds, needed = _kinds(every), _kinds([*written, *bringing])
             behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
-            yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds, needed=needed, behind_s=behind_s)
+            about = {"path": path, "kinds": kinds, "needed": needed, "enough": _enough(needed, written, renames)}
+            yield Saved(attempt=attempt.number, step=step, behind_s=behind_s, **about)
+
+
+def _enough(needed: frozenset[str], written: list[SaveRecord], renames: list[SaveRecord]) -> tuple[frozenset[str], ...]:
+    """`needed`, without files that others hold all of; several, where it depends on with which one begins."""
+    held: dict[str, set[tuple[str, str]]] = {}
+    names: dict[str, set[str]] = {}
+    for saved in written:
+        entries = {_entry(name, value) for name, value in saved.held.items() if ALIVE not in name}
+        held.setdefault(kind := without_digits(saved.path), set()).update(entries)
+        names.setdefault(kind, {kind}).add(without_digits(named_since(saved, renames)))
+    found: dict[frozenset[str], None] = {}
+    for first in held:
+        left = dict(held)
+        for kind in (first, *held):
+            if kind in left and _is_held_by(left[kind], [each for other, each in left.items() if other != kind]):
+                del left[kind]
+        dropped = {name for kind in held.keys() - left.keys() for name in names[kind]}
+        found[needed - (dropped - {name for kind in left for name in names[kind]})] = None
+    return tuple(found) or (needed,)
+
+
+def _entry(name: str, value: str) -> tuple[str, str]:
+    """What is alike in two files: a tensor, whatever it is called, or a plain value of this name."""
+    return ("", value) if len(value) == _DIGEST and not set(value) - set("0123456789abcdef") else (name.split("/")[-1], value)
+
+
+def _is_held_by(own: set[tuple[str, str]], others: list[set[tuple[str, str]]]) -> bool:
+    """Another file holds all of it, or all its tensors and more tensors."""
+    tensors, *more = ({entry for entry in each if not entry[0]} for each in (own, *others))
+    return bool(tensors) and (any(own <= other for other in others) or any(tensors < other for other in more))
 
 
 def _kinds(saved: Iterable[SaveRecord]) -> frozenset[str]:

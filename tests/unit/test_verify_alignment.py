@@ -382,6 +382,33 @@ def test_a_file_that_is_no_checkpoint_may_be_passed_over(tmp_path: Path) -> None
     assert judge(write_script_run(tmp_path, habits=Habits(exports_at=5))).code == "exact"
 
 
+@pytest.mark.parametrize(
+    ("best", "code"),
+    [
+        ({"weights/0.weight": "a" * 16, "metric": "0.25"}, "checkpoint_passed_over"),
+        ({"weights/0.weight": "a" * 16, "weights/0.bias": "b" * 16, "state/0/exp_avg": "c" * 16}, "checkpoint_passed_over"),
+        ({"average/0.weight": "d" * 16}, "exact"),
+        ({}, "exact"),
+    ],
+)
+def test_a_copy_beside_a_checkpoint_is_no_part_of_it(tmp_path: Path, best: dict[str, str], code: str) -> None:
+    """Of the best weights, or of the whole checkpoint: the next checkpoint has none. Of what is in no other file, it is one."""
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    whole = {"weights/0.weight": "a" * 16, "weights/0.bias": "b" * 16, "state/0/exp_avg": "c" * 16}
+    for leg, attempt in ATTEMPTS:
+        trace, lines = run.leg(leg).attempt(attempt).trace(0), list[dict[str, Any]]()
+        for line in read_lines(trace):
+            if line["kind"] != "save":
+                lines.append(line)
+            elif "optimizer" not in line["path"]:
+                lines.append({**line, "held": {} if line["done"] else whole})
+                if line["step"] == 4:
+                    lines.append({**line, "path": "best.pt", "held": {} if line["done"] else best})
+        write_lines(trace, lines)
+    verdict = judge(run)
+    assert verdict.code == code, verdict.cause
+
+
 def test_a_save_that_was_cut_short_may_be_passed_over(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(start_over=True), kills=SCRIPT_KILLS[:1])
     # Its last file was begun and not done.
