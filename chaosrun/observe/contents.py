@@ -1,5 +1,6 @@
 """The digest of a batch: all its bytes, whatever it is made of; and the tensors in it."""
 
+import argparse
 import functools
 import logging
 import os
@@ -25,6 +26,8 @@ PLACES = (
     *("argv", "args", "config", "hparams", "resum", "restart", "attempt"),
 )
 """Parts of the names of entries that are left out."""
+ARGUMENTS = frozenset({"opt", "opts", "option", "options", "cfg", "cfgs", "flags", "cli"})
+"""Names of what a script was started with, where it holds no tensors: an optimizer may be called so, too."""
 STATE_BYTES = (16, 5056)
 """Sizes of the state of torch's generators, on a GPU and on the CPU."""
 
@@ -245,6 +248,13 @@ def _is_stream(value: Any) -> bool:
             return False
 
 
+def _is_of_a_start(value: Any, path: tuple[Any, ...]) -> bool:
+    """Arguments of a command line, by their type or name."""
+    if isinstance(value, argparse.Namespace) and len(path) < PLAIN_DEPTH:
+        return True
+    return bool(path) and str(path[-1]).lower() in ARGUMENTS and next(tensors_in(value), None) is None
+
+
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
     if isinstance(value, TOLD_BY_STATE):
         value = value.state_dict()
@@ -252,6 +262,8 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
         case torch.Tensor() if value.is_floating_point() and value.ndim:
             yield path, content_digest(value)
         case _ if _is_stream(value) or any(word in str(path[-1:]).lower() for word in PLACES):
+            pass
+        case _ if _is_of_a_start(value, path):
             pass
         case Mapping() if len(path) < DEEPEST:
             for key in value:

@@ -83,6 +83,10 @@ def test_what_a_restart_is_told_and_counts_is_no_state() -> None:
     told = {"args": {"resume": True, "lr": 0.1}, "resumed": True, "n_restarts": 2, "config": {"a": 1}, "elapsed_s": 3.5}
     assert contents(told) == {}
     assert contents({"config": {"scale": torch.ones(2)}, "kept": 1}).keys() == {"kept"}
+    parsed = argparse.Namespace(resume=True, start_step=12)
+    assert contents({"opt": parsed, "settings": parsed, "nested": {"cfg": vars(parsed)}, "cfg": vars(parsed)}) == {}
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "peak": 3}
+    assert contents({"opt": optimizer}).keys() == {"opt/state/0/exp_avg", "opt/peak"}
 
 
 def test_a_large_state_is_told_in_fewer_words() -> None:
