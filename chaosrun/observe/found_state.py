@@ -18,13 +18,14 @@ import torch
 import xxhash
 
 from chaosrun.observe import hooks, ledger
+from chaosrun.observe.beside import alive, beside
 from chaosrun.observe.contents import Components, content_digest
 from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_of, spots
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.left import MOST_BYTES
 from chaosrun.records.tensor_files import LEAST_BYTES, entries, is_one
-from chaosrun.records.traces import ALIVE, UNNAMED, StartRecord
+from chaosrun.records.traces import UNNAMED, StartRecord
 
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
@@ -153,17 +154,9 @@ class FoundState:
         return {**{component: digests(components[component]) for component in DIGESTED}, "rng": digest_rng(self.device)}
 
     def beside(self) -> dict[str, str]:
-        """Digests of other live modules with parameters (averaged weights, a teacher), by class, if just one has it."""
-        own = {id(parameter) for _, parameter in self.parameters()}
-        modules = _alive()
-        inner = {id(child) for module in modules for child in module._modules.values()}
-        found: dict[str, list[torch.nn.Module]] = {}
-        for module in modules:
-            held = list(map(id, module.parameters())) if id(module) not in inner else []
-            if held and own.isdisjoint(held):
-                found.setdefault(f"{ALIVE}{type(module).__qualname__}", []).append(module)
-        alone = {name: each[0] for name, each in found.items() if len(each) == 1}
-        return {name: fingerprint([*each.parameters(), *each.buffers()]).value for name, each in alone.items()}
+        """As `observe.beside`."""
+        trained = [parameter for _, parameter in self.parameters()]
+        return beside(trained, self._updated)
 
     def trained_in(self, held: Mapping[str, str]) -> tuple[str, ...]:
         """The folders of what is saved that hold the models as they are now, each told by its smallest matrix: a teacher or an
@@ -247,16 +240,12 @@ def _bare(module: torch.nn.Module) -> torch.nn.Module:
 def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
     """The topmost modules alive that hold any of these, in the order of the first that each holds."""
     order = {id(parameter): number for number, parameter in reversed(list(enumerate(parameters)))}
-    modules = _alive()
+    modules = alive()
     inner = {id(child) for module in modules for child in module._modules.values()}
     first = {id(m): min((order[id(p)] for p in m.parameters() if id(p) in order), default=None) for m in modules}
     top = [module for module in modules if id(module) not in inner and first[id(module)] is not None]
     bare = {id(_bare(module)): _bare(module) for module in sorted(top, key=lambda module: first[id(module)] or 0)}
     return list(bare.values())
-
-
-def _alive() -> list[torch.nn.Module]:
-    return [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
 
 
 def stepped_digest() -> str:

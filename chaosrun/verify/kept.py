@@ -72,12 +72,23 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
     undisturbed = [drill.chaos.attempts[0], *(drill.confirming.attempts if drill.confirming else ())]
     for rank in drill.ranks:
         for expected, seen in (pair for attempt in undisturbed for pair in _pairs(drill, attempt, rank)):
-            differing = set(differing_keys(expected.held, seen.held))
+            differing = set(_differing(expected.held, seen.held))
             apart |= {(_kind(seen), name) for name in differing}
             alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}
     if drill.spec.verify.confirm and not drill.confirmed:
         alike |= _not_seen_before(drill)
     return frozenset(alike - apart)
+
+
+def _differing(expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str]:
+    """Names of entries that differ. Of several objects of one name that are alive one leg may have more: what a checkpoint held
+    may be alive yet."""
+
+    def nested(name: str) -> bool:
+        one, other = ({*held.get(name, "").split()} for held in (expected, seen))
+        return bool(one and other) and (one <= other or other <= one)
+
+    return [name for name in differing_keys(expected, seen) if not (ALIVE in name and nested(name))]
 
 
 def _not_seen_before(drill: Drill) -> set[tuple[str, str]]:
@@ -165,7 +176,7 @@ def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset
         for expected, seen in _pairs(drill, attempt, rank)
         if seen.step == step
         and (expected.step == step or _kind(seen) in saved_before)
-        and (names := [name for name in differing_keys(expected.held, seen.held) if (_kind(seen), name) in among])
+        and (names := [name for name in _differing(expected.held, seen.held) if (_kind(seen), name) in among])
         and (names := [name for name in names if not _is_of_its_process(drill, _kind(seen), name)])
     ]
     return min(differences, key=lambda each: (each.cause.code == _UNKNOWN, ALIVE in each.name), default=None)

@@ -7,6 +7,7 @@ import pytest
 from legs import Bugs, edit_trace, only
 from script_legs import write_script_run
 
+from chaosrun.records.traces import ALIVE
 from chaosrun.verify.verdict import judge
 
 
@@ -111,3 +112,21 @@ def test_what_is_saved_otherwise_after_going_on_from_an_older_checkpoint_is_its_
     assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
     assert verdict.divergence is not None and (verdict.divergence.kind, verdict.divergence.code) == ("saved state", code)
     assert earlier or "passed over the complete checkpoint of step 8" in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("after_a_restart", "status"), [("a b c", "PASS"), ("b c", "FAIL"), ("b", "FAIL"), ("a", "PASS"), (None, "FAIL")]
+)
+def test_what_a_checkpoint_held_may_be_alive_beside_what_was_made_of_it(
+    tmp_path: Path, after_a_restart: str | None, status: str
+) -> None:
+    run = write_script_run(tmp_path)
+    for leg, number, alive in (("reference", 1, "a"), ("chaos", 1, "a"), ("chaos", 2, after_a_restart), ("chaos", 3, "a")):
+
+        def told(line: dict[str, Any], alive: str | None = alive) -> dict[str, Any]:
+            beside = {f"{ALIVE}Average": alive} if alive else {}
+            return {**line, "held": {**line["held"], **beside} if line.get("held") else {}}
+
+        edit_trace(run, leg, number, 0, only("save", told))
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause

@@ -1,0 +1,90 @@
+"""What a script keeps in memory beside the model that it trains: averages of the weights, a teacher. Changes nothing."""
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from chaosrun.observe.contents import address_of
+from chaosrun.observe.fingerprint import fingerprint
+from chaosrun.observe.script_state import is_own
+from chaosrun.records.traces import ALIVE
+
+AVERAGES = ("ema", "averag", "avg", "shadow", "polyak")
+"""Parts of the names of attributes and variables in which a script keeps an average of its weights as tensors of its own."""
+MOST_ALIKE = 8
+"""Of so many of one name, and no more, the digests are told."""
+
+
+def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> dict[str, str]:
+    """Digests of other live modules with parameters, or with buffers of the shapes of those that are `updated` (ids), by class;
+    and of tensors of these shapes in what is called an average. Of several of one name all, in their order."""
+    own, addresses = {id(each) for each in trained}, {address_of(each) for each in trained}
+    shapes = Counter(tuple(each.shape) for each in trained if id(each) in updated)
+    found: dict[str, list[list[torch.Tensor]]] = {}
+    modules = alive()
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    for module in modules:
+        held = list(module.parameters()) if id(module) not in inner else []
+        buffers = list(module.buffers()) if id(module) not in inner else []
+        if own.isdisjoint(map(id, held)) and (held or _covers(buffers, shapes)):
+            found.setdefault(type(module).__qualname__, []).append([*held, *buffers])
+    for name, value in _averages():
+        with suppress(Exception):  # an object of the script may raise anything, which must not reach its save
+            tensors = _tensors(value)
+            if _covers(tensors, shapes) and addresses.isdisjoint(map(address_of, tensors)):
+                found.setdefault(name, []).append(tensors)
+    return {f"{ALIVE}{name}": _told(each) for name, each in found.items() if len(each) <= MOST_ALIKE}
+
+
+def alive() -> list[torch.nn.Module]:
+    return [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
+
+
+def _told(alike: Iterable[Sequence[torch.Tensor]]) -> str:
+    return " ".join(sorted({fingerprint(each).value for each in alike}))
+
+
+def _covers(tensors: Sequence[torch.Tensor], shapes: Counter[tuple[int, ...]]) -> bool:
+    """There is one for each of the weights."""
+    return bool(shapes) and len(tensors) >= sum(shapes.values()) and Counter(tuple(each.shape) for each in tensors) >= shapes
+
+
+def _averages() -> Iterator[tuple[str, Any]]:
+    """What is called an average: attributes of objects of the script's, and variables of its modules whose code runs."""
+    kinds: dict[type, bool] = {}
+    for value in gc.get_objects():
+        kind = type(value)
+        if kind not in kinds:
+            of = str(kind.__module__)
+            kinds[kind] = bool(kind.__dictoffset__) and of != "builtins" and is_own(of) and not issubclass(kind, type)
+        if kinds[kind]:
+            with suppress(AttributeError):
+                held = object.__getattribute__(value, "__dict__")
+                yield from ((f"{kind.__qualname__}.{name}", child) for name, child in _called_so(held))
+    # Those of functions are not asked for: Python keeps alive what it has told of them, replaced optimizers among it.
+    frame, variables = sys._getframe(), dict[int, dict[str, Any]]()
+    while frame is not None:
+        variables[id(frame.f_globals)] = frame.f_globals
+        frame = frame.f_back
+    for known in variables.values():
+        if is_own(str(known.get("__name__", ""))):
+            yield from _called_so(known)
+
+
+def _called_so(named: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in list(named.items()) if any(word in str(name).lower() for word in AVERAGES)]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Those of a list or dictionary of nothing else, in the order of names."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        value = [value[name] for name in sorted(value, key=str)]
+    elif kind not in (list, tuple):
+        return []
+    return [each.detach() for each in value] if all(issubclass(type(each), torch.Tensor) for each in value) else []
