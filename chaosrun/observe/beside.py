@@ -1,7 +1,6 @@
 """What a script keeps in memory beside the model that it trains: averages of the weights, a teacher. Changes nothing."""
 
 import gc
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from chaosrun.observe.script_state import is_own
 from chaosrun.records.traces import ALIVE
 
 AVERAGES = ("ema", "averag", "avg", "shadow", "polyak")
-"""Parts of the names of attributes and variables in which a script keeps an average of its weights as tensors of its own."""
+"""Parts of the names of attributes in which a script keeps an average of its weights as tensors of its own."""
 MOST_ALIKE = 8
 """Of so many of one name, and no more, the digests are told."""
 
@@ -55,7 +54,7 @@ def _covers(tensors: Sequence[torch.Tensor], shapes: Counter[tuple[int, ...]]) -
 
 
 def _averages() -> Iterator[tuple[str, Any]]:
-    """What is called an average: attributes of objects of the script's, and variables of its modules whose code runs."""
+    """What is called an average: attributes of the script's objects. A plain variable may be of no use."""
     kinds: dict[type, bool] = {}
     for value in gc.get_objects():
         kind = type(value)
@@ -66,14 +65,6 @@ def _averages() -> Iterator[tuple[str, Any]]:
             with suppress(AttributeError):
                 held = object.__getattribute__(value, "__dict__")
                 yield from ((f"{kind.__qualname__}.{name}", child) for name, child in _called_so(held))
-    # Those of functions are not asked for: Python keeps alive what it has told of them, replaced optimizers among it.
-    frame, variables = sys._getframe(), dict[int, dict[str, Any]]()
-    while frame is not None:
-        variables[id(frame.f_globals)] = frame.f_globals
-        frame = frame.f_back
-    for known in variables.values():
-        if is_own(str(known.get("__name__", ""))):
-            yield from _called_so(known)
 
 
 def _called_so(named: Mapping[str, Any]) -> list[tuple[str, Any]]:

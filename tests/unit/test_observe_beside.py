@@ -39,14 +39,6 @@ class InADictionary(InAList):
         self.shadow = {name: each.detach().clone() for name, each in reversed(list(net.named_parameters()))}
 
 
-ema_of_weights: Any = None
-
-
-def of_variable(net: Net) -> None:
-    global ema_of_weights
-    ema_of_weights = [each.detach().clone() for each in net.parameters()]
-
-
 def told(net: Net) -> dict[str, str]:
     weights = list(net.parameters())
     return {name.removeprefix(ALIVE): value for name, value in beside(weights, {*map(id, weights)}).items()}
@@ -59,11 +51,9 @@ def told(net: Net) -> dict[str, str]:
         (InBuffers, "InBuffers"),
         (InAList, "InAList.shadow_params"),
         (InADictionary, "InADictionary.shadow"),
-        (of_variable, "ema_of_weights"),
     ],
 )
 def test_an_average_is_seen_in_whatever_form_it_is_kept(make: Any, name: str) -> None:
-    global ema_of_weights
     net = Net()
     before = told(net)
     average = make(net)
@@ -75,7 +65,6 @@ def test_an_average_is_seen_in_whatever_form_it_is_kept(make: Any, name: str) ->
     del average
     other = make(net)
     assert told(net)[name] != found[name], other
-    ema_of_weights = None
 
 
 def test_of_several_of_one_name_all_are_told_up_to_a_limit() -> None:
