@@ -1,9 +1,11 @@
 """What a script keeps in memory beside the model that it trains: averages of the weights, a teacher. Changes nothing."""
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,14 +27,14 @@ def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> d
     own, addresses = {id(each) for each in trained}, {address_of(each) for each in trained}
     shapes = Counter(tuple(each.shape) for each in trained if id(each) in updated)
     found: dict[str, list[list[torch.Tensor]]] = {}
-    modules = alive()
+    modules, objects = _live()
     inner = {id(child) for module in modules for child in module._modules.values()}
     for module in modules:
         held = list(module.parameters()) if id(module) not in inner else []
         buffers = list(module.buffers()) if id(module) not in inner else []
         if own.isdisjoint(map(id, held)) and (held or _covers(buffers, shapes)):
             found.setdefault(type(module).__qualname__, []).append([*held, *buffers])
-    for name, value in _averages():
+    for name, value in _averages(objects):
         with suppress(Exception):  # an object of the script may raise anything, which must not reach its save
             tensors = _tensors(value)
             if _covers(tensors, shapes) and addresses.isdisjoint(map(address_of, tensors)):
@@ -41,7 +43,30 @@ def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> d
 
 
 def alive() -> list[torch.nn.Module]:
-    return [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
+    """All modules."""
+    return _live()[0]
+
+
+class _Wanted(dict[type, bool]):
+    """Whether objects of a type are looked at: there may be half a million, of a thousand types."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = wanted = issubclass(kind, torch.nn.Module) or _is_own(kind)
+        return wanted
+
+
+def _live() -> tuple[list[torch.nn.Module], list[Any]]:
+    """All modules, and all objects of classes that are neither Python's own nor of a library that chaosrun knows."""
+    wanted = _Wanted()
+    objects = [value for value in gc.get_objects() if wanted[type(value)]]
+    modules = [value for value in objects if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
+    return modules, [value for value in objects if _is_own(type(value))]
+
+
+def _is_own(kind: type) -> bool:
+    of = str(kind.__module__)
+    has_attributes = bool(kind.__dictoffset__) and not issubclass(kind, type)
+    return has_attributes and of.partition(".")[0] not in sys.stdlib_module_names and is_own(of)
 
 
 def _told(alike: Iterable[Sequence[torch.Tensor]]) -> str:
@@ -53,22 +78,21 @@ def _covers(tensors: Sequence[torch.Tensor], shapes: Counter[tuple[int, ...]]) -
     return bool(shapes) and len(tensors) >= sum(shapes.values()) and Counter(tuple(each.shape) for each in tensors) >= shapes
 
 
-def _averages() -> Iterator[tuple[str, Any]]:
+def _averages(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """What is called an average: attributes of the script's objects. A plain variable may be of no use."""
-    kinds: dict[type, bool] = {}
-    for value in gc.get_objects():
-        kind = type(value)
-        if kind not in kinds:
-            of = str(kind.__module__)
-            kinds[kind] = bool(kind.__dictoffset__) and of != "builtins" and is_own(of) and not issubclass(kind, type)
-        if kinds[kind]:
-            with suppress(AttributeError):
-                held = object.__getattribute__(value, "__dict__")
-                yield from ((f"{kind.__qualname__}.{name}", child) for name, child in _called_so(held))
+    for value in objects:
+        with suppress(AttributeError):
+            held = object.__getattribute__(value, "__dict__")
+            yield from ((f"{type(value).__qualname__}.{name}", child) for name, child in _called_so(held))
 
 
 def _called_so(named: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in list(named.items()) if any(word in str(name).lower() for word in AVERAGES)]
+    return [(name, value) for name, value in list(named.items()) if _is_average(str(name))]
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_average(name: str) -> bool:
+    return any(word in name.lower() for word in AVERAGES)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
