@@ -1,7 +1,5 @@
-"""Warnings: what a drill's records show that changes no verdict. Each sentence names what was seen and what to do. Pure.
-
-Add one as a function `(Drill) -> Iterator[str]` to WARNINGS.
-"""
+"""Warnings: what a drill's records show that changes no verdict. Each sentence names what was seen and what to do. Add one as a
+function `(Drill) -> Iterator[str]` to WARNINGS. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice, pairwise
@@ -10,7 +8,7 @@ from chaosrun.faults.fault import BY_DEFAULT
 from chaosrun.records.history import Attempt
 from chaosrun.records.left import MOST_BYTES
 from chaosrun.records.traces import ProbeRecord
-from chaosrun.verify.alignment import standing
+from chaosrun.verify.alignment import newer_elsewhere, standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import same_batches
@@ -217,6 +215,15 @@ def nothing_saved_since(drill: Drill) -> Iterator[str]:
         )
 
 
+def newer_files(drill: Drill) -> Iterator[str]:
+    """Of a script that resumes by itself and saves to files of several names."""
+    for base, newer in islice(filter(None, (newer_elsewhere(drill, attempt) for attempt in drill.chaos.attempts[1:])), 1):
+        yield (
+            f"a restart went on from step {base.step} ({base.path}), and {newer.path}, saved after step {newer.step}, holds as "
+            "much: if that is a checkpoint, too, the script does not find its newest one"
+        )
+
+
 def streams_not_restored(drill: Drill) -> Iterator[str]:
     """Random streams that a script does not bring back, where nothing has drawn from them in steps that followed."""
     for attempt in [] if drill.streams_count else [each for each in drill.chaos.attempts if each.steps]:
@@ -367,6 +374,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     primed_buckets,
     saves_not_struck,
     nothing_saved_since,
+    newer_files,
     streams_not_restored,
     optimizers_left_behind,
     schedule_behind,
@@ -382,7 +390,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
 )
 
 
-OF_RESULTS = (nothing_saved_since, files_left_over, gathered_anew, figures_begun_anew, schedule_behind)
+OF_RESULTS = (nothing_saved_since, newer_files, files_left_over, gathered_anew, figures_begun_anew, schedule_behind)
 """What may follow from the difference that a drill fails for."""
 
 

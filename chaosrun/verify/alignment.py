@@ -224,6 +224,15 @@ def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
     return max(newer, key=lambda saved: (saved.step, saved.attempt), default=None)
 
 
+def newer_elsewhere(drill: Drill, attempt: Attempt) -> tuple[Saved, Saved] | None:
+    """The checkpoint that the attempt went on from, and a newer save of other files that holds all entries that this one has:
+    it is not known whether that is meant to be gone on from."""
+    earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number and _published(drill, saved)]
+    base = next((saved for saved in reversed(earlier) if saved.step == attempt.resume_step and saved.entries), None)
+    newer = [saved for saved in earlier if base and saved.step > base.step and saved.entries >= base.entries]
+    return (base, max(newer, key=lambda saved: (saved.step, saved.attempt))) if base and newer else None
+
+
 def _published(drill: Drill, saved: Saved) -> bool:
     """Whether the script has named a save made beside the training, if undisturbed it names each in a file once that is there:
     the first not before the first save has ended, the last perhaps no more."""

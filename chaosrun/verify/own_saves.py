@@ -31,6 +31,8 @@ class Saved:
     """Those that hold tensors, as written and as renamed: a link beside them may be made once."""
     enough: tuple[frozenset[str], ...]
     """Sets of those, of which each holds what all of them hold: a copy of the best weights may lie beside a checkpoint."""
+    entries: frozenset[str]
+    """Names of what they hold, as far as that was seen."""
     behind_s: float | None
     """When the last of it was written, if that was beside the training."""
 
@@ -49,8 +51,9 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
             kinds, needed = _kinds(every), _kinds([*written, *bringing])
             behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
+            entries = frozenset(name for saved in written for name in saved.held if ALIVE not in name)
             about = {"path": path, "kinds": kinds, "needed": needed, "enough": _enough(needed, written, renames)}
-            yield Saved(attempt=attempt.number, step=step, behind_s=behind_s, **about)
+            yield Saved(attempt=attempt.number, step=step, entries=entries, behind_s=behind_s, **about)
 
 
 def _enough(needed: frozenset[str], written: list[SaveRecord], renames: list[SaveRecord]) -> tuple[frozenset[str], ...]:

@@ -409,6 +409,28 @@ def test_a_copy_beside_a_checkpoint_is_no_part_of_it(tmp_path: Path, best: dict[
     assert verdict.code == code, verdict.cause
 
 
+@pytest.mark.parametrize("as_much", [True, False])
+def test_a_newer_file_of_another_name_that_holds_as_much_is_warned_of(tmp_path: Path, as_much: bool) -> None:
+    """Two files by turns, perhaps, of which a restart always takes one; or an export."""
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    whole = {"weights/0.weight": "a" * 16, "step": "4"}
+    for leg, attempt in ATTEMPTS:
+        trace, lines = run.leg(leg).attempt(attempt).trace(0), list[dict[str, Any]]()
+        for line in read_lines(trace):
+            if line["kind"] != "save":
+                lines.append(line)
+            elif "optimizer" not in line["path"]:
+                by_turns = line["step"] // 4 % 2 == 0
+                held = whole if as_much or not by_turns else {"weights/0.weight": "a" * 16}
+                path = "b.pt" if by_turns else "a.pt"
+                lines.append({**line, "path": path, "held": {} if line["done"] else held})
+        write_lines(trace, lines)
+    verdict = judge(run)
+    assert verdict.code == "exact", verdict.cause
+    told = [warning for warning in verdict.warnings if "holds as much" in warning]
+    assert bool(told) == as_much, verdict.warnings
+
+
 def test_a_save_that_was_cut_short_may_be_passed_over(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(start_over=True), kills=SCRIPT_KILLS[:1])
     # Its last file was begun and not done.
