@@ -26,7 +26,7 @@ from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.loop_variables import loop_variables
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children
 from chaosrun.observe.state import ObservedState
-from chaosrun.observe.unsaved_values import Beside, beside, is_passed_over
+from chaosrun.observe.unsaved_values import UnsavedValues, is_passed_over, unsaved_values
 
 SAMPLED = 1 << 16
 """So many elements of a tensor are compared to see whether it has changed."""
@@ -61,7 +61,7 @@ class Outside:
         self._left: list[_Group] = []
         self._before = {group.path: _digests(group.memory.items()) for group in self._reachable()}
         self._values = self._plain()
-        self._values_left: Beside | None = None
+        self._values_left: UnsavedValues | None = None
         self._saved: Mapping[str, object] = {}
 
     def left(self) -> None:
@@ -105,11 +105,13 @@ class Outside:
         shown = ((_generator_of(path), path) for path in changed)
         return list(dict.fromkeys(f"{generator} (generator)" if generator else path for generator, path in shown))
 
-    def _plain(self) -> Beside:
+    def _plain(self) -> UnsavedValues:
         known = [self._state, *self._state.prepared(), *self._state.optimizers()]
         # Names with a space are of prepared objects, which are no variables.
         named = {name: value for name, value in self._state.variables().items() if " " not in name}
-        return beside(self._state, {name: value for name, value in named.items() if name not in (self._loop or ())}, known)
+        return unsaved_values(
+            self._state, {name: value for name, value in named.items() if name not in (self._loop or ())}, known
+        )
 
     def _reachable(self) -> list[_Group]:
         """Groups that may be state."""

@@ -26,7 +26,7 @@ STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class UnsavedValues:
     """Plain values by where they lie."""
 
     variables: Values
@@ -36,7 +36,7 @@ class Beside:
     registered: Mapping[str, Values]
     """In each registered object that makes its state dict itself."""
 
-    def changed(self, before: "Beside", states: Mapping[str, object]) -> list[str]:
+    def changed(self, before: "UnsavedValues", states: Mapping[str, object]) -> list[str]:
         """Paths of those that differ. `states`: what registered objects saved, by name."""
         paths = [*_changed(self.variables, before.variables), *_changed(self.attributes, before.attributes)]
         for name, values in self.registered.items():
@@ -48,7 +48,7 @@ class Beside:
         return list(dict.fromkeys(paths))
 
 
-def beside(state: ObservedState, variables: Mapping[str, object], known: Collection[object]) -> Beside:
+def unsaved_values(state: ObservedState, variables: Mapping[str, object], known: Collection[object]) -> UnsavedValues:
     """`variables`: the script's, by name; `known`: objects that are saved, or no state."""
     names = {id(value): name for name, value in variables.items()}
     modules, hooks = _modules(state, names), _hooks(state)
@@ -60,7 +60,7 @@ def beside(state: ObservedState, variables: Mapping[str, object], known: Collect
         name: each for name, each in state.all_registered().items() if not any(each is module for module in modules.values())
     }
     registered = {name: _values({names.get(id(each), name): each}, inside - {id(each)}) for name, each in own.items()}
-    return Beside(_values(variables, saved), _values({**modules, **hooks}, inside), registered)
+    return UnsavedValues(_values(variables, saved), _values({**modules, **hooks}, inside), registered)
 
 
 def _modules(state: ObservedState, names: Mapping[int, str]) -> dict[str, torch.nn.Module]:
