@@ -43,6 +43,11 @@ def _own_name(hook: Any) -> str:
         hook = hook.func if isinstance(hook, functools.partial) else hook.hook
     if not is_own(getattr(hook, "__module__", None) or ""):
         return ""
+    return name_of(hook)
+
+
+def name_of(hook: Any) -> str:
+    """As its author wrote it; of an object that is called, that of its class."""
     return getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", "")
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, text_of
 from chaosrun.observe.state import ObservedState
+from chaosrun.observe.state_dicts import name_of
 
 Values = dict[str, str]
 """Texts by path."""
@@ -86,7 +87,7 @@ def _hooks(state: ObservedState) -> dict[str, object]:
     held = [vars(optimizer).get(kind) for optimizer in optimizers for kind in STEP_HOOKS]
     held += [each._backward_hooks for each in parameters]
     hooks = [hook for each in held for hook in (each or {}).values()]
-    named = ((getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", ""), hook) for hook in hooks)
+    named = ((name_of(hook), hook) for hook in hooks)
     return {name if number == 0 else f"{name} {number}": hook for number, (name, hook) in _numbered(named)}
 
 

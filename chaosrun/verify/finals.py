@@ -15,7 +15,7 @@ from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, sk
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.left import compared, left_difference
 from chaosrun.verify.restored import buffers_came_back
-from chaosrun.wording import listed
+from chaosrun.wording import count, listed
 
 TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
 
@@ -164,8 +164,8 @@ def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
         return skipped(f"the job has no {what}")
     if empty and groups != ("registered",):  # which a script may do on some ranks alone: in both legs on the same
         return inconclusive("final_ranks_differ", ranks=empty, what=what)
-    with_any = len(drill.ranks) - len(empty)
-    return passed(f"{compared} digests of {what} on {with_any} rank{'s' * (with_any > 1)} are equal", compared=compared)
+    with_any = count(len(drill.ranks) - len(empty), "rank")
+    return passed(f"{compared} digests of {what} on {with_any} are equal", compared=compared)
 
 
 def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:

@@ -1,7 +1,7 @@
 """The checkpoints that a script completed by itself: which files, and after which step. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -29,12 +29,20 @@ class Saved:
     """Its files, on all ranks, by their paths without digits."""
     needed: frozenset[str]
     """Those that hold tensors, as written and as renamed: a link beside them may be made once."""
-    enough: tuple[frozenset[str], ...]
-    """Sets of those, of which each holds what all of them hold: a copy of the best weights may lie beside a checkpoint."""
-    entries: frozenset[str]
-    """Names of what they hold, as far as that was seen."""
+    written: tuple[SaveRecord, ...]
+    renames: tuple[SaveRecord, ...]
     behind_s: float | None
     """When the last of it was written, if that was beside the training."""
+
+    @property
+    def enough(self) -> tuple[frozenset[str], ...]:
+        """Sets of `needed`, of which each holds what all hold: a copy of the best weights may lie beside a checkpoint."""
+        return _enough(self.needed, self.written, self.renames)
+
+    @property
+    def entries(self) -> frozenset[str]:
+        """Names of what they hold, as far as that was seen."""
+        return frozenset(name for saved in self.written for name in saved.held if ALIVE not in name)
 
 
 def saves(leg: LegHistory) -> Iterator[Saved]:
@@ -51,12 +59,11 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
             kinds, needed = _kinds(every), _kinds([*written, *bringing])
             behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
-            entries = frozenset(name for saved in written for name in saved.held if ALIVE not in name)
-            about = {"path": path, "kinds": kinds, "needed": needed, "enough": _enough(needed, written, renames)}
-            yield Saved(attempt=attempt.number, step=step, entries=entries, behind_s=behind_s, **about)
+            about = {"path": path, "kinds": kinds, "needed": needed, "written": tuple(written), "renames": tuple(renames)}
+            yield Saved(attempt=attempt.number, step=step, behind_s=behind_s, **about)
 
 
-def _enough(needed: frozenset[str], written: list[SaveRecord], renames: list[SaveRecord]) -> tuple[frozenset[str], ...]:
+def _enough(needed: frozenset[str], written: Sequence[SaveRecord], renames: Sequence[SaveRecord]) -> tuple[frozenset[str], ...]:
     """`needed`, without files that others hold all of; several, where it depends on with which one begins."""
     held: dict[str, set[tuple[str, str]]] = {}
     names: dict[str, set[str]] = {}

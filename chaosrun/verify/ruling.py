@@ -85,11 +85,10 @@ def rule(
         divergence = _without_blame(divergence, drill.chaos, blameless.reason)
     elif divergence and (injection := explained(divergence, drill)):
         divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
-    if divergence:
-        told = told_of_modules if drill.by_script else told_of_outside
-        divergence = told(drill, divergence)
     if divergence and drill.by_script:
-        divergence = libraries.told_of(divergence, drill)
+        divergence = libraries.told_of(told_of_modules(drill, divergence), drill)
+    elif divergence:
+        divergence = told_of_outside(drill, divergence)
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
     if divergence and not blameless and drill.by_script and (damage := damage_taken(drill, divergence)):

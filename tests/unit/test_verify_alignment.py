@@ -414,17 +414,16 @@ def test_a_newer_file_of_another_name_that_holds_as_much_is_warned_of(tmp_path: 
     """Two files by turns, perhaps, of which a restart always takes one; or an export."""
     run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
     whole = {"weights/0.weight": "a" * 16, "step": "4"}
+
+    def by_turns(line: dict[str, Any]) -> dict[str, Any] | None:
+        if "optimizer" in line["path"]:
+            return None
+        is_second = line["step"] // 4 % 2 == 0
+        held = whole if as_much or not is_second else {"weights/0.weight": "a" * 16}
+        return {**line, "path": "b.pt" if is_second else "a.pt", "held": {} if line["done"] else held}
+
     for leg, attempt in ATTEMPTS:
-        trace, lines = run.leg(leg).attempt(attempt).trace(0), list[dict[str, Any]]()
-        for line in read_lines(trace):
-            if line["kind"] != "save":
-                lines.append(line)
-            elif "optimizer" not in line["path"]:
-                by_turns = line["step"] // 4 % 2 == 0
-                held = whole if as_much or not by_turns else {"weights/0.weight": "a" * 16}
-                path = "b.pt" if by_turns else "a.pt"
-                lines.append({**line, "path": path, "held": {} if line["done"] else held})
-        write_lines(trace, lines)
+        edit_trace(run, leg, attempt, 0, only("save", by_turns))
     verdict = judge(run)
     assert verdict.code == "exact", verdict.cause
     told = [warning for warning in verdict.warnings if "holds as much" in warning]
