@@ -1,4 +1,5 @@
-"""What this rank, and every process that it forks, reads of files that other legs of the job left (`records.opened`).
+"""What this rank, and every process that it forks, reads of files that other legs of the job, or earlier attempts of its own,
+left (`records.opened`).
 
 Python reports every file that it opens (`sys.addaudithook`). The common readers written in C++ and Rust are wrapped, and files
 mapped into memory are listed when a training begins and ends. Not seen: a started program without the file's name among its
@@ -11,6 +12,7 @@ import stat
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ TRACKERS = frozenset(
 """Experiment trackers: the files that they open are their own records, which no training reads."""
 DO_NOT_READ = frozenset({"chmod", "chown", "du", "ls", "mkdir", "rm", "rmdir", "stat", "test", "touch"})
 """Programs that take files as arguments and read none of their bytes."""
+_THIS_LEG = TrainingTime(leg="", begun_s=0.0, since_s=0.0, until_s=0.0)
 
 
 class FileWatch:
@@ -54,9 +57,14 @@ class FileWatch:
         *,
         own: Path,
         ours: Sequence[str] = (),
+        made: Sequence[Path] = (),
+        since_s: float = 0.0,
     ) -> None:
+        """`made`: folders whose files count as an earlier attempt's if they were last changed between `since_s` and now."""
         self._earlier = earlier
         self._own = os.path.join(os.path.realpath(own), "")
+        self._made = tuple(os.path.join(os.path.realpath(folder), "") for folder in made)
+        self._since_s, self._began_s = since_s, time.time()
         self._found = found
         self._told: set[str] = set()
         self._caches = (*caches(), *ours)
@@ -133,7 +141,7 @@ class FileWatch:
             self._kept[found.st_dev, found.st_ino] = left
 
     def _left(self, path: Any) -> tuple[TrainingTime, float] | None:
-        """Which leg left a file, and when; None if it was this leg or no leg, or if there is no such file."""
+        """Which leg left a file, and when; None if it was this attempt or no leg, or if there is no such file."""
         try:
             found = os.stat(path)
         except (OSError, TypeError, ValueError):
@@ -141,20 +149,30 @@ class FileWatch:
         if not stat.S_ISREG(found.st_mode):
             return None
         for earlier in self._earlier:
-            if earlier.begun_s <= found.st_ctime <= earlier.until_s and not self._is_own(path):
+            if earlier.begun_s <= found.st_ctime <= earlier.until_s and not self._is_in(path, self._own):
                 return earlier, found.st_ctime
+        if self._made and self._since_s <= found.st_ctime < self._began_s and self._is_in(path, self._made):
+            return _THIS_LEG, found.st_ctime
         return self._kept.get((found.st_dev, found.st_ino)) if self._kept else None
 
-    def _is_own(self, path: Any) -> bool:
+    def _is_in(self, path: Any, folders: str | tuple[str, ...]) -> bool:
         name = f"/proc/self/fd/{path}" if isinstance(path, int) else os.fsdecode(path)
-        return os.path.realpath(name).startswith(self._own)
+        return os.path.realpath(name).startswith(folders)
 
 
 def watch(
-    earlier: Sequence[TrainingTime], record: Path, *, own: Path, attempt: int, rank: int, ours: Sequence[str] = ()
+    earlier: Sequence[TrainingTime],
+    record: Path,
+    *,
+    own: Path,
+    attempt: int,
+    rank: int,
+    ours: Sequence[str] = (),
+    made: Sequence[Path] = (),
+    since_s: float = 0.0,
 ) -> FileWatch:
-    """Write into `record` which files of `earlier` legs this process and its children read. Paths below `ours` and in the leg's
-    `own` folder do not count."""
+    """Write into `record` which files of `earlier` legs this process and its children read. Paths below `ours` do not count,
+    and in the leg's `own` folder only those below `made` that earlier attempts wrote since `since_s`."""
 
     def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
         before = changed_s < left_by.since_s
@@ -167,14 +185,14 @@ def watch(
         finally:
             os.close(descriptor)
 
-    watching = FileWatch(earlier, found, own=own, ours=ours)
+    watching = FileWatch(earlier, found, own=own, ours=ours, made=made, since_s=since_s)
     watching.begin()
     return watching
 
 
 def caches() -> list[str]:
-    """Caches of compilers and Hugging Face, whose files are named by their content; and folders of installed packages, which
-    change when others are installed by hard links (their versions are compared elsewhere)."""
+    """Caches of compilers and Hugging Face, whose files are named by their content; and Python itself and folders of installed
+    packages, which change when others are installed by hard links (their versions are compared elsewhere)."""
     home, user = Path.home(), os.path.basename(str(Path.home()))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     hugging_face = os.environ.get("HF_HOME") or cache / "huggingface"
@@ -189,7 +207,9 @@ def caches() -> list[str]:
         *(hugging_face, home / ".nv", cache / "fontconfig", "/proc/", "/sys/", "/dev/null"),
     ]
     packages = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return [*(os.path.abspath(place) for place in places), *(f"{place}/" for place in (*packages, "/lib", "/usr/lib"))]
+    libraries = [*packages, sysconfig.get_config_var("LIBDIR") or "/lib", "/lib", "/usr/lib"]
+    places.append(os.path.realpath(sys.executable))
+    return [*(os.path.abspath(place) for place in places), *(f"{place}/" for place in libraries)]
 
 
 def _is_of_a_tracker() -> bool:

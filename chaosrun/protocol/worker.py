@@ -202,10 +202,11 @@ def _know_the_leg(context: WorkerContext) -> None:
         context.team_files.install()
     context.settling.listen()
     if order.earlier:
-        record = leg.attempt(order.attempt).opened(order.rank)
+        about = {"own": leg.path, "attempt": order.attempt, "rank": order.rank, "since_s": order.drill_began_s}
         # The reference's traces show where the attempt stands.
         ours = (f"{order.reference_path}/attempts/",) if order.reference_path else ()
-        context.files = watch(order.earlier, record, own=leg.path, attempt=order.attempt, rank=order.rank, ours=ours)
+        made = (leg.output, leg.work) if order.attempt > 1 else ()
+        context.files = watch(order.earlier, leg.attempt(order.attempt).opened(order.rank), ours=ours, made=made, **about)
 
 
 def _run_script(order: WorkerOrder) -> None:

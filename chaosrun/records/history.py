@@ -16,7 +16,7 @@ from chaosrun.records.codec import sound_records
 from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.left import NOTHING_LEFT, Left, read_left
-from chaosrun.records.opened import OpenedFile, opened_files
+from chaosrun.records.opened import OpenedFile, opened_files, read_again
 from chaosrun.records.run_file import read_object
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import EndRecord, RankTrace, Source, StartRecord, StepRecord
@@ -100,6 +100,8 @@ class LegHistory:
     environment: Mapping[str, object] | None = None
     opened: tuple[OpenedFile, ...] = ()
     """Files of other legs that this leg read."""
+    read_again: tuple[OpenedFile, ...] = ()
+    """Files of its own that an attempt read, and an earlier one had written."""
     began: Began | None = None
     """The checkpoints that it was given to begin with; None if it begins at step 0."""
     left: Left = NOTHING_LEFT
@@ -151,7 +153,8 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
     environment, opened = _read_environment(layout.environment, problems), opened_files(layout, problems)
     began, left = read_began(layout, problems), read_left(layout, problems)
-    return replace(history, environment=environment, opened=opened, began=began, left=left, problems=tuple(problems))
+    found = {"environment": environment, "opened": opened, "read_again": read_again(layout), "began": began, "left": left}
+    return replace(history, **found, problems=tuple(problems))
 
 
 def history_of(

@@ -71,7 +71,7 @@ class AttemptLayout:
     heartbeat = OfRank("rank-{}.heartbeat")
     end = OfRank("rank-{}.end.json")
     opened = OfRank("rank-{}.opened.jsonl")
-    """Files of other legs that the rank read, if any; see `records.opened`."""
+    """Files of other legs, or of earlier attempts, that the rank read, if any; see `records.opened`."""
     points = OfRank("rank-{}.points.jsonl")
     """Points that a surveyed rank reached, one JSON line {phase, step, target} each; see `faults.points`."""
     operations = OfRank("rank-{}.operations.jsonl")

@@ -1,4 +1,5 @@
-"""Files that one leg left and another read: when each leg trained, and which files its ranks recorded opening.
+"""Files that another leg, or an earlier attempt of the same leg, left and a rank read: when each leg trained, and which files
+its ranks recorded opening.
 
 A file belongs to the leg that ran at its `st_ctime`. A file written before the first batch of the first attempt (a download, a
 cache of the data) holds nothing of a training, so another leg may read it.
@@ -30,10 +31,11 @@ class TrainingTime(Record, frozen=True, kw_only=True):
 
 
 class OpenedFile(Record, frozen=True, kw_only=True):
-    """A file that a rank read although another leg had left it."""
+    """A file that a rank read although another leg had left it, or, after a restart, an earlier attempt of its own."""
 
     path: str
     left_by: str
+    """As messages name the leg; "": an earlier attempt of the same leg."""
     changed_s: float
     attempt: int
     rank: int
@@ -75,14 +77,23 @@ def earlier_legs(root: Path, run: Path, script: str, own: Path) -> list[Training
 
 def opened_files(leg: LegLayout, problems: list[str]) -> tuple[OpenedFile, ...]:
     """Files of other legs that the ranks of a leg read, each once. Raises OSError."""
-    paths = sorted((leg.path / "attempts").glob("*/rank-*.opened.jsonl"))
-    found = [record for path in paths for _, record in sound_records(path, _OPENED, problems)]
+    found = [record for record in _records(leg, problems) if record.left_by]
     return tuple({record.path: record for record in reversed(found)}.values())[::-1]
+
+
+def read_again(leg: LegLayout) -> tuple[OpenedFile, ...]:
+    """Files that an attempt of a leg read, and an earlier one had written. Raises OSError."""
+    return tuple(record for record in _records(leg, []) if not record.left_by)
 
 
 def of_a_training(opened: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
     """Those files that may hold something of another leg's training."""
     return tuple(record for record in opened if not record.before_training)
+
+
+def _records(leg: LegLayout, problems: list[str]) -> Iterator[OpenedFile]:
+    for path in sorted((leg.path / "attempts").glob("*/rank-*.opened.jsonl")):
+        yield from (record for _, record in sound_records(path, _OPENED, problems))
 
 
 def _legs(run: Path) -> Iterable[LegLayout]:

@@ -40,7 +40,7 @@ _OTHER_GRADIENT = script("the same data, weights and loss give it another gradie
 
 OF_EPOCH = "the samples are those of epoch {epoch} {where}, expected was epoch {expected}"
 
-_DATA: Mapping[str, Row] = {
+DATA: Mapping[str, Row] = {
     "sampler_epoch_not_set": Row(
         "sampler epoch not set",
         _sampled("sampler epoch not set"),
@@ -396,4 +396,4 @@ _STATE_DETAILS: Mapping[str, Row] = {
     ),
 }
 
-DIFFERENCE_ROWS: Mapping[str, Row] = {**_DATA, **_PLACE, **_STEP, **dict(_of_parts()), **_STATE_DETAILS}
+DIFFERENCE_ROWS: Mapping[str, Row] = {**DATA, **_PLACE, **_STEP, **dict(_of_parts()), **_STATE_DETAILS}

@@ -157,6 +157,10 @@ _RESUME: Mapping[str, Row] = {
             "with the pass that it was saved in"
         ),
     ),
+    "files.ahead": detail(
+        hint="after the restart the script read {ahead:3}, which it had written to after step {base}: what stands there is "
+        "perhaps ahead of the checkpoint (keep it in the checkpoint, or cut it back to what the checkpoint tells)"
+    ),
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }
 _TOLD = "a sampler that has set_epoch (DistributedSampler) has to be told each epoch"

@@ -27,7 +27,7 @@ from chaosrun.verify.own_saves import cut_short
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore
 from chaosrun.verify.replicas import Replicas
-from chaosrun.verify.suspects import told_of_modules, told_of_outside
+from chaosrun.verify.suspects import told_of_files, told_of_modules, told_of_outside
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -89,6 +89,8 @@ def rule(
         divergence = libraries.told_of(told_of_modules(drill, divergence), drill)
     elif divergence:
         divergence = told_of_outside(drill, divergence)
+    if divergence and not blameless:
+        divergence = told_of_files(drill, divergence)
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
     if divergence and not blameless and drill.by_script and (damage := damage_taken(drill, divergence)):

@@ -1,18 +1,23 @@
-"""What a script's checkpoint holds beside its model and its optimizer: if everything else was restored, these are the suspects.
-Pure."""
+"""Suspects: what a script's checkpoint holds beside its model and its optimizer, what none holds, and files that are ahead of
+it. Pure."""
 
 import re
 from dataclasses import replace
+from pathlib import PurePath
 
+from chaosrun.records.history import Attempt
+from chaosrun.records.layout import LegLayout
 from chaosrun.records.traces import ALIVE, CHANGES_OFTEN, RankTrace, SaveRecord
 from chaosrun.verify.check import Drill
-from chaosrun.verify.code_differences import QUANTITIES
+from chaosrun.verify.code_differences import DATA, QUANTITIES
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.own_saves import named_since
 from chaosrun.verify.restored import restored_difference
 
 _RIGHT = ("first_after_restore", "restored_right", "streams_at_rest", "restored")
 """Variants of rows which say no more than that."""
+_READ_FROM_FILES = (*QUANTITIES, *DATA, "learning_rate", "registered_state_not_restored")
+"""Codes of differences that may come of what a script reads in a file of its own."""
 _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 
 
@@ -69,6 +74,35 @@ def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
         if was != there and CHANGES_OFTEN not in (was, there) and not (there is None and after.get(name) == was)
     ]
     return replace(found, reason=found.reason.explained("modules", what=what)) if what else found
+
+
+def told_of_files(drill: Drill, found: Divergence) -> Divergence:
+    """With the files that the script had written to after the step that the attempt went on from, and has read since."""
+    attempt = drill.chaos.attempt(found.attempt)
+    if found.reason.code not in _READ_FROM_FILES or attempt.number < 2:
+        return found
+    done_s = _done_s(drill, attempt)
+    ahead = [file for file in drill.chaos.read_again if file.attempt == attempt.number and file.changed_s > done_s]
+    names = sorted({_called(file.path, drill.chaos.layout) for file in ahead})
+    told = {"ahead": names, "base": attempt.resume_step}
+    return replace(found, reason=found.reason.explained(found.reason.because, **told)) if names else found
+
+
+def _done_s(drill: Drill, attempt: Attempt) -> float:
+    """When the step that an attempt went on from, and the save of it, was done."""
+    step = attempt.resume_step
+    for earlier in reversed(drill.chaos.attempts[: attempt.number - 1]):
+        traces = [trace for trace in earlier.traces.values() if step in trace.steps]
+        if traces:
+            saves = [save.time_s for trace in traces for save in (*trace.checkpoints, *trace.saves) if save.step == step]
+            return max([*saves, *(trace.steps[step].time_s for trace in traces)])
+    return max((start.time_s for start in drill.chaos.attempts[0].starts.values()), default=0.0)
+
+
+def _called(path: str, layout: LegLayout) -> str:
+    """A path as the script knows it: below its folder of outputs or its working folder."""
+    within = (folder.absolute() for folder in (layout.output, layout.work))
+    return next((str(PurePath(path).relative_to(folder)) for folder in within if PurePath(path).is_relative_to(folder)), path)
 
 
 def _modules_at(trace: RankTrace, step: int) -> dict[str, str]:

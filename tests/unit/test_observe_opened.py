@@ -3,6 +3,7 @@ is not."""
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from chaosrun.observe import opened as module
 from chaosrun.observe.opened import FileWatch, caches
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
+from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, read_again, training_time
 from tests.records import read_lines
 from tests.unit.forked import printed
 from tests.unit.legs import edit_journal, edit_trace, write_run
@@ -96,6 +97,11 @@ PROGRAMS = {
     "reads": "\n".join([*READS, "open('text').read()", WAIT]),
     "others": "\n".join(OTHERS),
     "native": NATIVE,
+    "again": (
+        "watching = watch([], root / 'record', own=root, attempt=2, rank=1, made=[root / 'elsewhere'], since_s=early)\n"
+        "for path in ('elsewhere/absolute', 'text'): open(path, 'r+').read()\n"
+        "open('elsewhere/new', 'w').write('1'); open('elsewhere/new').read(); open('elsewhere/chdir', 'w').write('2')\n"
+    ),
     "tracker": "exec(compile('open(\"text\").read()', 'x', 'exec'), {'__name__': 'mlflow.store'})",
 }
 
@@ -126,6 +132,12 @@ def test_every_way_of_reading_is_told_once(told: dict[str, list[dict[str, Any]]]
 
 def test_writing_looking_and_caches_of_libraries_are_not_told(told: dict[str, list[dict[str, Any]]]) -> None:
     assert told["others"] == []
+
+
+def test_what_an_earlier_attempt_wrote_is_told_as_this_legs_own(told: dict[str, list[dict[str, Any]]]) -> None:
+    """In its folder of outputs alone, and neither what this attempt writes nor what it writes anew."""
+    own = [record["path"] for record in told["again"] if not record["left_by"]]
+    assert own == ["elsewhere/absolute"]
 
 
 def test_what_stays_mapped_is_told_whoever_opened_it(told: dict[str, list[dict[str, Any]]]) -> None:
@@ -173,8 +185,9 @@ def later(line: dict[str, Any]) -> dict[str, Any]:
 
 def test_installed_packages_are_nobodys_output() -> None:
     skipped = tuple(caches())
-    for file in (pytest.__file__, os.__file__, "/usr/lib/x86_64-linux-gnu/libm.so.6"):
-        assert file.startswith(skipped)
+    of_python = [os.path.realpath(sys.executable), *(file for file in module.mapped_files() if ".so" in file)]
+    for file in (pytest.__file__, os.__file__, "/usr/lib/x86_64-linux-gnu/libm.so.6", *of_python):
+        assert file.startswith(skipped), file
     assert not "/library/data".startswith(skipped) and not __file__.startswith(skipped)
 
 
@@ -186,6 +199,9 @@ def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:
     path.write_text('{"path": "/a", "left_by": "reference leg", "changed_s": 1.0, "attempt": 2, "rank": 0}\n{"path": 3}\n')
     assert [found.path for found in opened_files(run.leg("chaos"), problems)] == ["/a"]
     assert len(problems) == 1 and "path" in problems[0]
+    path.write_text('{"path": "/a", "left_by": "", "changed_s": 1.0, "attempt": 2, "rank": 0}\n')
+    assert opened_files(run.leg("chaos"), problems) == ()
+    assert [found.path for found in read_again(run.leg("chaos"))] == ["/a"]
 
 
 @pytest.mark.parametrize("path", ["/nowhere", 3, b"\0", None, "/tmp"])

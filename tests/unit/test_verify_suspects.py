@@ -1,5 +1,6 @@
 """What a checkpoint holds beside model and optimizer is suspected where all else came back."""
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,17 @@ def test_modules_that_are_set_otherwise_are_named(tmp_path: Path, lost: bool) ->
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
     named = "0.weight.requires_grad is False, undisturbed True, 1.p is 0.1, undisturbed 0.4"
     assert (named in f"{verdict.hint}") == lost, verdict.hint
+
+
+@pytest.mark.parametrize(("after", "told"), [(1, True), (-1, False)], ids=["after the step", "before its end"])
+@pytest.mark.parametrize("bugs", [Bugs(keep_buffers=False), Bugs(skip_off=1)], ids=["loss", "data"])
+def test_a_file_that_is_ahead_of_the_checkpoint_is_named(tmp_path: Path, bugs: Bugs, after: int, told: bool) -> None:
+    run = write_script_run(tmp_path, bugs=bugs, kills=SCRIPT_KILLS[:1])
+    leg = run.leg("chaos")
+    done = [line["time_s"] for rank in range(3) for line in read_lines(leg.attempt(1).trace(rank)) if line.get("step") == 4]
+    path = str(leg.output.absolute() / "seen" / "cursor.json")
+    record = {"path": path, "left_by": "", "changed_s": max(done) + after * 1e-3, "attempt": 2, "rank": 0}
+    leg.attempt(2).opened(0).write_text(f"{json.dumps(record)}\n")
+    verdict = judge(run)
+    assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
+    assert ("the script read seen/cursor.json, which it had written to after step 4" in f"{verdict.hint}") == told, verdict.hint
