@@ -185,6 +185,9 @@ class FoundState:
     def hooks(self) -> list[str]:
         return []
 
+    def compared(self) -> list[Any]:
+        return [*self._roots, *self.optimizers()]
+
     def of_script(self) -> dict[str, str]:
         """Empty: here it cannot be distinguished from what the script trains."""
         return {}

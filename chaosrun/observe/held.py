@@ -8,8 +8,10 @@ leave anything out. Changes nothing.
 
 import abc
 import contextlib
+import dis
 import functools
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -130,6 +132,30 @@ def _of_function(value: types.FunctionType) -> Held:
 def variables(value: Any) -> Held:
     """The variables of a module or class."""
     return ((key, child) for key, child in vars(value).items() if not (key.startswith("__") and key.endswith("__")))
+
+
+def locals_of(frame: types.FrameType) -> dict[str, Any]:
+    """The variables of a running function; empty for one that asks for them itself, which up to Python 3.12 would find its own
+    `locals()` changed. What Python keeps of them with the frame is emptied: it would keep alive what the function drops later
+    (a checkpoint that was loaded, a loss with its graph)."""
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED or _asks(frame.f_code):
+        return {}
+    kept = frame.f_locals
+    found = dict(kept)
+    if type(kept) is dict and sys.gettrace() is None:
+        kept.clear()
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _asks(code: types.CodeType) -> bool:
+    """Whether a function calls `locals`, `eval`, `exec`, or `vars` without an argument."""
+    steps = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
+    named = ((each, after) for each, after in itertools.pairwise(steps) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return any(
+        each.argval in ("locals", "eval", "exec") or (each.argval == "vars" and after.opname == "CALL" and not after.arg)
+        for each, after in named
+    )
 
 
 def attributes(value: Any) -> Held:

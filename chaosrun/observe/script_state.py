@@ -25,7 +25,7 @@ from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.held import MODULE_INTERNALS, OWN_FILES, attributes
+from chaosrun.observe.held import MODULE_INTERNALS, OWN_FILES, attributes, locals_of
 
 LARGEST_BYTES = 1 << 20
 """Size of the largest tensor or array that is looked at: larger ones are taken for data sets, not state."""
@@ -78,7 +78,7 @@ def script_roots(accelerator: Accelerator) -> dict[str, object]:
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if is_own(name) and frame.f_code.co_filename.startswith(folder):
-            roots |= {key: value for key, value in frame.f_locals.items() if not key.startswith("__")}
+            roots |= {key: value for key, value in locals_of(frame).items() if not key.startswith("__")}
         frame = frame.f_back
     for module in [main, *_local_modules(folder)]:
         prefix = "" if module is main else f"{module.__name__}."

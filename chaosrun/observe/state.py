@@ -122,6 +122,9 @@ class ObservedState:
             self._bare = [(model, own.unwrap_model(model)) for model in own._models]
         return [bare for _, bare in self._bare]
 
+    def compared(self) -> list[Any]:
+        return [*self.prepared(), *self.optimizers()]
+
     def prepared(self) -> list[Any]:
         """Objects that are saved as a whole, and accelerate's wrappers of them."""
         own = self._accelerator

@@ -20,6 +20,7 @@ from chaosrun.observe.module_settings import ModuleSettings
 from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
+from chaosrun.observe.script_values import ScriptValues
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
@@ -30,8 +31,8 @@ from chaosrun.records.traces import (
     CheckpointRecord,
     EndRecord,
     Found,
+    HoldingsRecord,
     Line,
-    ModulesRecord,
     SaveRecord,
     Source,
     StartRecord,
@@ -82,6 +83,8 @@ class State(Protocol):
     def of_script(self) -> dict[str, str]:
         """What the script keeps beside the components."""
         ...
+
+    def compared(self) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,7 @@ class Observer:
             self._inspector = Inspector(state, order, leg, device)
         self._outside: Outside | None = None
         self._modules: ModuleSettings | None = None
+        self._values = ScriptValues(lambda: [self, *state.compared()])
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self.parameters: list[torch.nn.Parameter] = []
         self._weights = ""
@@ -227,10 +231,12 @@ class Observer:
         """Whether a batch of the next step has been seen."""
         return bool(self._digests)
 
-    def modules(self, step: int) -> None:
-        """Tell how the modules of a script that resumes by itself are set as this step begins."""
-        if self._modules and (held := self._modules.changed()):
-            self._trace.write(ModulesRecord(step=step, held=held))
+    def holdings(self, step: int) -> None:
+        """Tell what the script holds beside its tensors as this step begins."""
+        values = self._values.changed() if self._restarts_here else {}
+        modules = self._modules.changed() if self._modules else {}
+        if modules or values:
+            self._trace.write(HoldingsRecord(step=step, modules=modules, values=values))
 
     def open_window(self) -> None:
         """The first batch of a step is there."""

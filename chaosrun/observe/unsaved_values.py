@@ -22,6 +22,7 @@ from chaosrun.observe.state_dicts import name_of
 Values = dict[str, str]
 """Texts by path."""
 STREAMS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
+CONTAINERS = (list, tuple, deque, set, frozenset)
 MEMORY = torch.Tensor | numpy.ndarray
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
@@ -60,8 +61,8 @@ def unsaved_values(state: ObservedState, variables: Mapping[str, object], known:
     own = {
         name: each for name, each in state.all_registered().items() if not any(each is module for module in modules.values())
     }
-    registered = {name: _values({names.get(id(each), name): each}, inside - {id(each)}) for name, each in own.items()}
-    return UnsavedValues(_values(variables, saved), _values({**modules, **hooks}, inside), registered)
+    registered = {name: plain_values({names.get(id(each), name): each}, inside - {id(each)}) for name, each in own.items()}
+    return UnsavedValues(plain_values(variables, saved), plain_values({**modules, **hooks}, inside), registered)
 
 
 def _modules(state: ObservedState, names: Mapping[int, str]) -> dict[str, torch.nn.Module]:
@@ -118,16 +119,18 @@ def _texts(state: object) -> Iterator[str]:
             yield text_of(state) or ""
 
 
-def _values(roots: Mapping[str, object], saved: Collection[int]) -> Values:
-    """Nearest first. `saved`: ids of objects to pass over."""
+def plain_values(roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES) -> Values:
+    """Nearest first. `saved`: ids of objects to pass over; `most`: so many values and objects are looked at."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
-    while waiting and len(found) + len(met) < MOST_VALUES + len(saved):
+    while waiting and len(found) + len(met) < most + len(saved):
         path, value = waiting.popleft()
         kind = type(value)
         if kind in PLAIN or kind in STREAMS or _holds_plain_values(value):
             found[path] = text_of(value) or ""
+        elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
+            found[path] = f"{kind.__name__} of {len(value)}"
         elif id(value) not in met and _is_looked_into(kind):
             met.add(id(value))
             with contextlib.suppress(Exception):  # an object of the script may raise anything
@@ -158,5 +161,5 @@ def is_passed_over(kind: type) -> bool:
 
 
 def _holds_plain_values(value: Any) -> bool:
-    of_many = type(value) in (list, tuple, deque, set, frozenset) and 0 < len(value) <= MOST_CHILDREN
+    of_many = type(value) in CONTAINERS and 0 < len(value) <= MOST_CHILDREN
     return of_many and all(type(each) in PLAIN for each in value)

@@ -59,7 +59,7 @@ class Steps:
         if self.observer.is_between_steps:
             self.faults.pace.begin()
             self.observer.open_window()
-            self.observer.modules(self.done + 1)
+            self.observer.holdings(self.done + 1)
             self.faults.reach("fetch", self.done + 1)
 
     def before_synchronised_backward(self, loss: torch.Tensor | None = None) -> None:

@@ -181,7 +181,7 @@ class _Found:
             commits=tuple(_of(traces.CommittedRecord, self._lines)),
             saves=tuple(_of(traces.SaveRecord, self._lines)),
             saved=tuple(_of(traces.SavedRecord, self._lines)),
-            modules=tuple(_of(traces.ModulesRecord, self._lines)),
+            holdings=tuple(_of(traces.HoldingsRecord, self._lines)),
             end=next(_of(traces.EndRecord, self._lines), None),
         )
 

@@ -29,7 +29,7 @@ WORD_BYTES = 4
 ALIVE = "the script's "
 """With what names in `SaveRecord.held` begin that are of modules in memory, and not of what is saved."""
 CHANGES_OFTEN = "…"
-"""In a `ModulesRecord`: from here on it is not told any more."""
+"""In a `HoldingsRecord`: from here on it is not told any more."""
 UNNAMED = "unnamed-"
 """With what names of parameters begin that an optimizer steps and no module holds."""
 
@@ -272,12 +272,14 @@ class SavedRecord(TraceRecord, frozen=True, kw_only=True, tag="saved"):
     time_s: float
 
 
-class ModulesRecord(TraceRecord, frozen=True, kw_only=True, tag="modules"):
-    """How the modules of a script that resumes by itself are set as this step begins."""
+class HoldingsRecord(TraceRecord, frozen=True, kw_only=True, tag="holdings"):
+    """What a script holds beside its tensors as this step begins: all at an attempt's first step, later what changes."""
 
     step: AtLeastOne
-    held: Mapping[str, str]
-    """By path, a setting's text: all at an attempt's first step, later those that have changed; "": it is gone."""
+    modules: Mapping[str, str] = {}
+    """How its modules are set, if it resumes by itself: by path, a setting's text; "": it is gone."""
+    values: Mapping[str, Text] = {}
+    """Plain values of its own, where a restart may go on with this step: see `observe.script_values`."""
 
 
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
@@ -308,7 +310,7 @@ Line = (
     | CommittedRecord
     | SaveRecord
     | SavedRecord
-    | ModulesRecord
+    | HoldingsRecord
     | EndRecord
 )
 
@@ -361,7 +363,7 @@ class RankTrace:
     """Of checkpoints that were pending."""
     saves: tuple[SaveRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
-    modules: tuple[ModulesRecord, ...] = ()
+    holdings: tuple[HoldingsRecord, ...] = ()
     end: EndRecord | None = None
 
     @property

@@ -77,8 +77,8 @@ class Cause:
     @property
     def hint(self) -> str | None:
         hint = next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
-        if "ahead" in self.params:
-            hint = f"{self._filled(TABLE['files.ahead'].hint or '')}. If that is not it: {hint}"
+        for evidence in (name for name in ("values.apart", "files.ahead") if name.partition(".")[2] in self.params):
+            hint = f"{self._filled(TABLE[evidence].hint or '')}. If that is not it: {hint}"
         return f"{self.params['known']}: {hint}" if "known" in self.params else hint
 
     @property

@@ -27,7 +27,7 @@ from chaosrun.verify.own_saves import cut_short
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore
 from chaosrun.verify.replicas import Replicas
-from chaosrun.verify.suspects import told_of_files, told_of_modules, told_of_outside
+from chaosrun.verify.suspects import told_of_end, told_of_files, told_of_modules, told_of_outside, told_of_values
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -90,7 +90,7 @@ def rule(
     elif divergence:
         divergence = told_of_outside(drill, divergence)
     if divergence and not blameless:
-        divergence = told_of_files(drill, divergence)
+        divergence = told_of_files(drill, told_of_values(drill, divergence))
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
     if divergence and not blameless and drill.by_script and (damage := damage_taken(drill, divergence)):
@@ -110,6 +110,8 @@ def rule(
         or _of_doubts(checks, drill)
         or _pass(drill, attempts, landed=landed)
     )
+    if ruling.reason.code == "ended_at_another_step":
+        ruling = replace(ruling, reason=told_of_end(drill, ruling.reason))
     if drill.by_script:
         ruling = replace(ruling, reason=libraries.told(ruling.reason))
     return ruling, divergence

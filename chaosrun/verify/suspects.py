@@ -2,6 +2,7 @@
 it. Pure."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -10,6 +11,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.traces import ALIVE, CHANGES_OFTEN, RankTrace, SaveRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import DATA, QUANTITIES
+from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.own_saves import named_since
 from chaosrun.verify.restored import restored_difference
@@ -18,6 +20,11 @@ _RIGHT = ("first_after_restore", "restored_right", "streams_at_rest", "restored"
 """Variants of rows which say no more than that."""
 _READ_FROM_FILES = (*QUANTITIES, *DATA, "learning_rate", "registered_state_not_restored")
 """Codes of differences that may come of what a script reads in a file of its own."""
+_OF_VALUES = (
+    *(*QUANTITIES, "learning_rate", "lr_scheduler_not_restored", "optimizer_settings_not_restored", "other_optimizer_stepped"),
+    *("data_order_not_restored", "batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
+)
+"""Codes of differences that may come of a script's plain values."""
 _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 
 
@@ -59,9 +66,9 @@ def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
     generic = found.reason.code in QUANTITIES and found.reason.because in (*_RIGHT, "drew_before", None)
     if not generic or found.attempt < 2:
         return found
-    reference = next((trace for trace in drill.reference.traces if trace.rank == found.rank and trace.modules), None)
+    reference = next((trace for trace in drill.reference.traces if trace.rank == found.rank and trace.holdings), None)
     trace = drill.chaos.attempt(found.attempt).traces.get(found.rank)
-    if reference is None or trace is None or not trace.modules:
+    if reference is None or trace is None or not trace.holdings:
         return found
     expected, seen, after = (
         _modules_at(each, step) for each, step in ((reference, found.step), (trace, found.step), (trace, found.step + 1))
@@ -88,13 +95,59 @@ def told_of_files(drill: Drill, found: Divergence) -> Divergence:
     return replace(found, reason=found.reason.explained(found.reason.because, **told)) if names else found
 
 
+def told_of_values(drill: Drill, found: Divergence) -> Divergence:
+    """With the script's plain values that were not the undisturbed run's as the restart went on."""
+    attempt, reason = drill.chaos.attempt(found.attempt), found.reason
+    if reason.code not in _OF_VALUES or attempt.number < 2:
+        return found
+    return replace(found, reason=reason.explained(reason.because, **_values_apart(drill, attempt, found.rank)))
+
+
+def told_of_end(drill: Drill, reason: Cause) -> Cause:
+    """An end at another step, with the plain values of the first restart that had others."""
+    begun = ((attempt, rank) for attempt in drill.chaos.attempts[1:] for rank in sorted(attempt.traces))
+    about = next(filter(None, (_values_apart(drill, attempt, rank) for attempt, rank in begun)), {})
+    return reason.explained(reason.because, **about)
+
+
+def _values_apart(drill: Drill, attempt: Attempt, rank: int) -> Params:
+    """Left out are values that never change undisturbed (the step that it went on from), and those that no two runs have
+    alike."""
+    trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
+    legs = (drill.reference.attempts, drill.chaos.attempts)
+    undisturbed = [leg[0].traces[rank] for leg in legs if leg and rank in leg[0].traces]
+    known, *again = *map(_values_by_step, undisturbed), {}
+    expected, seen = known.get(step, {}), _values_by_step(trace).get(step, {}) if trace else {}
+    wandering = {name for other in again for at in known.keys() & other.keys() for name in _apart(known[at], other[at])}
+    changing = {name for held in known.values() for name in _apart(expected, held)}
+    names = sorted(_apart(expected, seen) & changing - wandering, key=_nearest)
+    what = [f"{name} = {seen[name]} (undisturbed {expected[name]})" for name in names]
+    return {"apart": what, "at": step} if what else {}
+
+
+def _values_by_step(trace: RankTrace) -> dict[int, dict[str, str]]:
+    """All values at each step at which any was told."""
+    held: dict[str, str] = {}
+    return {record.step: (held := {**held, **record.values}) for record in trace.holdings if record.values}
+
+
+def _nearest(path: str) -> tuple[int, bool, str]:
+    *above, name = path.split("/")
+    return len(above), name.startswith("_"), path
+
+
+def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
+    return {name for name in one.keys() & other.keys() if one[name] != other[name]}
+
+
 def _done_s(drill: Drill, attempt: Attempt) -> float:
     """When the step that an attempt went on from, and the save of it, was done."""
     step = attempt.resume_step
     for earlier in reversed(drill.chaos.attempts[: attempt.number - 1]):
         traces = [trace for trace in earlier.traces.values() if step in trace.steps]
         if traces:
-            saves = [save.time_s for trace in traces for save in (*trace.checkpoints, *trace.saves) if save.step == step]
+            lines = (line for trace in traces for line in (*trace.checkpoints, *trace.saves, *trace.saved))
+            saves = [line.time_s for line in lines if line.step == step]
             return max([*saves, *(trace.steps[step].time_s for trace in traces)])
     return max((start.time_s for start in drill.chaos.attempts[0].starts.values()), default=0.0)
 
@@ -106,7 +159,7 @@ def _called(path: str, layout: LegLayout) -> str:
 
 
 def _modules_at(trace: RankTrace, step: int) -> dict[str, str]:
-    held = {name: value for record in trace.modules if record.step <= step for name, value in record.held.items()}
+    held = {name: value for record in trace.holdings if record.step <= step for name, value in record.modules.items()}
     return {name: value for name, value in held.items() if value}
 
 

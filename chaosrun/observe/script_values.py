@@ -1,0 +1,76 @@
+"""The plain values of a script (numbers, texts, lists of them, random generators) at the steps from which a restart may go on:
+the variables of its running functions and of its modules, and what its objects keep. Changes nothing."""
+
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import xxhash
+
+from chaosrun.observe.held import is_of_the_job, locals_of
+from chaosrun.observe.unsaved_values import plain_values
+from chaosrun.wording import SECRET
+
+MOST_LOOKS = 64
+"""In an attempt."""
+MOST_VALUES = 600
+LONGEST = 24
+"""Characters of a text that is told as it is."""
+SLOW_S = 0.05
+"""A script that takes longer to look through is not looked at again."""
+
+
+class ScriptValues:
+    """What is told of them. `known`: what is compared elsewhere: models, optimizers."""
+
+    def __init__(self, known: Callable[[], list[Any]]) -> None:
+        self._known = known
+        self._told: dict[str, str] = {}
+        self._looks = MOST_LOOKS
+
+    def changed(self) -> dict[str, str]:
+        """Those that are not what they were when this was last asked, by path; empty once it has been asked too often."""
+        if self._looks == 0:
+            return {}
+        began_s, before = time.thread_time(), self._told
+        try:
+            variables = {name: value for names in _variables() for name, value in names.items()}
+            found = plain_values(variables, {id(each) for each in self._known()}, MOST_VALUES)
+            self._told = {name: _readable(name, text) for name, text in found.items()}
+        except Exception:  # an object of the script may raise anything, which must not reach the training
+            self._looks = 1
+        self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
+        return {name: text for name, text in self._told.items() if before.get(name) != text}
+
+
+def _variables() -> Iterator[dict[str, Any]]:
+    """By name: of the job's modules, then of its running functions, the innermost last."""
+    folders = tuple(os.path.join(os.path.abspath(folder), "") for folder in (os.curdir, *sys.path[:1]))
+    for name, module in list(sys.modules.items()):
+        # Not by getattr: a module may import something when it is asked for what it has not.
+        file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
+        if name == "__main__" or (file.startswith(folders) and is_of_the_job(file)):
+            prefix = "" if name == "__main__" else f"{name}."
+            yield {prefix + key: value for key, value in vars(module).items() if _counts(key, value)}
+    frames, frame = [], sys._getframe()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    for frame in reversed(frames):
+        if is_of_the_job(frame.f_code.co_filename):
+            yield {key: value for key, value in locals_of(frame).items() if _counts(key, value)}
+
+
+def _counts(name: str, value: object) -> bool:
+    return not name.startswith("__") and not issubclass(type(value), types.ModuleType)
+
+
+def _readable(name: str, text: str) -> str:
+    """Texts of the script's may be private: of longer ones, and of what is called like a secret, a digest is told."""
+    quoted = "'" in text or '"' in text
+    if quoted and (len(text) > LONGEST or SECRET.search(name.upper())):
+        return f"text {xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"
+    return text

@@ -1,0 +1,107 @@
+"""The plain values of a script, told where a restart may go on: found in functions and objects, and nothing is changed."""
+
+import gc
+import sys
+import types
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from chaosrun.observe import script_values
+from chaosrun.observe.held import locals_of
+from chaosrun.observe.script_values import MOST_LOOKS, ScriptValues
+
+
+@pytest.fixture(autouse=True)
+def _however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_values, "SLOW_S", 60.0)
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.sum, self.model = 0.0, torch.nn.Linear(2, 2)
+
+
+def test_values_of_functions_and_objects_are_told_and_then_what_changes() -> None:
+    meter, best, seen = Meter(), 0.5, [1.0, 2.0]
+    values = ScriptValues(lambda: [meter.model])
+    first = values.changed()
+    expected = {"meter/sum": "0.0", "best": "0.5", "seen": "list of 2: 1.0, 2.0"}
+    assert expected.items() <= first.items() and not [name for name in first if name.startswith("meter/model")]
+    meter.sum, best = 1.0, 0.25
+    seen.extend([3.0] * 300)
+    del first, expected
+    changed = values.changed()
+    assert {"meter/sum": "1.0", "best": "0.25", "seen": "list of 302"}.items() <= changed.items()
+    assert best == 0.25
+
+
+def test_long_texts_and_secrets_are_told_as_digests() -> None:
+    stage, api_key, command = "warmup", "abc", "x" * 30
+    told = ScriptValues(list).changed()
+    assert told["stage"] == "'warmup'" and stage
+    assert all(told[name].startswith("text ") for name in ("api_key", "command"))
+    assert api_key not in str(told) and command not in str(told)
+
+
+def test_it_is_asked_so_often_and_no_more() -> None:
+    values = ScriptValues(list)
+    for count in range(MOST_LOOKS):
+        assert values.changed()["count"] == str(count)
+    count = -1
+    assert values.changed() == {}
+
+
+def test_a_script_that_takes_long_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_values, "SLOW_S", 0.0)
+    values = ScriptValues(list)
+    assert values.changed()
+    later = 1
+    assert values.changed() == {} and later
+
+
+def test_an_error_in_looking_ends_it_and_reaches_nobody() -> None:
+    def broken() -> list[Any]:
+        raise RuntimeError
+
+    values = ScriptValues(broken)
+    assert [values.changed() for _ in range(2)] == [{}, {}]
+
+
+class Lazy(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        pytest.fail(f"it was asked for {name}")
+
+
+def test_modules_are_not_asked_for_what_they_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lazy_module_of_a_test", Lazy("lazy_module_of_a_test"))
+    assert ScriptValues(list).changed()
+
+
+def test_what_a_function_drops_is_not_kept_alive() -> None:
+    dropped = torch.zeros(3)
+    gone = weakref.ref(dropped)
+    assert "dropped" in locals_of(sys._getframe())
+    del dropped
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_function_that_asks_for_its_own_variables_finds_them_unchanged() -> None:
+    def asks(size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        taken = locals()
+        later = 3
+        return taken, {**locals_of(sys._getframe()), "later": later}
+
+    taken, found = asks(2)
+    assert taken == {"size": 2} and found == {"later": 3}
+
+
+@pytest.mark.parametrize("source", ["vars(args)", "model.eval()"])
+def test_one_that_only_seems_to_is_looked_at(source: str) -> None:
+    space: dict[str, Any] = {"locals_of": locals_of, "sys": sys}
+    exec(f"def function(args, model):\n    {source}\n    return locals_of(sys._getframe())", space)
+    model = torch.nn.Linear(1, 1)
+    assert space["function"](model, model).keys() == {"args", "model"}
