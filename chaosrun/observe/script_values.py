@@ -5,7 +5,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import xxhash
@@ -16,7 +16,8 @@ from chaosrun.wording import SECRET
 
 MOST_LOOKS = 64
 """In an attempt."""
-MOST_VALUES = 600
+MOST_VALUES = 400
+"""Of functions, and of modules."""
 LONGEST = 24
 """Characters of a text that is told as it is."""
 SLOW_S = 0.05
@@ -37,8 +38,8 @@ class ScriptValues:
             return {}
         began_s, before = time.thread_time(), self._told
         try:
-            variables = {name: value for names in _variables() for name, value in names.items()}
-            found = plain_values(variables, {id(each) for each in self._known()}, MOST_VALUES)
+            known = {id(each) for each in self._known()}
+            found = {**plain_values(_of_modules(), known, MOST_VALUES), **plain_values(_of_functions(), known, MOST_VALUES)}
             self._told = {name: _readable(name, text) for name, text in found.items()}
         except Exception:  # an object of the script may raise anything, which must not reach the training
             self._looks = 1
@@ -46,22 +47,33 @@ class ScriptValues:
         return {name: text for name, text in self._told.items() if before.get(name) != text}
 
 
-def _variables() -> Iterator[dict[str, Any]]:
-    """By name: of the job's modules, then of its running functions, the innermost last."""
-    folders = tuple(os.path.join(os.path.abspath(folder), "") for folder in (os.curdir, *sys.path[:1]))
-    for name, module in list(sys.modules.items()):
-        # Not by getattr: a module may import something when it is asked for what it has not.
-        file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
-        if name == "__main__" or (file.startswith(folders) and is_of_the_job(file)):
-            prefix = "" if name == "__main__" else f"{name}."
-            yield {prefix + key: value for key, value in vars(module).items() if _counts(key, value)}
+def _of_functions() -> dict[str, Any]:
+    """The variables of the script itself and of its running functions, of equal names the innermost's."""
+    found = _of_module("", sys.modules["__main__"])
     frames, frame = [], sys._getframe()
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
     for frame in reversed(frames):
         if is_of_the_job(frame.f_code.co_filename):
-            yield {key: value for key, value in locals_of(frame).items() if _counts(key, value)}
+            found |= {key: value for key, value in locals_of(frame).items() if _counts(key, value)}
+    return found
+
+
+def _of_modules() -> dict[str, Any]:
+    """The variables of modules that lie in the job's folder."""
+    folders = tuple(os.path.join(os.path.abspath(folder), "") for folder in (os.curdir, *sys.path[:1]))
+    found: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        # Not by getattr: a module may import something when it is asked for what it has not.
+        file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
+        if name != "__main__" and file.startswith(folders) and is_of_the_job(file):
+            found |= _of_module(f"{name}.", module)
+    return found
+
+
+def _of_module(prefix: str, module: types.ModuleType) -> dict[str, Any]:
+    return {prefix + key: value for key, value in vars(module).items() if _counts(key, value)}
 
 
 def _counts(name: str, value: object) -> bool:

@@ -162,7 +162,7 @@ _RESUME: Mapping[str, Row] = {
         "perhaps ahead of the checkpoint (keep it in the checkpoint, or cut it back to what the checkpoint tells)"
     ),
     "values.apart": detail(
-        hint="when it went on with step {at}, the script had {apart:6}, which no checkpoint brought back ({named})"
+        hint="when it went on with step {at}, the script had {had:6}, which no checkpoint brought back ({named})"
     ),
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }

@@ -33,6 +33,8 @@ class _Words(string.Formatter):
 _WORDS = _Words()
 OWN = "own"
 """The `because` of a row that replaces or adds to a code's row if the script resumes by itself."""
+_EVIDENCE = {"had": "values.apart", "ahead": "files.ahead"}
+"""By the parameter that a cause has of it, rows whose hint is put before the cause's own."""
 _SAVED = "save it with the checkpoint, and load it again"
 REMEDIES: Mapping[str, Mapping[str, str]] = {
     "chaosrun": {
@@ -77,8 +79,8 @@ class Cause:
     @property
     def hint(self) -> str | None:
         hint = next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
-        for evidence in (name for name in ("values.apart", "files.ahead") if name.partition(".")[2] in self.params):
-            hint = f"{self._filled(TABLE[evidence].hint or '')}. If that is not it: {hint}"
+        for evidence in (TABLE[name] for param, name in _EVIDENCE.items() if param in self.params):
+            hint = f"{self._filled(evidence.hint or '')}. If that is not it: {hint}"
         return f"{self.params['known']}: {hint}" if "known" in self.params else hint
 
     @property

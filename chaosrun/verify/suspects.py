@@ -122,7 +122,7 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int) -> Params:
     changing = {name for held in known.values() for name in _apart(expected, held)}
     names = sorted(_apart(expected, seen) & changing - wandering, key=_nearest)
     what = [f"{name} = {seen[name]} (undisturbed {expected[name]})" for name in names]
-    return {"apart": what, "at": step} if what else {}
+    return {"had": what, "at": step} if what else {}
 
 
 def _values_by_step(trace: RankTrace) -> dict[int, dict[str, str]]:
