@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from chaosrun.observe.held import is_of_the_job, locals_of
-from chaosrun.observe.unsaved_values import plain_values
+from chaosrun.observe.unsaved_values import generator_of, plain_values
 from chaosrun.wording import SECRET
 
 MOST_LOOKS = 64
@@ -40,7 +40,7 @@ class ScriptValues:
         try:
             known = {id(each) for each in self._known()}
             found = {**plain_values(_of_modules(), known, MOST_VALUES), **plain_values(_of_functions(), known, MOST_VALUES)}
-            self._told = {name: _readable(name, text) for name, text in found.items()}
+            self._told = dict(_readable(name, text) for name, text in found.items())
         except Exception:  # an object of the script may raise anything, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
@@ -80,9 +80,10 @@ def _counts(name: str, value: object) -> bool:
     return not name.startswith("__") and not issubclass(type(value), types.ModuleType)
 
 
-def _readable(name: str, text: str) -> str:
+def _readable(name: str, text: str) -> tuple[str, str]:
     """Texts of the script's may be private: of longer ones, and of what is called like a secret, a digest is told."""
     quoted = "'" in text or '"' in text
     if quoted and (len(text) > LONGEST or SECRET.search(name.upper())):
-        return f"text {xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"
-    return text
+        text = f"text {xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"
+    generator = generator_of(name)
+    return (f"{generator} (generator)", f"at {text}") if generator else (name, text)

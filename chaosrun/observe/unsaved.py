@@ -26,7 +26,7 @@ from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.loop_variables import loop_variables
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children
 from chaosrun.observe.state import ObservedState
-from chaosrun.observe.unsaved_values import UnsavedValues, is_passed_over, unsaved_values
+from chaosrun.observe.unsaved_values import UnsavedValues, generator_of, is_passed_over, unsaved_values
 
 SAMPLED = 1 << 16
 """So many elements of a tensor are compared to see whether it has changed."""
@@ -94,7 +94,7 @@ class Outside:
             # A registered object with an empty state_dict saves nothing.
             counts = was_there or group.owner is None or state == {}
             if counts and not handed_out and any(before.get(name) != digest for name, digest in now.items()):
-                generator = _generator_of(group.path)
+                generator = generator_of(group.path)
                 changed.append(f"{generator or group.path} ({'generator' if generator else _told(group.kind, len(own))})")
         return list(dict.fromkeys([*self._loose_optimizers(), *changed]))
 
@@ -102,7 +102,7 @@ class Outside:
         """Paths of plain values that were there before the first batch, that nobody saves, and that the training changed. To be
         asked after `found`."""
         changed = (self._values_left or self._plain()).changed(self._values, self._saved)
-        shown = ((_generator_of(path), path) for path in changed)
+        shown = ((generator_of(path), path) for path in changed)
         return list(dict.fromkeys(f"{generator} (generator)" if generator else path for generator, path in shown))
 
     def _plain(self) -> UnsavedValues:
@@ -137,12 +137,6 @@ class Outside:
                 parameters = sum(len(group["params"]) for group in optimizer.param_groups)
                 kind = f"{type(optimizer).__name__} over {parameters} parameters, which is not prepared"
                 yield f"{self._names[key]} ({kind})" if key in self._names else f"an optimizer ({kind})"
-
-
-def _generator_of(path: str) -> str:
-    """The generator inside of which this is; empty if it is in none."""
-    head, found, _ = path.removesuffix("/line").partition("/inside")
-    return head if found or path.endswith("/line") else ""
 
 
 def _told(kind: type, number: int) -> str:

@@ -139,6 +139,12 @@ def plain_values(roots: Mapping[str, object], saved: Collection[int], most: int 
     return found
 
 
+def generator_of(path: str) -> str:
+    """The generator inside of which this is; empty if it is in none."""
+    head, found, _ = path.removesuffix("/line").partition("/inside")
+    return head if found or path.endswith("/line") else ""
+
+
 def _is_mode(value: object, name: str) -> bool:
     return name == "training" and isinstance(value, torch.nn.Module)
 

@@ -85,12 +85,12 @@ def rule(
         divergence = _without_blame(divergence, drill.chaos, blameless.reason)
     elif divergence and (injection := explained(divergence, drill)):
         divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
+    if divergence and not blameless:
+        divergence = told_of_files(drill, told_of_values(drill, divergence))
     if divergence and drill.by_script:
         divergence = libraries.told_of(told_of_modules(drill, divergence), drill)
     elif divergence:
         divergence = told_of_outside(drill, divergence)
-    if divergence and not blameless:
-        divergence = told_of_files(drill, told_of_values(drill, divergence))
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
     if divergence and not blameless and drill.by_script and (damage := damage_taken(drill, divergence)):

@@ -49,7 +49,8 @@ def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
     """With what the undisturbed training changed and nobody saves, where all else was restored."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     right = attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
-    what = [*dict.fromkeys([*drill.outside, *drill.values_outside])]
+    values = () if "had" in reason.params else drill.values_outside
+    what = [*dict.fromkeys([*drill.outside, *values])]
     if not right or not what:
         return found
     if reason.code == "data_order_not_restored" and reason.because is None:
