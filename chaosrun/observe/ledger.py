@@ -7,6 +7,7 @@ loader skips, and change neither loader nor sampler.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -138,8 +139,8 @@ class BatchLedger:
 
     def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
         """The batch that these tensors are copies of, on another device for instance; None if it may be one of several."""
-        samples = {_sample(tensor) for tensor in tensors if tensor.numel() > 1}
-        alike = [(len(samples & {_sample(tensor) for tensor in entry.tensors}), entry) for entry in self._handed_out]
+        samples = _samples(tensors) if self._handed_out else set()
+        alike = [(len(samples & _samples(entry.tensors)), entry) for entry in self._handed_out]
         most = max((count for count, _ in alike), default=0)
         best = [entry for count, entry in alike if count == most]
         return best[0] if most and len(best) == 1 else None
@@ -176,9 +177,15 @@ class _HandedOut:
     """How many batches the iterator has handed out, this one included."""
 
 
-def _sample(tensor: torch.Tensor) -> tuple[Any, ...]:
-    flat = tensor.detach().reshape(-1)
-    return tensor.dtype, tensor.shape, *flat[:: flat.numel() // SAMPLED + 1].tolist()
+def _samples(tensors: Iterable[torch.Tensor]) -> set[tuple[Any, ...]]:
+    """Some values of each tensor of several; one that is no plain piece of memory (sparse, nested, meta) is left out."""
+    found: set[tuple[Any, ...]] = set()
+    for tensor in tensors:
+        with suppress(RuntimeError, TypeError, NotImplementedError):  # what each layout raises is its own
+            flat = tensor.detach().reshape(-1)
+            if flat.numel() > 1:
+                found.add((tensor.dtype, tensor.shape, *flat[:: flat.numel() // SAMPLED + 1].tolist()))
+    return found
 
 
 def listen() -> None:

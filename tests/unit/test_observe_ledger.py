@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -53,6 +53,32 @@ def test_a_batch_that_the_script_makes_anew_counts_for_the_pass_over_its_loader(
     ledger.taken([x - 1])
     ledger.fetched(skipping=False)
     assert ledger.passes == 2, "of two loaders it may be either's"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: torch.nested.nested_tensor(list(x)),
+        lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+        lambda x: x.to_mkldnn(),
+        lambda x: x.to("meta"),
+    ],
+    ids=["sparse", "csr", "nested", "jagged", "quantized", "mkldnn", "meta"],
+)
+def test_tensors_that_are_no_plain_memory_raise_nothing(
+    ledger: BatchLedger, kind: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    other = kind(torch.eye(2))
+    assert ledger.taken([other]) is None, "no loader has handed out anything"
+    made = iter(DataLoader(DATA, batch_size=2, collate_fn=lambda items: [kind(torch.stack([x for (x,) in items]))]))
+    next(made)
+    assert ledger.taken([other]) is None
+    (x,) = next(loader())
+    assert ledger.taken([other, x.clone()]) == [0, 1], "its copy is still known"
 
 
 def test_of_several_batches_none_is_told_but_behind_those_that_a_restart_skips(ledger: BatchLedger) -> None:
