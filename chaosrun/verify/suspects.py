@@ -91,7 +91,7 @@ def told_of_files(drill: Drill, found: Divergence) -> Divergence:
         return found
     done_s = _done_s(drill, attempt)
     ahead = [file for file in drill.chaos.read_again if file.attempt == attempt.number and file.changed_s > done_s]
-    names = sorted({_called(file.path, drill.chaos.layout) for file in ahead})
+    names = sorted({_called(file.path, drill.chaos.layout) for file in ahead} - _named_by_the_save(drill, attempt))
     told = {"ahead": names, "base": attempt.resume_step}
     return replace(found, reason=found.reason.explained(found.reason.because, **told)) if names else found
 
@@ -151,6 +151,15 @@ def _done_s(drill: Drill, attempt: Attempt) -> float:
             saves = [line.time_s for line in lines if line.step == step]
             return max([*saves, *(trace.steps[step].time_s for trace in traces)])
     return max((start.time_s for start in drill.chaos.attempts[0].starts.values()), default=0.0)
+
+
+def _named_by_the_save(drill: Drill, attempt: Attempt) -> set[str]:
+    """Files that were renamed last in the save that the attempt went on from. Python reports a rename before it is made: such
+    a file has changed after all that is recorded of that save."""
+    earlier = (trace for each in drill.chaos.attempts[: attempt.number - 1] for trace in each.traces.values())
+    written = sorted((save for trace in earlier for save in trace.saves), key=lambda save: save.time_s)
+    last = {save.path: save for save in written}
+    return {path for path, save in last.items() if save.how in ("rename", "link") and save.step == attempt.resume_step}
 
 
 def _called(path: str, layout: LegLayout) -> str:

@@ -180,3 +180,23 @@ def test_values_that_did_not_come_back_are_named(
             write_lines(path, [start, *before, *lines, *rest])
     hint = f"{judge(run).hint}"
     assert told in hint and ("the script had" in hint) == bool(told), hint
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["as saved", "written again"])
+def test_a_file_that_the_save_itself_has_renamed_is_not_ahead(tmp_path: Path, again: bool) -> None:
+    """A rename is reported before it is made: the file has changed after all that is recorded of its save."""
+    run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False), kills=SCRIPT_KILLS[:1])
+    leg = run.leg("chaos")
+    trace = leg.attempt(1).trace(0)
+    lines = list(read_lines(trace))
+    at = max(number for number, line in enumerate(lines) if line["kind"] == "save" and line["step"] == 4)
+    renamed = {**lines[at], "how": "rename", "path": "last.pt", "before": "last.tmp", "held": {}}
+    later = {**renamed, "how": "open", "step": 5, "done": False, "before": "", "time_s": renamed["time_s"] + 0.1}
+    write_lines(trace, [*lines[: at + 1], renamed, *([later] if again else []), *lines[at + 1 :]])
+    done = [line["time_s"] for rank in range(3) for line in read_lines(leg.attempt(1).trace(rank)) if line.get("step") == 4]
+    path = str(leg.output.absolute() / "last.pt")
+    record = {"path": path, "left_by": "", "changed_s": max(done) + 1e-4, "attempt": 2, "rank": 0}
+    leg.attempt(2).opened(0).write_text(f"{json.dumps(record)}\n")
+    verdict = judge(run)
+    assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
+    assert ("the script read last.pt" in f"{verdict.hint}") == again, verdict.hint
