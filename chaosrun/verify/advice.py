@@ -205,10 +205,10 @@ def saves_not_struck(drill: Drill) -> Iterator[str]:
 def nothing_saved_since(drill: Drill) -> Iterator[str]:
     """Of a script that resumes by itself: a count or an average that it lost shows in what it saves later."""
     before, since = drill.chaos.attempts[:1], drill.chaos.attempts[1:]
-    has_saved = [
-        any(save.held for each in some for trace in each.traces.values() for save in trace.saves) for some in (before, since)
-    ]
-    if drill.by_script and since and has_saved == [True, False]:
+    held = [[save.held for each in some for trace in each.traces.values() for save in trace.saves] for some in (before, since)]
+    if drill.by_script and since and not any(each.steps for each in since):
+        yield "no step was trained after a restart: nothing that a step needs was tested (kill it earlier)"
+    elif drill.by_script and since and [*map(any, held)] == [True, False]:
         yield (
             "no checkpoint was saved after a restart: what the checkpoints hold beside weights and optimizer (counts, "
             "averages, best values) could not be compared (kill it earlier)"

@@ -279,7 +279,7 @@ def resume_evidence(drill: Drill) -> Check:
     told: list[str] = []
     for attempt in drill.chaos.attempts:
         if wrong := wrong_resume(drill, attempt):
-            return failed(wrong.code, **wrong.params)
+            return failed(wrong.code, because=wrong.because, **wrong.params)
         if attempt.starts and attempt.number > 1:
             point = f"step {attempt.resume_step}" if attempt.went_on else "the beginning"
             told.append(f"attempt {attempt.number} from {point}")
@@ -298,7 +298,11 @@ def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
     if not began:
         return None
     problem = _apart(began) or _not_of_one_step(drill, attempt) or _not_the_newest(drill, attempt)
-    return Cause(problem[0], {"attempt": attempt.number, **problem[1]}) if problem else None
+    if problem is None:
+        return None
+    code, told = problem
+    because = "read" if code == "began_again" and _has_read(drill, attempt, told["path"]) else None
+    return Cause(code, {"attempt": attempt.number, **told}, because)
 
 
 def _apart(began: Mapping[int, int]) -> _Problem | None:
@@ -322,3 +326,9 @@ def _not_the_newest(drill: Drill, attempt: Attempt) -> _Problem | None:
     gone = any(saved.how == REMOVED and PurePath(newer.path).is_relative_to(saved.path) for saved in removed)
     code = "newest_removed" if gone else "checkpoint_passed_over" if attempt.went_on else "began_again"
     return code, {"step": attempt.resume_step, "newer": newer.step, "path": newer.path}
+
+
+def _has_read(drill: Drill, attempt: Attempt, path: str) -> bool:
+    """Whether the attempt has opened this file, which an earlier one had saved, or one in this folder."""
+    read = (f"{file.path}/" for file in drill.chaos.read_again if file.attempt == attempt.number)
+    return any(f"/{path.strip('/')}/" in each for each in read)

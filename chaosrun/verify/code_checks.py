@@ -30,7 +30,8 @@ WANDERS: Mapping[str, Row] = {
         "what os.listdir, glob and sets yield",
         "batch": "its samples hold other numbers each time, or a stream gives others: seed what augmentation, noise, and a "
         "stream's own shuffle or draw take their numbers from, and look for data that change meanwhile",
-        "weights": "it begins with other weights each time: torch.manual_seed before the model is built, and load one file",
+        "weights": "it begins with other weights each time: torch.manual_seed before the model is built, load one file, and "
+        "fill all memory that comes unfilled (to_empty of a model on the meta device, torch.empty)",
         "loss": "the same weights and samples give another loss: seed the generators that dropout and noise have of their own; "
         "deterministic: strict refuses operations that are not; look for what the clock, a file or the order of a set decides "
         "(a set of objects goes by their addresses)",

@@ -41,6 +41,14 @@ _RESUME: Mapping[str, Row] = {
         "have the script look for its newest complete checkpoint by itself, or tell a restart to (resume.args, resume.env)",
         "S6",
     ),
+    "began_again.read": Row(
+        "began again from step 0 although it read a checkpoint: attempt {attempt} opened that of step {newer} ({path})",
+        script("what it loads does not reach what it trains, or counts as the beginning", likely=True),
+        "{path} was found and opened, and the training began as at step 0: it holds none of what is trained (an empty state "
+        "dict: layers in a plain list are no part of a model), goes into other objects or names (strict=False, a model or an "
+        "optimizer built afterwards), an error of the load is caught, or the count of epochs or steps in it is that of the "
+        "beginning, and the weights are, too",
+    ),
     "checkpoint_passed_over": Row(
         "an older checkpoint was gone on from: attempt {attempt} went on from step {step} and passed over the complete "
         "checkpoint of step {newer} ({path})",
@@ -203,7 +211,8 @@ _BY_HAND = (
 OF_RATES: Mapping[str, tuple[str, str]] = {
     "of_the_beginning": (
         "the learning rate is that of the beginning",
-        "the scheduler, or the rate that the optimizer keeps, was not restored{scope}",
+        "the scheduler, or the rate that the optimizer keeps, was not restored, or was saved before the scheduler's first step"
+        "{scope}",
     ),
     "of_none": ("no step had this learning rate", "the scheduler was not restored, or counts otherwise after a restart{scope}"),
     "begun_anew": (

@@ -1,6 +1,7 @@
 """A script that saves and resumes by itself: evidence shows where its restarts went on, and each broken resume has its "
 "cause."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,6 +227,30 @@ def test_to_begin_again_although_a_checkpoint_was_there_is_a_cause_of_its_own(tm
     assert "although a checkpoint was there: attempt 2 passed over that of step 4 (ckpt-4/model.pt)" in verdict.cause
     assert [each.passed_over for each in verdict.attempts] == [None, 4, 8]
     assert verdict.divergence is None, "its numbers are right: it trained all over again"
+
+
+@pytest.mark.parametrize(
+    ("path", "read"), [("ckpt-4/model.pt", True), ("ckpt-4/optimizer.pt", False), ("best/other.pt", False)]
+)
+def test_to_begin_again_after_reading_the_checkpoint_is_not_told_as_passing_it_over(
+    tmp_path: Path, path: str, read: bool
+) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(start_over=True), kills=SCRIPT_KILLS[:1])
+    leg = run.leg("chaos")
+    opened = {"path": str(leg.output.absolute() / path), "left_by": "", "changed_s": 0.0, "attempt": 2, "rank": 0}
+    leg.attempt(2).opened(0).write_text(f"{json.dumps(opened)}\n")
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "began_again", "yours"), verdict.cause
+    assert ("although it read a checkpoint: attempt 2 opened that of step 4" in verdict.cause) == read, verdict.cause
+    assert ("look for its newest complete checkpoint" in f"{verdict.hint}") != read, verdict.hint
+    assert verdict.blame.likely == read
+
+
+@pytest.mark.parametrize(("at_step", "told"), [(11, False), (12, True)], ids=["before the last step", "after it"])
+def test_a_restart_that_has_no_step_to_train_is_told(tmp_path: Path, at_step: int, told: bool) -> None:
+    verdict = judge(write_script_run(tmp_path, kills=(replace(SCRIPT_KILLS[0], at_step=at_step),)))
+    assert verdict.status == "PASS", verdict.cause
+    assert any("no step was trained after a restart" in warning for warning in verdict.warnings) == told, verdict.warnings
 
 
 @pytest.mark.parametrize("also", [{}, {"rng": [], "step": None}], ids=["all", "other streams"])
