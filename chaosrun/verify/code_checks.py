@@ -303,9 +303,13 @@ _STEPS: Mapping[str, Row] = {
     "gradients_constant": Row(
         "every step's gradients have the same fingerprint: they were not seen",
         script("its gradients look alike at every step", likely=True),
+        "the loss does not depend on the weights, or its gradients are all zero (a cross entropy of one class, a loss of "
+        "detached or clipped values): no step can show what a restart has lost",
     ),
     "parameters_constant": Row(
-        "the parameters never changed: nothing was trained", script("its parameters never change", likely=True)
+        "the parameters never changed: nothing was trained",
+        script("its parameters never change", likely=True),
+        "a learning rate or gradients of zero, or an optimizer of other tensors than the model's",
     ),
     "parameters_unnamed": Row("the reference names no tensors on rank {rank}", _UNRELIABLE),
     "parameters_renamed": Row(

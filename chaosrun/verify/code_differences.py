@@ -90,7 +90,7 @@ DATA: Mapping[str, Row] = {
     ),
     "data_order_not_restored.broken": detail(
         hint="the batches begin as at step {step}, and then are others than those that follow there: what keeps the order (a "
-        "stream's shuffle buffer, a sampler's place, its epoch or its random stream) was not restored{scope}"
+        "stream's shuffle buffer, a sampler's place, its epoch or its random stream, an environment) was not restored{scope}"
     ),
     "data_order_not_restored.place": detail(hint="no recorded step saw this batch"),
     "source_keeps_its_place": Row(

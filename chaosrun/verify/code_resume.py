@@ -174,7 +174,10 @@ _RESUME: Mapping[str, Row] = {
     ),
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }
-_TOLD = "a sampler that has set_epoch (DistributedSampler) has to be told each epoch"
+_TOLD = (
+    "a sampler that has set_epoch (DistributedSampler) has to be told each epoch, counted on from the checkpoint's (one that "
+    "tells the epoch that is done, and not the next, has it done again)"
+)
 _DRAWN = (
     "an order that is drawn from a random stream (shuffle=True, RandomSampler) comes back with that stream, saved as it stands "
     "when an epoch begins and restored before the loader is opened (torch.get_rng_state, or the loader's generator), or with a "
