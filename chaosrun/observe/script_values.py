@@ -39,8 +39,9 @@ class ScriptValues:
         began_s, before = time.thread_time(), self._told
         try:
             known = {id(each) for each in self._known()}
-            found = {**plain_values(_of_modules(), known, MOST_VALUES), **plain_values(_of_functions(), known, MOST_VALUES)}
-            self._told = dict(_readable(name, text) for name, text in found.items())
+            variables = _of_modules(), _of_functions()
+            found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in variables]
+            self._told = dict(_readable(name, text) for some in found for name, text in some)
         except Exception:  # an object of the script may raise anything, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
@@ -67,7 +68,7 @@ def _of_modules() -> dict[str, Any]:
     for name, module in list(sys.modules.items()):
         # Not by getattr: a module may import something when it is asked for what it has not.
         file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
-        if name != "__main__" and file.startswith(folders) and is_of_the_job(file):
+        if name not in ("__main__", "__mp_main__") and file.startswith(folders) and is_of_the_job(file):
             found |= _of_module(f"{name}.", module)
     return found
 

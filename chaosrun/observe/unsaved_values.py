@@ -119,15 +119,18 @@ def _texts(state: object) -> Iterator[str]:
             yield text_of(state) or ""
 
 
-def plain_values(roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES) -> Values:
-    """Nearest first. `saved`: ids of objects to pass over; `most`: so many values and objects are looked at."""
+def plain_values(
+    roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES, *, numbers: bool = False
+) -> Values:
+    """Nearest first. `saved`: ids of objects to pass over; `most`: so many values and objects are looked at; `numbers`: tensors
+    of a single number count, too."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
     while waiting and len(found) + len(met) < most + len(saved):
         path, value = waiting.popleft()
         kind = type(value)
-        if kind in PLAIN or kind in STREAMS or _holds_plain_values(value):
+        if kind in PLAIN or kind in STREAMS or _holds_plain_values(value) or (numbers and _is_number(value)):
             found[path] = text_of(value) or ""
         elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
             found[path] = f"{kind.__name__} of {len(value)}"
@@ -143,6 +146,11 @@ def generator_of(path: str) -> str:
     """The generator inside of which this is; empty if it is in none."""
     head, found, _ = path.removesuffix("/line").partition("/inside")
     return head if found or path.endswith("/line") else ""
+
+
+def _is_number(value: object) -> bool:
+    """A tensor in the processor's memory, whose number nobody has to wait for."""
+    return type(value) is torch.Tensor and value.numel() == 1 and value.is_cpu and value.grad_fn is None
 
 
 def _is_mode(value: object, name: str) -> bool:

@@ -13,7 +13,8 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import same_batches
 from chaosrun.verify.left import fewer_bytes, left_over, other_figures
-from chaosrun.verify.rates import count_behind
+from chaosrun.verify.plain_values import counts_left_behind
+from chaosrun.verify.rates import schedule_behind
 from chaosrun.verify.recovery import set_aside_unplanned
 from chaosrun.verify.replicas import is_sharded, of_undisturbed
 from chaosrun.wording import count, listed
@@ -247,22 +248,6 @@ def optimizers_left_behind(drill: Drill) -> Iterator[str]:
         )
 
 
-def schedule_behind(drill: Drill) -> Iterator[str]:
-    """Of a run without a reference: the optimizer keeps the rate itself, so that a lost count shows only at the next change."""
-    for attempt in [] if drill.reference.attempts else drill.chaos.attempts:
-        found = count_behind(drill, attempt)
-        if found is None:
-            continue
-        name, saved, step, counted = found
-        yield (
-            f"a learning rate scheduler counted {saved} in the checkpoint of step {attempt.resume_step}, which attempt "
-            f"{attempt.number} went on from, and only {counted} ({name}) in what that attempt saved after step {step}: its "
-            "count was perhaps not restored, so that rates change later than they should. No step that was done twice shows "
-            "it (save and load the scheduler's state, too; nothing is wrong if the script means to begin a new schedule)"
-        )
-        return
-
-
 def damaged_by_nobody(drill: Drill) -> Iterator[str]:
     """Of a run in production: checkpoints that were found damaged. It went on from an older one, which cost steps."""
     aside = [] if drill.reference.attempts else set_aside_unplanned(drill)
@@ -378,6 +363,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     streams_not_restored,
     optimizers_left_behind,
     schedule_behind,
+    counts_left_behind,
     damaged_by_nobody,
     ranks_apart,
     files_not_compared,
@@ -390,7 +376,10 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
 )
 
 
-OF_RESULTS = (nothing_saved_since, newer_files, files_left_over, gathered_anew, figures_begun_anew, schedule_behind)
+OF_RESULTS = (
+    *(nothing_saved_since, newer_files, files_left_over, gathered_anew, figures_begun_anew, schedule_behind),
+    counts_left_behind,
+)
 """What may follow from the difference that a drill fails for."""
 
 

@@ -116,7 +116,23 @@ def _value(rate: str) -> float:
     return float.fromhex(rate)
 
 
-def count_behind(drill: Drill, attempt: Attempt) -> tuple[str, int, int, int] | None:
+def schedule_behind(drill: Drill) -> Iterator[str]:
+    """Of a run without a reference: the optimizer keeps the rate itself, so that a lost count shows only at the next change."""
+    for attempt in [] if drill.reference.attempts else drill.chaos.attempts:
+        found = _count_behind(drill, attempt)
+        if found is None:
+            continue
+        name, saved, step, counted = found
+        yield (
+            f"a learning rate scheduler counted {saved} in the checkpoint of step {attempt.resume_step}, which attempt "
+            f"{attempt.number} went on from, and only {counted} ({name}) in what that attempt saved after step {step}: its "
+            "count was perhaps not restored, so that rates change later than they should. No step that was done twice shows "
+            "it (save and load the scheduler's state, too; nothing is wrong if the script means to begin a new schedule)"
+        )
+        return
+
+
+def _count_behind(drill: Drill, attempt: Attempt) -> tuple[str, int, int, int] | None:
     """A scheduler of torch's that counts less in what this attempt saved than it had when it was saved at the step that the
     attempt went on from: its name, that count, the later step and the count there. None, too, where rates never change."""
     base = attempt.resume_step

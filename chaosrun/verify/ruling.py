@@ -24,10 +24,11 @@ from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.early_end import early_end, settled_step, up_to
 from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.own_saves import cut_short
+from chaosrun.verify.plain_values import told_of_end, told_of_values
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore
 from chaosrun.verify.replicas import Replicas
-from chaosrun.verify.suspects import told_of_end, told_of_files, told_of_modules, told_of_outside, told_of_values
+from chaosrun.verify.suspects import told_of_files, told_of_modules, told_of_outside
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -261,7 +262,9 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
     if ended and counted and not (divergence and _explains(divergence.reason, ended, drill)):
         # Its last restart went on with the right weights: only its count of steps differs since then.
         place = f"first difference: {divergence.kind} at step {divergence.step}" if divergence else None
-        return Ruling(status="FAIL", reason=_cause_of(ended), place=place)
+        first = {"first": divergence.reason.hint} if divergence and divergence.reason.hint else {}
+        reason = _cause_of(ended)
+        return Ruling(status="FAIL", reason=reason.explained(reason.because, **first), place=place)
     resumed = divergence and _went_on_wrong(checks, divergence)
     if divergence and not resumed:
         return of_divergence(divergence, drill.spec.data.resume)

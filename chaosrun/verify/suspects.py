@@ -2,7 +2,6 @@
 it. Pure."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -11,7 +10,6 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.traces import ALIVE, CHANGES_OFTEN, RankTrace, SaveRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import DATA, QUANTITIES
-from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.own_saves import named_since
 from chaosrun.verify.restored import restored_difference
@@ -20,11 +18,6 @@ _RIGHT = ("first_after_restore", "restored_right", "streams_at_rest", "restored"
 """Variants of rows which say no more than that."""
 _READ_FROM_FILES = (*QUANTITIES, *DATA, "learning_rate", "registered_state_not_restored")
 """Codes of differences that may come of what a script reads in a file of its own."""
-_OF_VALUES = (
-    *(*QUANTITIES, "learning_rate", "lr_scheduler_not_restored", "optimizer_settings_not_restored", "other_optimizer_stepped"),
-    *("data_order_not_restored", "batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
-)
-"""Codes of differences that may come of a script's plain values."""
 _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 
 
@@ -94,51 +87,6 @@ def told_of_files(drill: Drill, found: Divergence) -> Divergence:
     names = sorted({_called(file.path, drill.chaos.layout) for file in ahead} - _named_by_the_save(drill, attempt))
     told = {"ahead": names, "base": attempt.resume_step}
     return replace(found, reason=found.reason.explained(found.reason.because, **told)) if names else found
-
-
-def told_of_values(drill: Drill, found: Divergence) -> Divergence:
-    """With the script's plain values that were not the undisturbed run's as the restart went on."""
-    attempt, reason = drill.chaos.attempt(found.attempt), found.reason
-    if reason.code not in _OF_VALUES or attempt.number < 2:
-        return found
-    return replace(found, reason=reason.explained(reason.because, **_values_apart(drill, attempt, found.rank)))
-
-
-def told_of_end(drill: Drill, reason: Cause) -> Cause:
-    """An end at another step, with the plain values of the first restart that had others."""
-    begun = ((attempt, rank) for attempt in drill.chaos.attempts[1:] for rank in sorted(attempt.traces))
-    about = next(filter(None, (_values_apart(drill, attempt, rank) for attempt, rank in begun)), {})
-    return reason.explained(reason.because, **about)
-
-
-def _values_apart(drill: Drill, attempt: Attempt, rank: int) -> Params:
-    """Left out are values that never change undisturbed (the step that it went on from), and those that no two runs have
-    alike."""
-    trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
-    legs = (drill.reference.attempts, drill.chaos.attempts)
-    undisturbed = [leg[0].traces[rank] for leg in legs if leg and rank in leg[0].traces]
-    known, *again = *map(_values_by_step, undisturbed), {}
-    expected, seen = known.get(step, {}), _values_by_step(trace).get(step, {}) if trace else {}
-    wandering = {name for other in again for at in known.keys() & other.keys() for name in _apart(known[at], other[at])}
-    changing = {name for held in known.values() for name in _apart(expected, held)}
-    names = sorted(_apart(expected, seen) & changing - wandering, key=_nearest)
-    what = [f"{name} = {seen[name]} (undisturbed {expected[name]})" for name in names]
-    return {"had": what, "at": step} if what else {}
-
-
-def _values_by_step(trace: RankTrace) -> dict[int, dict[str, str]]:
-    """All values at each step at which any was told."""
-    held: dict[str, str] = {}
-    return {record.step: (held := {**held, **record.values}) for record in trace.holdings if record.values}
-
-
-def _nearest(path: str) -> tuple[int, bool, str]:
-    *above, name = path.split("/")
-    return len(above), name.startswith("_"), path
-
-
-def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
-    return {name for name in one.keys() & other.keys() if one[name] != other[name]}
 
 
 def _done_s(drill: Drill, attempt: Attempt) -> float:

@@ -1,0 +1,99 @@
+"""A script's plain values where a restart went on, held against the undisturbed run's. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from chaosrun.records.history import Attempt
+from chaosrun.records.traces import RankTrace
+from chaosrun.verify.check import Drill
+from chaosrun.verify.code_differences import QUANTITIES
+from chaosrun.verify.codes import Cause, Params
+
+if TYPE_CHECKING:
+    from chaosrun.verify.divergence import Divergence
+
+_OF_VALUES = (
+    *(*QUANTITIES, "learning_rate", "lr_scheduler_not_restored", "optimizer_settings_not_restored", "other_optimizer_stepped"),
+    *("data_order_not_restored", "batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
+)
+"""Codes of differences that may come of a script's plain values."""
+_ByStep = Mapping[int, Mapping[str, str]]
+"""Texts by path, by step."""
+_COUNTS = {"last_epoch": "base_lrs", "_growth_tracker": "_growth_factor"}
+"""Names in what a scheduler of learning rates, and a gradient scaler, count; each with another that lies beside it."""
+
+
+def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
+    """With the script's plain values that were not the undisturbed run's as the restart went on."""
+    attempt, reason = drill.chaos.attempt(found.attempt), found.reason
+    if reason.code not in _OF_VALUES or attempt.number < 2:
+        return found
+    return replace(found, reason=reason.explained(reason.because, **_values_apart(drill, attempt, found.rank)))
+
+
+def told_of_end(drill: Drill, reason: Cause) -> Cause:
+    """An end at another step, with the plain values of the first restart that had others."""
+    begun = ((attempt, rank) for attempt in drill.chaos.attempts[1:] for rank in sorted(attempt.traces))
+    about = next(filter(None, (_values_apart(drill, attempt, rank) for attempt, rank in begun)), {})
+    return reason.explained(reason.because, **about)
+
+
+def _values_apart(drill: Drill, attempt: Attempt, rank: int) -> Params:
+    """Left out are values that never change undisturbed (the step that it went on from), and those that no two runs have
+    alike."""
+    trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
+    known, *again = _undisturbed(drill, rank)
+    expected, seen = known.get(step, {}), _values_by_step(trace).get(step, {}) if trace else {}
+    changing = {name for held in known.values() for name in _apart(expected, held)}
+    names = sorted(_apart(expected, seen) & changing - _wandering(known, again), key=_nearest)
+    what = [f"{name} = {seen[name]} (undisturbed {expected[name]})" for name in names]
+    return {"had": what, "at": step} if what else {}
+
+
+def _undisturbed(drill: Drill, rank: int) -> list[_ByStep]:
+    """Those of the reference, and of the first attempt under faults."""
+    legs = (drill.reference.attempts, drill.chaos.attempts)
+    return [*(_values_by_step(leg[0].traces[rank]) for leg in legs if leg and rank in leg[0].traces), {}]
+
+
+def _wandering(known: _ByStep, again: Iterable[_ByStep]) -> set[str]:
+    return {name for other in again for at in known.keys() & other.keys() for name in _apart(known[at], other[at])}
+
+
+def _values_by_step(trace: RankTrace) -> _ByStep:
+    """All values at each step at which any was told."""
+    held: dict[str, str] = {}
+    return {record.step: (held := {**held, **record.values}) for record in trace.holdings if record.values}
+
+
+def _nearest(path: str) -> tuple[int, bool, str]:
+    *above, name = path.split("/")
+    return len(above), name.startswith("_"), path
+
+
+def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
+    return {name for name in one.keys() & other.keys() if one[name] != other[name]}
+
+
+def counts_left_behind(drill: Drill) -> Iterator[str]:
+    """Of schedulers and gradient scalers that stand otherwise to the end, where no step of the drill followed from it."""
+    for attempt in drill.chaos.attempts[1:]:
+        for rank, trace in sorted(attempt.traces.items()):
+            known, *again = _undisturbed(drill, rank)
+            seen = _values_by_step(trace)
+            last = max(known.keys() & seen.keys(), default=0)
+            counts = (path for path in _apart(known.get(last, {}), seen.get(last, {})) if _is_count(path, seen[last]))
+            for path in sorted({*counts} - _wandering(known, again))[:1]:
+                remedy = "save and load its state with the optimizer's" if drill.by_script else "prepare or register it"
+                yield (
+                    f"a scheduler or gradient scaler did not come back: {path} = {seen[last][path]} at step {last} of attempt "
+                    f"{attempt.number} (undisturbed {known[last][path]}). No step of this drill followed from it, later ones "
+                    f"may ({remedy}; nothing is wrong if it counts on from the restart in another way)"
+                )
+                return
+
+
+def _is_count(path: str, held: Mapping[str, str]) -> bool:
+    above, _, name = path.rpartition("/")
+    return name in _COUNTS and f"{above}/{_COUNTS[name]}" in held

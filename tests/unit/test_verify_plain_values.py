@@ -1,0 +1,86 @@
+"""A script's plain values where a restart went on: those that are not the undisturbed run's are named."""
+
+from pathlib import Path
+
+import pytest
+from legs import KILLS, Bugs, write_run
+from script_legs import SCRIPT_KILLS, Habits, write_script_run
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.verdict import judge
+from tests.records import read_lines, write_lines
+
+
+def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
+    """What the reference, the first attempt under faults, and the second held at step 5; and at the beginning."""
+    for (leg, attempt), values in zip((("reference", 1), ("chaos", 1), ("chaos", 2)), later, strict=True):
+        for rank in range(3):
+            path = run.leg(leg).attempt(attempt).trace(rank)
+            start, *rest = read_lines(path)
+            held = [(1, first), (5, values)] if attempt == 1 else [(5, values)]
+            write_lines(path, [start, *({"kind": "holdings", "step": step, "values": each} for step, each in held), *rest])
+
+
+@pytest.mark.parametrize(
+    ("reference", "again", "restarted", "told"),
+    [
+        (
+            {"best": "0.5", "n": "9"},
+            {"best": "0.5"},
+            {"best": "inf", "n": "9"},
+            "the script had best = inf (undisturbed 0.5), ",
+        ),
+        ({"best": "0.5"}, {"best": "0.5"}, {"best": "0.5"}, ""),
+        ({"best": "0.5"}, {"best": "0.6"}, {"best": "0.7"}, ""),
+        ({"begun": "0"}, {"begun": "0"}, {"begun": "4"}, ""),
+        ({"best": "0.5"}, {"best": "0.5"}, {"late": "1"}, ""),
+    ],
+    ids=["lost", "there", "wanders", "never changes", "not there yet"],
+)
+@pytest.mark.parametrize("attached", [True, False])
+def test_values_that_did_not_come_back_are_named(
+    tmp_path: Path, attached: bool, reference: dict[str, str], again: dict[str, str], restarted: dict[str, str], told: str
+) -> None:
+    bugs = Bugs(keep_augmentation=False)
+    write, kill = (write_run, KILLS[:1]) if attached else (write_script_run, SCRIPT_KILLS[:1])
+    run = write(tmp_path, bugs=bugs, kills=kill)
+    tell(run, {"best": "1.0", "begun": "0", "n": "1"}, reference, again, restarted)
+    hint = f"{judge(run).hint}"
+    assert told in hint and ("the script had" in hint) == bool(told), hint
+
+
+@pytest.mark.parametrize(("counted", "told"), [("0", True), ("2", False)])
+def test_of_an_end_at_another_step_values_and_the_first_difference_are_told(tmp_path: Path, counted: str, told: bool) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_rng=False), habits=Habits(ends_at=8), kills=SCRIPT_KILLS[:1])
+    tell(run, {"patience": "0"}, {"patience": "2"}, {"patience": "2"}, {"patience": counted})
+    verdict = judge(run)
+    assert verdict.code == "ended_at_another_step" and verdict.divergence is not None
+    assert ("the script had patience = 0 (undisturbed 2), which no checkpoint" in f"{verdict.hint}") == told
+    assert f"{verdict.hint}".endswith(f"Of the first difference: {verdict.divergence.reason.hint}")
+
+
+SCHEDULER = {"sched/base_lrs": "list of 1: 0.1", "scaler/_growth_factor": "2.0"}
+
+
+@pytest.mark.parametrize(
+    ("path", "restarted", "told"),
+    [
+        ("sched/last_epoch", "1", True),
+        ("scaler/_growth_tracker", "1", True),
+        ("sched/last_epoch", "4", False),
+        ("seen/last_epoch", "1", False),
+        ("sched/_step_count", "1", False),
+    ],
+)
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_schedule_that_stands_otherwise_to_the_end_is_warned_of(
+    tmp_path: Path, attached: bool, path: str, restarted: str, told: bool
+) -> None:
+    """Whether or not the rate changes within the drill, and in no checkpoint of the script's."""
+    write, kill = (write_run, KILLS[:1]) if attached else (write_script_run, SCRIPT_KILLS[:1])
+    run = write(tmp_path, kills=kill)
+    tell(run, {**SCHEDULER, path: "0"}, {path: "4"}, {path: "4"}, {**SCHEDULER, path: restarted})
+    verdict = judge(run)
+    assert verdict.status == "PASS"
+    warned = [each for each in verdict.warnings if f"{path} = {restarted} at step 5 of attempt 2 (undisturbed 4)" in each]
+    assert bool(warned) == told
