@@ -116,6 +116,12 @@ _RESUME: Mapping[str, Row] = {
         "what it builds after a restart does not fit what it saved, or it takes what the first start left behind for "
         "something else",
     ),
+    "never_came_back.refused": Row(
+        "never came back after {fault}: torch.load refuses its checkpoint, which holds {what}",
+        script("its torch.load refuses what it saved itself, although no save was seen to be cut short"),
+        "since torch 2.6 torch.load takes nothing but tensors and plain values, and the checkpoint holds {what}: load it "
+        "with weights_only=False (as it is your own), or save plain values in its place",
+    ),
     "never_came_back.later": Row(
         "trained on after {fault}, and did not come to its end: {message}",
         script("it raises in steps that follow a restart, which undisturbed it does not", likely=True),
@@ -189,6 +195,10 @@ _BY_LIBRARY: Mapping[str, Row] = {
         hint=f"{OF_EPOCH}: call set_epoch in every epoch, of a loader that skips, too; accelerate hands it to a sampler that "
         "has an epoch, Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)); another draws "
         "from a random stream that a restart begins anew"
+    ),
+    "sampler_epoch_not_set.accelerate_drawn": detail(
+        hint=f"{OF_EPOCH}, and the random streams do not stand where they should: {_DRAWN}; accelerate has such a generator, "
+        "Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)): call set_epoch in every epoch"
     ),
     "sampler_epoch_not_set.lightning-fabric": detail(
         hint=f"{OF_EPOCH}: tell the loader that Fabric made which pass it is, before each (loader._num_iter_calls = epoch)"

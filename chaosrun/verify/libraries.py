@@ -48,6 +48,11 @@ def _began(drill: Drill, found: Divergence) -> Standing | None:
     return next((standing(drill, each) for each in drill.chaos.attempts if each.number == found.attempt), None)
 
 
+def _streams_wrong(drill: Drill, found: Divergence) -> bool:
+    began = _began(drill, found)
+    return began is not None and "rng" in began.wrong
+
+
 def _begun_anew(drill: Drill, found: Divergence) -> bool:
     """The attempt began with the first data of the training."""
     began = _began(drill, found)
@@ -252,9 +257,10 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         reason = replace(reason, params={**reason.params, "known": known})
     if used and f"{reason.code}.{used[0]}" in TABLE and _advisable(divergence, drill):
         reason = replace(reason, because=used[0])
+        if reason.code == "sampler_epoch_not_set" and used[0] == "accelerate" and _streams_wrong(drill, divergence):
+            reason = replace(reason, because="accelerate_drawn")
     elif reason.code == "sampler_epoch_not_set" and reason.because is None:
-        began = _began(drill, divergence)
-        reason = replace(reason, because="drawn" if began and "rng" in began.wrong else "either")
+        reason = replace(reason, because="drawn" if _streams_wrong(drill, divergence) else "either")
     elif reason.code == "data_order_not_restored" and reason.because == "of_none" and (held := _beside_data(drill, divergence)):
         reason = reason.explained("beside", beside=held)
     elif reason.because in (None, "rest_of_epoch") and _saved_before_update(drill, divergence):

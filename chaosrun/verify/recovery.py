@@ -266,3 +266,9 @@ def _stretches(drill: Drill, trace: RankTrace) -> Iterator[tuple[range, RankTrac
 def _same_gradient(drill: Drill, trace: RankTrace, step: int) -> bool:
     seen, expected = trace.steps.get(step), drill.reference_lineage.at(trace.rank, step)
     return seen is not None and expected is not None and seen.grad == expected.grad
+
+
+def refused_by_load(message: str) -> str | None:
+    """The class that torch.load, which takes tensors and plain values alone since 2.6, says that a file holds besides."""
+    found = re.search(r"Weights only load failed.*Unsupported global: GLOBAL (\S+)", message, re.DOTALL)
+    return found and found[1]

@@ -26,7 +26,7 @@ from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.own_saves import cut_short
 from chaosrun.verify.plain_values import told_of_end, told_of_values
 from chaosrun.verify.premises import file_that_differs
-from chaosrun.verify.recovery import died_in_restore
+from chaosrun.verify.recovery import died_in_restore, refused_by_load
 from chaosrun.verify.replicas import Replicas
 from chaosrun.verify.suspects import told_of_files, told_of_modules, told_of_outside
 from chaosrun.wording import count
@@ -148,7 +148,9 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     because = None if damaged or cut_short(chaos) else "whole"
     if because and drill.by_script and any(each.number > last.attempt and each.steps for each in chaos.attempts):
         because = "later"
-    reason = Cause.of(code, because=because, fault=" and ".join(told), message=_message(end))
+    what = refused_by_load(_message(end)) if because == "whole" and drill.by_script else None
+    because = "refused" if what else because
+    reason = Cause.of(code, because=because, fault=" and ".join(told), message=_message(end), what=what)
     hint = end.hint if drill.by_script else None
     return Ruling(status="FAIL", reason=reason, hint=f"{reason.hint}; {hint}" if hint and not end.code else hint)
 

@@ -493,6 +493,25 @@ def test_the_one_of_several_optimizers_that_was_not_restored_is_named(
     assert ("the optimizer SGD began otherwise" in f"{verdict.hint}") == named, verdict.hint
 
 
+@pytest.mark.parametrize(("streams", "code"), [({}, "batch_contents"), ({"rng": [0], "step": None}, "rng_not_restored")])
+def test_other_contents_of_the_same_samples_are_put_down_to_streams_that_were_not_restored(
+    tmp_path: Path, streams: dict[str, Any], code: str
+) -> None:
+    """As a random crop has it in a script that seeds its streams when it begins, and restores all else."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        other = only("step", lambda line: {**line, "batch": [f"other {each}" for each in line["batch"]]})
+        edit_trace(run, "chaos", 2, rank, other)
+        edit_trace(
+            run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], "data": [], **streams}})
+        )
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+    assert ("seeded anew, and not restored; wrong, too: the data of no step" in f"{verdict.hint}") == bool(streams), (
+        verdict.hint
+    )
+
+
 @pytest.mark.parametrize(
     ("tensors", "loss", "streams", "status", "code"),
     [
@@ -660,6 +679,22 @@ def test_one_that_never_comes_back(tmp_path: Path) -> None:
     # Out of the undisturbed run's reach, too: then it is no matter of a restart.
     edit_journal(run, "reference", only("leg.finished", put(**ended)))
     assert judge(run).status == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("says", "refused"), [("Unsupported global: GLOBAL argparse.Namespace was not allowed", True), ("invalid load key", False)]
+)
+def test_one_that_cannot_load_the_objects_it_saved(tmp_path: Path, says: str, refused: bool) -> None:
+    """As dino, MAE and Swin do, which save their arguments, since torch.load takes `weights_only` for granted."""
+    run = write_script_run(tmp_path, habits=Habits(never_back="ckpt-4/optimizer.pt"), kills=SCRIPT_KILLS[:1])
+    message = (
+        f"rank 0 raised UnpicklingError before its first step: Weights only load failed.\n\tWeightsUnpickler error: {says}"
+    )
+    edit_journal(run, "chaos", only("leg.finished", put(outcome="user_error", message=message)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "never_came_back", "yours"), verdict.cause
+    assert ("which holds argparse.Namespace" in verdict.cause) == refused, verdict.cause
+    assert ("weights_only=False" in f"{verdict.hint}") == refused, verdict.hint
 
 
 def test_one_that_comes_back_and_fails_in_a_later_step(tmp_path: Path) -> None:

@@ -176,8 +176,10 @@ def test_an_order_that_came_again_is_laid_to_the_random_streams_first_where_they
     assert "those of epoch 0" in hint and "counts its own passes" in hint
     assert (hint.index("set_epoch") < hint.index("torch.get_rng_state")) == keep_rng
     assert ("the random streams do not stand where they should" in hint) == (not keep_rng)
-    headline = judged(tmp_path / "accelerate", {"accelerate": "1.15.0"}, Bugs(set_epoch=False, keep_rng=keep_rng)).headline
-    assert headline == "sampler epoch not set", "accelerate's has one"
+    verdict = judged(tmp_path / "accelerate", {"accelerate": "1.15.0"}, Bugs(set_epoch=False, keep_rng=keep_rng))
+    assert verdict.headline == "sampler epoch not set", "accelerate's has one"
+    hint = f"{verdict.hint}"
+    assert "use_seedable_sampler=True" in hint and ("torch.get_rng_state" in hint) == (not keep_rng), hint
 
 
 def test_an_order_that_came_early_is_not_laid_to_epochs_alone() -> None:
