@@ -16,6 +16,8 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from chaosrun.observe import seeds
+
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -62,8 +64,6 @@ class _Seen:
         self.kept: list[Any] | None = []
         """Optimizers and loaded modules, kept alive until the first step."""
         self.installed = False
-        self.seeded = False
-        """The script itself has seeded torch or restored its random stream."""
 
     def keep(self, thing: Any) -> None:
         if self.kept is not None and self.listens():
@@ -112,8 +112,9 @@ def uncompiled(hook: Hook) -> Hook:
 
 def install(listener: Listener) -> None:
     """Report to `listener` from now on, in this process and not in its children."""
-    _seen.listener, _seen.pid, _seen.seeded = listener, os.getpid(), False
+    _seen.listener, _seen.pid = listener, os.getpid()
     if _seen.installed:
+        seeds.forget()
         return
     _seen.installed = True
     _see_forward_passes()
@@ -121,17 +122,12 @@ def install(listener: Listener) -> None:
     _see_optimizers()
     _see_wrappers()
     _see_loads()
-    _see_seeds()
+    seeds.watch()
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
     """The parameters that it updates, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def seeded() -> bool:
-    """Whether the script has seeded torch, or restored its random stream."""
-    return _seen.seeded
 
 
 def let_go() -> None:
@@ -291,16 +287,3 @@ def _see_loads() -> None:
         return load(self, *args, **kwargs)
 
     torch.nn.Module.load_state_dict = load_state_dict
-
-
-def _see_seeds() -> None:
-    for name in ("manual_seed", "set_rng_state"):
-        inner = getattr(torch, name)
-
-        @functools.wraps(inner)
-        def seed(*args: Any, inner: Callable[..., Any] = inner, **kwargs: Any) -> Any:
-            _seen.seeded = True
-            return inner(*args, **kwargs)
-
-        setattr(torch, name, seed)
-        setattr(torch.random, name, seed)

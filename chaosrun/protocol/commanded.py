@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from chaosrun.observe import seeds
 from chaosrun.processes import answer_with_stacks
 from chaosrun.protocol.determinism import pin_algorithms, pin_process
 from chaosrun.records.announcements import VARIABLE, Announcement, Startup, decode_answer, decode_startup
@@ -47,6 +48,7 @@ def torch_imported() -> None:
     if "--multiprocessing-fork" not in sys.orig_argv:
         # A process that multiprocessing spawned is seeded by its parent.
         pin_process(seed=startup.seed, deterministic=startup.deterministic, threads=startup.threads)
+    seeds.watch()
     _Waiting(startup)
 
 

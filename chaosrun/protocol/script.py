@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
-from chaosrun.observe import hooks
+from chaosrun.observe import hooks, seeds
 from chaosrun.observe.alignment import Due, Standing
 from chaosrun.observe.contents import input_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, has_gradients, let_go_of_replaced, stepped_digest
@@ -286,7 +286,7 @@ class ScriptTraining:
             optimizers=state.optimizer_digests() if found else {},
             scheduled=self._order.attempt == 1 and state.scheduled(),
             in_part=state.in_part,
-            seeded=hooks.seeded(),
+            seeded=seeds.seeded(),
             again=again,
         )
         steps.start(self.position, began, arrival)

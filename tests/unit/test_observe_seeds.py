@@ -1,0 +1,38 @@
+"""Whether a script has seeded torch: chaosrun says so of one that has not."""
+
+import pytest
+import torch
+
+from chaosrun.observe import hooks, seeds
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (torch, torch.random):
+        for name in ("manual_seed", "set_rng_state"):
+            monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(seeds, "_seen", seeds._Seen())
+
+
+@pytest.mark.parametrize("by", ["manual_seed", "set_rng_state"])
+def test_what_a_script_seeds_before_it_joins_its_group_counts(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """As MoCo and many others do. Under a command the hooks come only then."""
+    seeds.watch()
+    assert not seeds.seeded()
+    state = torch.get_rng_state()
+    getattr(torch, by)(torch.initial_seed() if by == "manual_seed" else state)
+    monkeypatch.setattr(hooks, "_seen", hooks._Seen())
+    for name in ("_see_forward_passes", "_see_backward_passes", "_see_optimizers", "_see_wrappers", "_see_loads"):
+        monkeypatch.setattr(hooks, name, lambda: None)
+    hooks.install(None)  # type: ignore[arg-type]
+    assert seeds.seeded()
+    # A second script in the same process begins anew.
+    hooks.install(None)  # type: ignore[arg-type]
+    assert not seeds.seeded()
+
+
+def test_it_is_watched_once() -> None:
+    seeds.watch()
+    first = torch.manual_seed
+    seeds.watch()
+    assert torch.manual_seed is first and torch.random.manual_seed is first
