@@ -45,8 +45,12 @@ class Standing:
         return tuple(quantity for quantity in QUANTITIES if self.ranks[quantity])
 
     def nearest(self, quantity: str) -> int | None:
-        """The step nearest to `step` that has this value of the quantity; None: no step has it."""
-        return min(self.held[quantity], key=lambda step: abs(step - self.step), default=None)
+        """The step nearest to `step` that has this value of the quantity; None: no step has it. Where all that is wrong may be
+        of one step, it is of that one: a batch comes again in each epoch, and a rate stays for many steps."""
+        held = {*self.held[quantity]}
+        if quantity in self.wrong:
+            held &= set.intersection(*({*self.held[each]} or held for each in self.wrong)) or held
+        return min(held, key=lambda step: abs(step - self.step), default=None)
 
     @property
     def words(self) -> str:

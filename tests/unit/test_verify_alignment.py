@@ -493,6 +493,19 @@ def test_the_one_of_several_optimizers_that_was_not_restored_is_named(
     assert ("the optimizer SGD began otherwise" in f"{verdict.hint}") == named, verdict.hint
 
 
+def test_what_is_wrong_is_of_one_step_where_it_may_be(tmp_path: Path) -> None:
+    """As in a script that loads weights alone: its first batch, of one sample, comes again in a later epoch."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    found = {"step": None, "optimizer": [0], "data": [0, 5], "rates": [0, 1, 2, 3], "rng": []}
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], **found}}))
+        edit_trace(run, "chaos", 2, rank, only("step", lambda line: {**line, "lr": ["0x1p-9"], "state": "other"}))
+        other = only("step", lambda line: {**line, "batch": [f"other {each}" for each in line["batch"]]})
+        edit_trace(run, "chaos", 2, rank, other)
+    summary = check_of(judge(run), "resume_evidence").summary
+    assert "the optimizer of step 0, the data of step 0, learning rates of step 0, RNG of no step" in summary, summary
+
+
 @pytest.mark.parametrize(("streams", "code"), [({}, "batch_contents"), ({"rng": [0], "step": None}, "rng_not_restored")])
 def test_other_contents_of_the_same_samples_are_put_down_to_streams_that_were_not_restored(
     tmp_path: Path, streams: dict[str, Any], code: str
