@@ -291,6 +291,13 @@ _STEPS: Mapping[str, Row] = {
         "training changes: {what:6} ({named})",
         hazard="O8",
     ),
+    "files.ahead": detail(
+        hint="after the restart the script read {ahead:3}, which it had written to after step {base}: what stands there is "
+        "perhaps ahead of the checkpoint (keep it in the checkpoint, or cut it back to what the checkpoint tells)"
+    ),
+    "values.apart": detail(
+        hint="when it went on with step {at}, the script had {had:6}, which no checkpoint brought back ({named})"
+    ),
     "learning_rate.still": detail(
         hint="the learning rate stays what it was when the restart began, where it goes on changing undisturbed: it is set in "
         "a dict that the script took from optimizer.param_groups before the restore, which puts others in their place (take it "

@@ -171,13 +171,6 @@ _RESUME: Mapping[str, Row] = {
             "with the pass that it was saved in"
         ),
     ),
-    "files.ahead": detail(
-        hint="after the restart the script read {ahead:3}, which it had written to after step {base}: what stands there is "
-        "perhaps ahead of the checkpoint (keep it in the checkpoint, or cut it back to what the checkpoint tells)"
-    ),
-    "values.apart": detail(
-        hint="when it went on with step {at}, the script had {had:6}, which no checkpoint brought back ({named})"
-    ),
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
 }
 _TOLD = (

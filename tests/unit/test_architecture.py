@@ -310,6 +310,7 @@ FOREIGN_TEXTS = {
     "verify/alignment.py",  # names of files that a script saves
     "verify/own_saves.py",  # likewise
     "verify/suspects.py",  # names of entries in them
+    "verify/plain_values.py",  # names of a script's variables and attributes
     "verify/left.py",  # likewise
     "report/page.py",  # float.hex()
     "report/next_commands.py",  # a file's byte order mark
