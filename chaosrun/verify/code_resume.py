@@ -44,10 +44,9 @@ _RESUME: Mapping[str, Row] = {
     "began_again.read": Row(
         "began again from step 0 although it read a checkpoint: attempt {attempt} opened that of step {newer} ({path})",
         script("what it loads does not reach what it trains, or counts as the beginning", likely=True),
-        "{path} was found and opened, and the training began as at step 0: it holds none of what is trained (an empty state "
-        "dict: layers in a plain list are no part of a model), goes into other objects or names (strict=False, a model or an "
-        "optimizer built afterwards), an error of the load is caught, or the count of epochs or steps in it is that of the "
-        "beginning, and the weights are, too",
+        "{path} was found and opened, and the training began as at step 0: it holds none of what is trained (layers in a plain "
+        "list are no part of a model), goes into other objects or names (strict=False, a model or an optimizer built "
+        "afterwards), an error of the load is caught, or weights and count in it are those of the beginning",
     ),
     "checkpoint_passed_over": Row(
         "an older checkpoint was gone on from: attempt {attempt} went on from step {step} and passed over the complete "
