@@ -150,6 +150,8 @@ def locals_of(frame: types.FrameType) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1 << 12)
 def _asks(code: types.CodeType) -> bool:
     """Whether a function calls `locals`, `eval`, `exec`, or `vars` without an argument."""
+    if {"locals", "eval", "exec", "vars"}.isdisjoint(code.co_names):
+        return False
     steps = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
     named = ((each, after) for each, after in itertools.pairwise(steps) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     return any(

@@ -6,6 +6,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import xxhash
@@ -14,10 +15,13 @@ from chaosrun.observe.held import is_of_the_job, locals_of
 from chaosrun.observe.unsaved_values import generator_of, plain_values
 from chaosrun.wording import SECRET
 
-MOST_LOOKS = 64
+MOST_LOOKS = 1000
 """In an attempt."""
 MOST_VALUES = 400
 """Of functions, and of modules."""
+NEWEST = 300
+"""So many modules, those imported last, may be the job's: to look at all that a process was forked with has each page of memory
+copied that holds one, while a restart waits."""
 LONGEST = 24
 """Characters of a text that is told as it is."""
 SLOW_S = 0.05
@@ -65,7 +69,8 @@ def _of_modules() -> dict[str, Any]:
     """The variables of modules that lie in the job's folder."""
     folders = tuple(os.path.join(os.path.abspath(folder), "") for folder in (os.curdir, *sys.path[:1]))
     found: dict[str, Any] = {}
-    for name, module in list(sys.modules.items()):
+    for name in [*islice(reversed(sys.modules), NEWEST)]:
+        module = sys.modules.get(name)
         # Not by getattr: a module may import something when it is asked for what it has not.
         file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
         if name not in ("__main__", "__mp_main__") and file.startswith(folders) and is_of_the_job(file):
