@@ -53,6 +53,8 @@ HEAP_TYPE = 1 << 9
 MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 COUNTING = (enumerate, zip, map, filter, reversed, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
 """Iterators that a loop may use; they live on the stack of the running function."""
+HELD_BY_ITS_FRAME = 3
+"""References to the variables of a function that nobody else has asked for, as `sys.getrefcount` counts here."""
 SETS = re.compile(r"\bself\.(\w+)(?=(?:, self\.\w+)*(?:: [^=\n]+)? [-+*/|&]?= )|\bsetattr\(self, \"(\w+)\"")
 """Matches the statements by which a Python class sets its attributes."""
 
@@ -142,7 +144,7 @@ def locals_of(frame: types.FrameType) -> dict[str, Any]:
         return {}
     kept = frame.f_locals
     found = dict(kept)
-    if type(kept) is dict and sys.gettrace() is None:
+    if type(kept) is dict and sys.gettrace() is None and sys.getrefcount(kept) <= HELD_BY_ITS_FRAME:
         kept.clear()
     return found
 

@@ -130,13 +130,13 @@ def plain_values(
     while waiting and len(found) + len(met) < most + len(saved):
         path, value = waiting.popleft()
         kind = type(value)
-        if kind in PLAIN or kind in STREAMS or _holds_plain_values(value) or (numbers and _is_number(value)):
-            found[path] = text_of(value) or ""
-        elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
-            found[path] = f"{kind.__name__} of {len(value)}"
-        elif id(value) not in met and _is_looked_into(kind):
-            met.add(id(value))
-            with contextlib.suppress(Exception):  # an object of the script may raise anything
+        with contextlib.suppress(Exception):  # an object of the script may raise anything
+            if kind in PLAIN or kind in STREAMS or _holds_plain_values(value) or (numbers and _is_number(value)):
+                found[path] = text_of(value) or ""
+            elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
+                found[path] = f"{kind.__name__} of {len(value)}"
+            elif id(value) not in met and _is_looked_into(kind):
+                met.add(id(value))
                 held = islice(children(value), MOST_CHILDREN)
                 waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_mode(value, name))
     return found
@@ -150,7 +150,13 @@ def generator_of(path: str) -> str:
 
 def _is_number(value: object) -> bool:
     """A tensor in the processor's memory, whose number nobody has to wait for."""
-    return type(value) is torch.Tensor and value.numel() == 1 and value.is_cpu and value.grad_fn is None
+    return (
+        type(value) is torch.Tensor
+        and value.numel() == 1
+        and value.is_cpu
+        and value.layout is torch.strided
+        and value.grad_fn is None
+    )
 
 
 def _is_mode(value: object, name: str) -> bool:

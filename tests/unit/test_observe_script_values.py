@@ -106,3 +106,17 @@ def test_one_that_only_seems_to_is_looked_at(source: str) -> None:
     exec(f"def function(args, model):\n    {source}\n    return locals_of(sys._getframe())", space)
     model = torch.nn.Linear(1, 1)
     assert space["function"](model, model).keys() == {"args", "model"}
+
+
+def test_variables_that_somebody_has_asked_for_stay_there() -> None:
+    held = sys._getframe().f_locals
+    later = 1
+    assert locals_of(sys._getframe())["later"] == later
+    assert not isinstance(held, dict) or "held" in held
+
+
+def test_one_value_that_cannot_be_read_leaves_the_others() -> None:
+    sparse, whole = torch.ones(1).to_sparse(), torch.ones(1)
+    told = ScriptValues(list).changed()
+    assert told["whole"] == "tensor 1.0" and "sparse" not in told
+    del sparse, whole
