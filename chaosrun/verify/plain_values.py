@@ -20,6 +20,7 @@ _OF_VALUES = (
 """Codes of differences that may come of a script's plain values."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
+_ROUNDS = ("i", "j", "idx", "index", "batch_idx", "batch_index", "iteration")
 _COUNTS = {"last_epoch": "base_lrs", "_growth_tracker": "_growth_factor"}
 """Names in what a scheduler of learning rates, and a gradient scaler, count; each with another that lies beside it."""
 
@@ -67,13 +68,20 @@ def _values_by_step(trace: RankTrace) -> _ByStep:
     return {record.step: (held := {**held, **record.values}) for record in trace.holdings if record.values}
 
 
-def _nearest(path: str) -> tuple[int, bool, str]:
+def _nearest(path: str) -> tuple[bool, int, bool, str]:
+    """In which order they are told: what counts the rounds of a loop, most often of no consequence, comes last."""
     *above, name = path.split("/")
-    return len(above), name.startswith("_"), path
+    return path in _ROUNDS, len(above), name.startswith("_"), path
 
 
 def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
-    return {name for name in one.keys() & other.keys() if one[name] != other[name]}
+    return {name for name in one.keys() & other.keys() if one[name] != other[name] and not _is_to_come(name, one, other)}
+
+
+def _is_to_come(path: str, *held: Mapping[str, str]) -> bool:
+    """A gradient scaler takes in what was loaded when it is first used."""
+    name = path.rpartition("/")[2]
+    return name in ("_scale", "_growth_tracker") and any(each[path] == "None" for each in held)
 
 
 def counts_left_behind(drill: Drill) -> Iterator[str]:
