@@ -34,12 +34,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ({"best": "0.5"}, {"best": "0.6"}, {"best": "0.7"}, ""),
         ({"begun": "0"}, {"begun": "0"}, {"begun": "4"}, ""),
         ({"best": "0.5"}, {"best": "0.5"}, {"late": "1"}, ""),
-        (
-            {"i": "4", "n": "9"},
-            {"i": "4", "n": "9"},
-            {"i": "0", "n": "0"},
-            "had n = 0 (undisturbed 9), i = 0 (undisturbed 4), which",
-        ),
+        ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (undisturbed 9), i = 0 (undisturbed 4)"),
         ({"s/_scale": "tensor 4.0"}, {}, {"s/_scale": "None"}, ""),
     ],
     ids=["lost", "there", "wanders", "never changes", "not there yet", "rounds last", "a scaler before its use"],
