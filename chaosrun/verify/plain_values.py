@@ -21,7 +21,7 @@ _OF_VALUES = (
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
 _ROUNDS = ("i", "j", "idx", "index", "batch_idx", "batch_index", "iteration")
-_COUNTS = {"last_epoch": "base_lrs", "_growth_tracker": "_growth_factor"}
+_COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
 """Names in what a scheduler of learning rates, and a gradient scaler, count; each with another that lies beside it."""
 
 

@@ -61,7 +61,7 @@ def test_of_an_end_at_another_step_values_and_the_first_difference_are_told(tmp_
     assert f"{verdict.hint}".endswith(f"Of the first difference: {verdict.divergence.reason.hint}")
 
 
-SCHEDULER = {"sched/base_lrs": "list of 1: 0.1", "scaler/_growth_factor": "2.0"}
+SCHEDULER = {"sched/_last_lr": "list of 1: 0.1", "scaler/_growth_factor": "2.0"}
 
 
 @pytest.mark.parametrize(
