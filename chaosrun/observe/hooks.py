@@ -148,8 +148,9 @@ def _see_forward_passes() -> None:
         if _seen.inside or not torch.is_grad_enabled():
             return inner(self, *inputs, **named)
         listener = _seen.hears()
-        # A loss function, a metric, an augmentation: modules without parameters only compute.
-        if listener is None or next(self.parameters(), None) is None:
+        # A loss function, a metric, an augmentation: modules without parameters only compute. Nothing is trained on meta: a
+        # copy whose operations are counted.
+        if listener is None or (first := next(self.parameters(), None)) is None or first.is_meta:
             return inner(self, *inputs, **named)
         _seen.inside = True
         try:
@@ -175,6 +176,8 @@ def _see_backward_passes() -> None:
             return inner(tensors, *args, **kwargs)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         roots = [root for root in roots if isinstance(root, torch.Tensor)]
+        if any(root.is_meta for root in roots):
+            return inner(tensors, *args, **kwargs)
         return listener.backward(roots, lambda: inner(tensors, *args, **kwargs))
 
     torch.autograd.backward = backward

@@ -290,6 +290,7 @@ class Observer:
         parameters = fingerprint(self.parameters)
         gradients = combined(self._gradients) if self._gradients else None
         worded = self._restarts_here or len(self.parameters) <= FEW_TENSORS
+        losses = [loss.to(self._device, torch.float64).reshape(()) for loss in self._losses]
         self._trace.write(
             StepRecord(
                 step=position.step,
@@ -300,9 +301,7 @@ class Observer:
                 batch=tuple(self._digests) or (NO_INPUTS,),
                 rng=self._rng_before,
                 # One transfer from the device for all of them.
-                loss=_hex_of(
-                    torch.stack([loss.double().reshape(()) for loss in self._losses]).tolist() if self._losses else ()
-                ),
+                loss=_hex_of(torch.stack(losses).tolist() if losses else ()),
                 lr=_hex_of(self._rates),
                 grad=gradients.value if gradients else "",
                 grads=gradients.each if gradients and worded else b"",

@@ -57,6 +57,12 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
 
 
+def test_a_copy_on_meta_whose_operations_are_counted_is_the_scripts_alone(heard: Computing, model: torch.nn.Module) -> None:
+    copy = torch.nn.Sequential(*model).to("meta")
+    copy(INPUTS.to("meta")).sum().backward()
+    assert (heard.forwards, heard.backwards) == ([], [])
+
+
 def test_a_traced_model_in_training_mode_is_the_scripts_alone(heard: Computing, model: torch.nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
