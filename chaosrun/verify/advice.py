@@ -17,7 +17,7 @@ from chaosrun.verify.plain_values import counts_left_behind
 from chaosrun.verify.rates import schedule_behind
 from chaosrun.verify.recovery import set_aside_unplanned
 from chaosrun.verify.replicas import is_sharded, of_undisturbed
-from chaosrun.wording import count, listed
+from chaosrun.wording import count, listed, rank_list
 
 ENOUGH = 8000
 TELLING = 8
@@ -259,9 +259,12 @@ def damaged_by_nobody(drill: Drill) -> Iterator[str]:
 def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
     """A script that neither seeds nor restores torch's random stream: its attempts draw the same numbers only by chaosrun's
     seed."""
-    if drill.by_script and any(not start.seeded for attempt in drill.chaos.attempts[1:] for start in attempt.starts.values()):
+    starts = [start for attempt in drill.chaos.attempts[1:] for start in attempt.starts.values()] if drill.by_script else []
+    unseeded = sorted({start.rank for start in starts if not start.seeded})
+    if unseeded:
+        where = "" if unseeded == sorted({start.rank for start in starts}) else f"on {rank_list(unseeded)} "
         yield (
-            "the script does not seed torch, nor restore its random stream: chaosrun seeded every attempt alike (seed "
+            f"{where}the script does not seed torch, nor restore its random stream: chaosrun seeded every attempt alike (seed "
             f"{drill.spec.seed}). Outside chaosrun a restart draws other numbers: a random split of the data, say, is another "
             "one (seed it, or save what was drawn)"
         )

@@ -13,7 +13,7 @@ from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, same_batches
 from chaosrun.verify.own_saves import REMOVED, WRITERS, Saved, saves, without_digits
 from chaosrun.verify.restored import lost_optimizers
-from chaosrun.wording import count, listed
+from chaosrun.wording import count, listed, rank_list
 
 QUANTITIES: Mapping[str, tuple[str, str, Kind]] = {
     "weights": ("weights", "weights", "weights"),
@@ -152,6 +152,8 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
         return Cause(f"{code}_not_restored", about, "of_no_model")
     if nearest is None and (other := _held_by(drill, attempt, wrong[0], standing.step, quantity)) is not None:
         return Cause(f"{code}_of_another_rank", {**about, "other": other})
+    if quantity == "rng" and nearest in (None, 0) and (right := sorted(standing.began - {*wrong})):
+        return Cause(f"{code}_not_restored", {**about, "right": rank_list(right), "others": rank_list(wrong)}, "on_some_ranks")
     if nearest is None:
         return Cause(f"{code}_not_restored", about, "of_none")
     if nearest == 0 or quantity == "data":

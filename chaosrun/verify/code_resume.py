@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from chaosrun.verify.blame import Blame, Row, detail, nobody, script
 from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS, OF_EPOCH
+from chaosrun.verify.code_streams import OWN, STREAM_ROWS
 
-_OWN = script("its own resume, or the library that it leaves that to, did not bring it back", likely=True)
 _MIXED = script("its own resume combines state of different steps")
 
 _BESIDE = detail(
@@ -247,7 +247,7 @@ _STATES: Mapping[str, Row] = {
     ),
     "sampler_epoch_ahead.own": Row(
         "a later epoch's order",
-        _OWN,
+        OWN,
         f"{OF_EPOCH}: epochs were counted twice, or the random stream that the order is drawn from was saved after the next "
         "epoch had begun{by_all}",
     ),
@@ -306,7 +306,7 @@ _STATES: Mapping[str, Row] = {
         "its other optimizers came back): its state was not saved, or not loaded{scope}"
     ),
     "optimizer_state_of_another_step.own": Row(
-        "", _OWN, "the optimizer's state of step {step}, the weights of step {base}: files of two checkpoints were mixed{scope}"
+        "", OWN, "the optimizer's state of step {step}, the weights of step {base}: files of two checkpoints were mixed{scope}"
     ),
     "optimizer_settings_not_restored.own": Row(
         "",
@@ -327,7 +327,7 @@ _STATES: Mapping[str, Row] = {
     ),
     "lr_scheduler_of_another_step.own": Row(
         "",
-        _OWN,
+        OWN,
         "the learning rate is that of step {step}, not of step {base}: its scheduler's state was not loaded, or was saved "
         "before the scheduler's own step, or a scheduler that is made after the optimizer was loaded sets its first rate "
         "anew{scope}",
@@ -336,7 +336,7 @@ _STATES: Mapping[str, Row] = {
         "learning rate of another step",
         hint=f"the learning rate is that of step {{step}}, not of step {{base}}: {_BY_HAND}{{scope}}",
     ),
-    "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: {scheduler}"),
+    "lr_scheduler_not_restored.own": Row("", OWN, "{where}: {scheduler}"),
     "lr_scheduler_not_restored.still": Row(
         "learning rate stands still",
         hint="the learning rate stays what it was when the restart began, where it goes on changing undisturbed: its scheduler "
@@ -350,27 +350,6 @@ _STATES: Mapping[str, Row] = {
         f"lr_scheduler_not_restored.{because}": detail(hint=f"{seen}: {follows}")
         for because, (seen, follows) in OF_RATES.items()
     },
-    "rng_not_restored.of_the_beginning": detail(
-        hint="the {streams} stand where they stood before step 1: seeded anew, and not restored{scope}"
-    ),
-    "rng_not_restored.of_none": detail(
-        hint="the {streams} stand where they stood at no step{scope}: they were not saved on every rank, or something "
-        "drew after they were restored; a loader that is started draws its seed from the global stream (restore after the "
-        "loader's first batch, or give the loader a generator of its own)",
-        hazard="R1",
-    ),
-    "rng_of_another_rank.own": Row(
-        "",
-        _OWN,
-        "rank {rank} began with the random streams of rank {other}: that rank's file was loaded, or that rank alone saved its "
-        "own (each rank has its own: save and load those of each){scope}",
-    ),
-    "rng_of_another_step.own": Row(
-        "",
-        _OWN,
-        "the random streams stand where they stood at step {step}, not at step {base}: saved at another time, or something "
-        "drew as much after they were restored (an evaluation){scope}",
-    ),
     "ended_at_another_step.own": Row(
         "",
         script("what ends it, or how it counts, is not the same after a restart"),
@@ -394,7 +373,7 @@ def _own() -> Iterator[tuple[str, Row]]:
     """Rows of state that chaosrun would have restored."""
     for code, row in DIFFERENCE_ROWS.items():
         if "." not in code and row.blame is not None and row.blame.whose == "chaosrun":
-            yield f"{code}.own", Row("", _OWN)
+            yield f"{code}.own", Row("", OWN)
 
 
-RESUME_ROWS: Mapping[str, Row] = {**_RESUME, **dict(_own()), **_STATES, **_BY_LIBRARY}
+RESUME_ROWS: Mapping[str, Row] = {**_RESUME, **dict(_own()), **STREAM_ROWS, **_STATES, **_BY_LIBRARY}

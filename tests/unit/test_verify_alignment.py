@@ -506,6 +506,19 @@ def test_what_is_wrong_is_of_one_step_where_it_may_be(tmp_path: Path) -> None:
     assert "the optimizer of step 0, the data of step 0, learning rates of step 0, RNG of no step" in summary, summary
 
 
+def test_streams_that_came_back_on_some_ranks_are_told_by_rank(tmp_path: Path) -> None:
+    """As where rank 0 alone calls accelerate's save_state."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in (1, 2):
+        edit_trace(
+            run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": []}})
+        )
+        edit_trace(run, "chaos", 2, rank, only("step", put(rng="other", loss=["0x1p-9"])))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "rng_not_restored"), verdict.cause
+    assert "came back on rank 0, not on ranks 1 and 2" in f"{verdict.hint}", verdict.hint
+
+
 @pytest.mark.parametrize(("streams", "code"), [({}, "batch_contents"), ({"rng": [0], "step": None}, "rng_not_restored")])
 def test_other_contents_of_the_same_samples_are_put_down_to_streams_that_were_not_restored(
     tmp_path: Path, streams: dict[str, Any], code: str
