@@ -150,6 +150,8 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
         return Cause(f"{code}_not_restored", {**about, "which": lost}, "of_some")
     if nearest is None and quantity == "weights" and _no_model_has(drill, attempt, wrong[0]):
         return Cause(f"{code}_not_restored", about, "of_no_model")
+    if nearest is None and quantity == "weights" and (left := _left_as_begun(drill, attempt, wrong[0], standing.step)):
+        return Cause(f"{code}_not_restored", {**about, "name": left}, "in_part")
     if nearest is None and (other := _held_by(drill, attempt, wrong[0], standing.step, quantity)) is not None:
         return Cause(f"{code}_of_another_rank", {**about, "other": other})
     if quantity == "rng" and nearest in (None, 0) and (right := sorted(standing.began - {*wrong})):
@@ -172,6 +174,20 @@ def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:
     starts = drill.reference_start(rank), attempt.starts.get(rank)
     before, here = (any(each.startswith(UNNAMED) for each in start.tensors) if start else False for start in starts)
     return here and not before
+
+
+def _left_as_begun(drill: Drill, attempt: Attempt, rank: int, step: int) -> list[str]:
+    """Weights that stand as before the reference's first step, where all others are those after `step`."""
+    begun, start = drill.reference_start(rank), attempt.starts.get(rank)
+    record = drill.reference_lineage.at(rank, step)
+    if begun is None or start is None or record is None or begun.tensors != start.tensors:
+        return []
+    words = [memoryview(params).cast("I") for params in (begun.params, record.params, start.params)]
+    if not words[1] or len({*map(len, words)}) > 1:
+        return []
+    each = list(zip(start.tensors, *words, strict=False))
+    left = [name for name, first, due, seen in each if seen == first != due]
+    return left if len(left) < len(each) and all(seen == due for name, _, due, seen in each if name not in left) else []
 
 
 def _held_by(drill: Drill, attempt: Attempt, rank: int, step: int, quantity: str) -> int | None:

@@ -279,6 +279,10 @@ _STATES: Mapping[str, Row] = {
         hint="the weights are those of no step: saved or loaded in part (frozen ones count), rounded, saved in another form "
         "than they are trained in (an average, an optimizer's eval mode), or changed after loading{scope}"
     ),
+    "weights_not_restored.in_part": detail(
+        hint="as before step 1, while all other weights are those of step {base}: {name:3}: not in the checkpoint, there under "
+        "another name, or passed over by what loads it (strict=False){scope}"
+    ),
     "weights_not_restored.of_no_model": detail(
         hint="the optimizer steps tensors that no model has any more: its model was given others after the optimizer was built "
         "(load_state_dict(assign=True), a model that was built or loaded anew), so it does not train what the model computes "

@@ -1,6 +1,7 @@
 """A script that saves and resumes by itself: evidence shows where its restarts went on, and each broken resume has its "
 "cause."""
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -504,6 +505,23 @@ def test_what_is_wrong_is_of_one_step_where_it_may_be(tmp_path: Path) -> None:
         edit_trace(run, "chaos", 2, rank, other)
     summary = check_of(judge(run), "resume_evidence").summary
     assert "the optimizer of step 0, the data of step 0, learning rates of step 0, RNG of no step" in summary, summary
+
+
+def test_weights_that_a_load_passed_over_are_named(tmp_path: Path) -> None:
+    """As transformers' Trainer does with a tensor that its library renames when it saves."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    began = next(line for line in read_lines(run.leg("reference").attempt(1).trace(0)) if line["kind"] == "start")
+
+    def passed_over(line: dict[str, Any]) -> dict[str, Any]:
+        first, held = (base64.b64decode(each["params"]) for each in (began, line))
+        found = {**line["found"], "step": None, "weights": []}
+        return {**line, "found": found, "param": "other", "params": base64.b64encode(first[:4] + held[4:]).decode()}
+
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", passed_over))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "weights_not_restored"), verdict.cause
+    assert f"are those of step 4: {began['tensors'][0]}: not in the checkpoint" in f"{verdict.hint}", verdict.hint
 
 
 def test_streams_that_came_back_on_some_ranks_are_told_by_rank(tmp_path: Path) -> None:
