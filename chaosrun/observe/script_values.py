@@ -13,6 +13,7 @@ import xxhash
 
 from chaosrun.observe.held import is_of_the_job, locals_of
 from chaosrun.observe.unsaved_values import generator_of, plain_values
+from chaosrun.observe.untrained import untrained
 from chaosrun.wording import SECRET
 
 MOST_LOOKS = 1000
@@ -42,10 +43,12 @@ class ScriptValues:
             return {}
         began_s, before = time.thread_time(), self._told
         try:
-            known = {id(each) for each in self._known()}
+            compared = self._known()
+            known = {id(each) for each in compared}
             variables = _of_modules(), _of_functions()
             found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in variables]
-            self._told = dict(_readable(name, text) for some in found for name, text in some)
+            told = dict(_readable(name, text) for some in found for name, text in some)
+            self._told = told | untrained({**variables[0], **variables[1]}, compared)
         except Exception:  # an object of the script may raise anything, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1

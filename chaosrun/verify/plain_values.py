@@ -47,7 +47,10 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int) -> Params:
     known, *again = _undisturbed(drill, rank)
     expected, seen = known.get(step, {}), _values_by_step(trace).get(step, {}) if trace else {}
     changing = {name for held in known.values() for name in _apart(expected, held)}
-    names = sorted(_apart(expected, seen) & changing - _wandering(known, again), key=_nearest)
+    names = _apart(expected, seen) & changing - _wandering(known, again)
+    names = sorted(
+        (name for name in names if not _found_out_later(known, name, seen[name])), key=lambda name: _first(name, seen)
+    )
     what = [f"{name} = {seen[name]} (undisturbed {expected[name]})" for name in names]
     return {"had": what, "at": step} if what else {}
 
@@ -66,6 +69,16 @@ def _values_by_step(trace: RankTrace) -> _ByStep:
     """All values at each step at which any was told."""
     held: dict[str, str] = {}
     return {record.step: (held := {**held, **record.values}) for record in trace.holdings if record.values}
+
+
+def _found_out_later(known: _ByStep, name: str, seen: str) -> bool:
+    """It was None, and becomes a yes or a no once somebody has looked: again after each start."""
+    return seen == "None" and {held[name] for held in known.values() if name in held} <= {"None", "True", "False"}
+
+
+def _first(name: str, seen: Mapping[str, str]) -> tuple[bool, bool, int, bool, str]:
+    """Weights count for more than a number."""
+    return (not seen[name].startswith("weights "), *_nearest(name))
 
 
 def _nearest(path: str) -> tuple[bool, int, bool, str]:

@@ -120,3 +120,22 @@ def test_one_value_that_cannot_be_read_leaves_the_others() -> None:
     told = ScriptValues(list).changed()
     assert told["whole"] == "tensor 1.0" and "sparse" not in told
     del sparse, whole
+
+
+class Average:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.shadow, self.source = [each.detach().clone() for each in model.parameters()], model
+
+
+def test_weights_that_no_optimizer_steps_are_told_as_digests() -> None:
+    model, teacher, batch = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), [torch.ones(2), torch.ones(2)]
+    optimizer, average = torch.optim.SGD(model.parameters()), Average(model)
+    values = ScriptValues(lambda: [torch.nn.Sequential(model), optimizer])
+    told = {name for name, text in values.changed().items() if text.startswith("weights ")}
+    assert told == {"teacher", "average/shadow"} and batch
+    with torch.no_grad():
+        teacher.weight[0].add_(1)
+        model.weight.add_(1)
+    assert {name for name, text in values.changed().items() if text.startswith("weights ")} == {"teacher"}
+    average.shadow[1][-1] = 7.0
+    assert {name for name, text in values.changed().items() if text.startswith("weights ")} == {"average/shadow"}

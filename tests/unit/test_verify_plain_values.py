@@ -36,8 +36,18 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ({"best": "0.5"}, {"best": "0.5"}, {"late": "1"}, ""),
         ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (undisturbed 9), i = 0 (undisturbed 4)"),
         ({"s/_scale": "tensor 4.0"}, {}, {"s/_scale": "None"}, ""),
+        ({"flag": "False"}, {"flag": "False"}, {"flag": "None"}, ""),
+        (
+            {"ema/shadow": "weights a", "n": "9"},
+            {"ema/shadow": "weights a", "n": "9"},
+            {"ema/shadow": "weights b", "n": "0"},
+            "the script had ema/shadow = weights b (undisturbed weights a), n = 0 (undisturbed 9), ",
+        ),
     ],
-    ids=["lost", "there", "wanders", "never changes", "not there yet", "rounds last", "a scaler before its use"],
+    ids=[
+        *("lost", "there", "wanders", "never changes", "not there yet", "rounds last", "a scaler before its use"),
+        *("found out later", "weights first"),
+    ],
 )
 @pytest.mark.parametrize("attached", [True, False])
 def test_values_that_did_not_come_back_are_named(
@@ -46,7 +56,16 @@ def test_values_that_did_not_come_back_are_named(
     bugs = Bugs(keep_augmentation=False)
     write, kill = (write_run, KILLS[:1]) if attached else (write_script_run, SCRIPT_KILLS[:1])
     run = write(tmp_path, bugs=bugs, kills=kill)
-    tell(run, {"best": "1.0", "begun": "0", "n": "1", "i": "0", "s/_scale": "tensor 8.0"}, reference, again, restarted)
+    held = {
+        "best": "1.0",
+        "begun": "0",
+        "n": "1",
+        "i": "0",
+        "s/_scale": "tensor 8.0",
+        "flag": "None",
+        "ema/shadow": "weights b",
+    }
+    tell(run, held, reference, again, restarted)
     hint = f"{judge(run).hint}"
     assert told in hint and ("the script had" in hint) == bool(told), hint
 

@@ -1,0 +1,91 @@
+"""Models of a script that no optimizer steps (a teacher, a reference, an average of the weights), and lists of tensors that its
+objects keep: spots of what they hold, by where they lie. Changes nothing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from chaosrun.observe.fingerprint import fingerprint, local_part
+from chaosrun.observe.unsaved_values import is_passed_over
+
+MOST_OBJECTS = 400
+MOST_HELD = 16
+"""Models, and lists of tensors."""
+MOST_TENSORS = 64
+ELEMENTS = 64
+"""Of each tensor."""
+
+
+def untrained(variables: Mapping[str, object], known: Sequence[object]) -> dict[str, str]:
+    """`variables`: the script's, by name; `known`: what is compared elsewhere: models, optimizers."""
+    trained = {id(tensor) for each in known for tensor in _trained(each)}
+    found: dict[str, str] = {}
+    met: set[int] = set()
+    for path, tensors in _held(variables):
+        if met.isdisjoint(map(id, tensors)) and trained.isdisjoint(map(id, tensors)) and len(found) < MOST_HELD:
+            found[path] = f"weights {_spots(tensors)}"
+        met.update(map(id, tensors))
+    return found
+
+
+def _trained(known: object) -> Iterator[torch.Tensor]:
+    match known:
+        case torch.nn.Module():
+            yield from known.parameters()
+        case Optimizer():
+            yield from (tensor for group in known.param_groups for tensor in group["params"])
+        case _:
+            pass
+
+
+def _held(variables: Mapping[str, object]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Of variables, what models hold; of their attributes and items, lists of tensors, too: a function's own may be a batch."""
+    for name, value in islice(variables.items(), MOST_OBJECTS):
+        if isinstance(value, torch.nn.Module):
+            yield from _of_model(name, value)
+            continue
+        for key, child in islice(_parts(value), MOST_OBJECTS):
+            path = f"{name}/{key}"
+            if isinstance(child, torch.nn.Module):
+                yield from _of_model(path, child)
+            elif (tensors := _listed(child)) and all(map(_counts, tensors)):
+                yield path, tensors
+
+
+def _listed(value: object) -> list[Any]:
+    match value:
+        case dict():
+            return list(value.values())
+        case list() | tuple():
+            return list(value)
+        case _:
+            return []
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is None and value.is_floating_point()
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    kind = type(value)
+    if kind is dict:
+        yield from ((key, child) for key, child in list(value.items()) if isinstance(key, str))
+    elif not is_passed_over(kind) and not isinstance(value, torch.Tensor | Optimizer):
+        own = getattr(value, "__dict__", None)
+        yield from list(own.items()) if type(own) is dict else ()
+
+
+def _of_model(path: str, model: torch.nn.Module) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    if tensors := list[torch.Tensor](model.parameters()):
+        yield path, tensors
+
+
+def _spots(tensors: Sequence[torch.Tensor]) -> str:
+    """The beginnings of tensors that are spread among all: what is averaged or copied changes everywhere."""
+    some = tensors[:: -(-len(tensors) // MOST_TENSORS)]
+    plain = [local_part(each.detach()) for each in some if each.layout is torch.strided and not each.is_quantized]
+    begun = [each[(0,) * max(each.dim() - 1, 0)].reshape(-1)[:ELEMENTS] for each in plain if each.numel() and not each.is_meta]
+    return fingerprint(begun).value[:12]
