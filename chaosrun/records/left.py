@@ -51,7 +51,7 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
     found: dict[str, Mapping[str, Entry]] = {}
     written: dict[str, _File] = {}
     left_out: list[str] = []
-    numbers = _figures(leg)
+    numbers, changed = _figures(leg)
     room = MOST_BYTES
     for file in sorted(_results(leg, attached, known) if attached else _files(leg), reverse=True):
         if file.size > room:
@@ -72,7 +72,7 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
     if found or left_out or numbers:
         ranks = {name: file.rank for name, file in written.items() if file.rank is not None}
         saves = {name: file.saves for name, file in written.items() if file.saves}
-        changed = {name: file.changed_s for name, file in written.items()}
+        changed |= {name: file.changed_s for name, file in written.items()}
         out = tuple(sorted(left_out))
         left = Left(files=found, left_out=out, ranks=ranks, saves=saves, changed=changed, figures=numbers)
         write_durably(leg.left, msgspec.json.encode(left))
@@ -94,15 +94,17 @@ def _below_outputs(leg: LegLayout) -> Iterator[tuple[Path, str]]:
             yield from ((path, str(path.relative_to(output))) for path in (Path(folder, name) for name in names))
 
 
-def _figures(leg: LegLayout) -> dict[str, Figures]:
+def _figures(leg: LegLayout) -> tuple[dict[str, Figures], dict[str, float]]:
+    """The numbers in each, and when it was written."""
     found: dict[str, Figures] = {}
+    changed: dict[str, float] = {}
     # Links lead to what was there before.
     ours = ((path, name) for path, name in _below_outputs(leg) if path.suffix in SUFFIXES and not path.is_symlink())
     for path, name in islice(ours, MOST_FILES_OF_FIGURES):
         with suppress(OSError):  # gone or unreadable: it is left out
             if numbers := figures(path):
-                found[name] = numbers
-    return found
+                found[name], changed[name] = numbers, path.stat().st_mtime
+    return found, changed
 
 
 def _files(leg: LegLayout) -> Iterator[_File]:

@@ -328,6 +328,12 @@ _STEPS: Mapping[str, Row] = {
     "replicas_drift": Row(
         "replicas drifted apart: {leg}: {what}{aside}", script("its replicas drift apart", likely=True), _DRIFT_HINT
     ),
+    "replicas_drift.begun": Row(
+        "",
+        script("its ranks begin with other weights, without any fault"),
+        "built with each rank's own seed, and not made equal: DDP hands out rank 0's of the module that it is given alone, not "
+        "of an average or a teacher that was copied from it before (make it after DDP, or broadcast it)",
+    ),
     "replicas_drift.undisturbed": Row("", script("its replicas drift apart without any fault")),
     "replicas_not_compared": Row("no two ranks recorded the same step"),
 }

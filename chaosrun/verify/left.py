@@ -2,6 +2,7 @@
 in any way and that a restart did not restore. Pure. A second undisturbed leg decides: what differs there, too, does not count.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -164,8 +165,15 @@ def other_figures(drill: Drill) -> Iterator[tuple[str, str, str]]:
         alike = [name for name in held if name in expected and confirmed.get(name) == expected[name]]
         other = [name for name in alike if held[name] != expected[name]]
         file, entries = _File(path=path), drill.chaos.left.files.get(path, ())
-        if other and (path.endswith(SUFFIXES) or _comparable(drill, file, entries) is not None):
+        told = _is_of_last_attempt(drill, path) if path.endswith(SUFFIXES) else _comparable(drill, file, entries) is not None
+        if other and told:
             yield from ((_named(path, name), expected[name], held[name]) for name in other)
+
+
+def _is_of_last_attempt(drill: Drill, path: str) -> bool:
+    """Not of one that was killed, whose file the next leaves as it is and writes another beside (`version_1`)."""
+    begun = [start.time_s for start in drill.chaos.attempts[-1].starts.values()]
+    return drill.chaos.left.changed.get(path, math.inf) >= min(begun, default=0.0)
 
 
 def _is_judged(drill: Drill) -> bool:

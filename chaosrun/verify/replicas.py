@@ -207,6 +207,7 @@ def rank_agreement(drill: Drill) -> Check:
             continue
         undisturbed = leg is drill.reference
         because, aside = ("undisturbed", " (undisturbed: recovery is not to blame)") if undisturbed else (None, "")
+        because = "begun" if undisturbed and found.at_start and found.step == 0 else because
         about = asdict(found)
         del about["at_start"]
         return failed("replicas_drift", because=because, what=found.what, aside=aside, **about)

@@ -225,7 +225,8 @@ def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) 
     if not attempt.went_on:
         # What a script begins with is looked at as if it had come from a checkpoint.
         return replace(divergence, reason=unfounded) if attempt.by == "script" else divergence
-    return replace(divergence, reason=Cause("not_of_the_restore", unfounded.params, because=unfounded.code))
+    because = "replicas_drift.begun" if unfounded.because == "begun" else unfounded.code
+    return replace(divergence, reason=Cause("not_of_the_restore", unfounded.params, because=because))
 
 
 def _of_drift(checks: Sequence[Check]) -> Ruling | None:

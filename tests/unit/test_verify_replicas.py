@@ -48,6 +48,16 @@ def test_replicas_that_drift_undisturbed_fail_without_blame_on_recovery(run: Run
     assert verdict.cause == f"replicas drifted apart: reference: {what} (undisturbed: recovery is not to blame)"
 
 
+def test_ranks_that_begin_with_other_weights_are_told_so(run: RunLayout) -> None:
+    """As timm's average of the weights, which is copied before DDP hands out rank 0's."""
+    for leg in ("reference", "chaos"):
+        edit_trace(run, leg, 1, 0, only("start", put(param="0" * 16)))
+        edit_trace(run, leg, 1, 0, only("step", put(param="0" * 16)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "replicas_drift")
+    assert "make it after DDP, or broadcast it" in f"{verdict.hint}" and "averages gradients" not in f"{verdict.hint}"
+
+
 def test_a_restore_that_makes_drifted_replicas_one_is_not_blamed(run: RunLayout) -> None:
     edit_trace(run, "chaos", 2, 0, only("step", put(param="0" * 16), step=6))
     assert judge(run).cause.startswith("optimizer")
