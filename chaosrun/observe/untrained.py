@@ -1,6 +1,7 @@
 """Models of a script that no optimizer steps (a teacher, a reference, an average of the weights), and lists of tensors that its
 objects keep: spots of what they hold, by where they lie. Changes nothing."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -26,7 +27,8 @@ def untrained(variables: Mapping[str, object], known: Sequence[object]) -> dict[
     met: set[int] = set()
     for path, tensors in _held(variables):
         if met.isdisjoint(map(id, tensors)) and trained.isdisjoint(map(id, tensors)) and len(found) < MOST_HELD:
-            found[path] = f"weights {_spots(tensors)}"
+            with contextlib.suppress(Exception):  # tensors without content
+                found[path] = f"weights {_spots(tensors)}"
         met.update(map(id, tensors))
     return found
 
@@ -47,7 +49,7 @@ def _held(variables: Mapping[str, object]) -> Iterator[tuple[str, list[torch.Ten
         if isinstance(value, torch.nn.Module):
             yield from _of_model(name, value)
             continue
-        for key, child in islice(_parts(value), MOST_OBJECTS):
+        for key, child in _parts(value):
             path = f"{name}/{key}"
             if isinstance(child, torch.nn.Module):
                 yield from _of_model(path, child)
@@ -71,11 +73,10 @@ def _counts(value: object) -> bool:
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
     kind = type(value)
-    if kind is dict:
-        yield from ((key, child) for key, child in list(value.items()) if isinstance(key, str))
-    elif not is_passed_over(kind) and not isinstance(value, torch.Tensor | Optimizer):
-        own = getattr(value, "__dict__", None)
-        yield from list(own.items()) if type(own) is dict else ()
+    looked_into = kind is not dict and not is_passed_over(kind) and not isinstance(value, torch.Tensor | Optimizer)
+    own = getattr(value, "__dict__", None) if looked_into else value
+    if type(own) is dict and len(own) <= MOST_OBJECTS:
+        yield from ((key, child) for key, child in list(own.items()) if isinstance(key, str))
 
 
 def _of_model(path: str, model: torch.nn.Module) -> Iterator[tuple[str, list[torch.Tensor]]]:
