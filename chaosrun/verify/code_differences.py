@@ -81,8 +81,8 @@ DATA: Mapping[str, Row] = {
     ),
     "batches_skipped.rest_of_epoch": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: the rest of the epoch "
-        "before, {batches:batch}, was left out: what a stream had read ahead (a shuffle buffer, batches fetched) was lost, or "
-        "the epoch was taken as done{by_all}"
+        "before, {batches:batch}, was left out: the epoch was taken as done (a save within it that counts as its end), or what "
+        "a stream had read ahead (a shuffle buffer, batches fetched) was lost{by_all}"
     ),
     "batches_repeated.at_first": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, as "
