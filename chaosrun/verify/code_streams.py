@@ -11,9 +11,9 @@ STREAM_ROWS: Mapping[str, Row] = {
         hint="the {streams} stand where they stood before step 1: seeded anew, and not restored{scope}"
     ),
     "rng_not_restored.of_none": detail(
-        hint="the {streams} stand where they stood at no step{scope}: they were not saved, or something drew after they were "
+        hint="the {streams} stand where they stood at no step: they were not saved, or something drew after they were "
         "restored: batches that are run through to be skipped, samples that are generated anew, a loader that is started "
-        "(it draws its seed from the global stream: restore after its first batch, or give it a generator of its own)",
+        "(it draws its seed from the global stream: restore after its first batch, or give it a generator of its own){scope}",
         hazard="R1",
     ),
     "rng_not_restored.on_some_ranks": detail(
