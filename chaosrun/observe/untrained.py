@@ -46,12 +46,12 @@ def _trained(known: object) -> Iterator[torch.Tensor]:
 def _held(variables: Mapping[str, object]) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Of variables, what models hold; of their attributes and items, lists of tensors, too: a function's own may be a batch."""
     for name, value in islice(variables.items(), MOST_OBJECTS):
-        if isinstance(value, torch.nn.Module):
+        if issubclass(type(value), torch.nn.Module):
             yield from _of_model(name, value)
             continue
         for key, child in _parts(value):
             path = f"{name}/{key}"
-            if isinstance(child, torch.nn.Module):
+            if issubclass(type(child), torch.nn.Module):
                 yield from _of_model(path, child)
             elif (tensors := _listed(child)) and all(map(_counts, tensors)):
                 yield path, tensors
@@ -73,7 +73,7 @@ def _counts(value: object) -> bool:
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
     kind = type(value)
-    looked_into = kind is not dict and not is_passed_over(kind) and not isinstance(value, torch.Tensor | Optimizer)
+    looked_into = kind is not dict and not is_passed_over(kind) and not issubclass(kind, torch.Tensor | Optimizer)
     own = getattr(value, "__dict__", None) if looked_into else value
     if type(own) is dict and len(own) <= MOST_OBJECTS:
         yield from ((key, child) for key, child in list(own.items()) if isinstance(key, str))
