@@ -43,6 +43,8 @@ LATER_S = 40_000_003.25
 DEPTH = 8
 BYTES = 1 << 20
 """Bytes of a large array that are looked at, in pieces spread over all of it."""
+PACKAGES = {"site-packages", "dist-packages"}
+"""Names of folders for installed packages."""
 FRESH = "import sys; from chaosrun.cluster.preloads import tell_of_fresh; tell_of_fresh(sys.argv[1:])"
 
 
@@ -166,7 +168,10 @@ def _own_since(before: frozenset[str]) -> list[str]:
 
 def _is_own(module: object) -> bool:
     file = getattr(module, "__dict__", {}).get("__file__")  # asking a lazy module for it would import more
-    return isinstance(file, str) and not os.path.realpath(file).startswith(_installed())
+    if not isinstance(file, str) or os.path.realpath(file).startswith(_installed()):
+        return False
+    # Those of other environments, which a .pth file or PYTHONPATH names, are installed as well.
+    return PACKAGES.isdisjoint(Path(file).parts)
 
 
 def _differing(first: Mapping[str, str] | None, other: Mapping[str, str] | None) -> Iterator[str]:

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from chaosrun.cluster.agent import IMPORT_ENVIRONMENT
-from chaosrun.cluster.preloads import _why_unfit_to_share
+from chaosrun.cluster.preloads import _is_own, _why_unfit_to_share
 
 COMPARE = """
 import importlib, json, sys
@@ -129,3 +130,12 @@ print([each.module for each in imports.unsafe])
 
     assert told(**IMPORT_ENVIRONMENT) == "[]"
     assert told(OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2") == f"['{module}']"
+
+
+@pytest.mark.parametrize(
+    ("file", "own"), [("lib/site-packages/a.py", False), ("dist-packages/a/b.py", False), ("src/a.py", True)]
+)
+def test_packages_of_another_environment_are_installed_ones(tmp_path: Path, file: str, own: bool) -> None:
+    module = types.ModuleType("a")
+    module.__file__ = str(tmp_path / file)
+    assert _is_own(module) == own
