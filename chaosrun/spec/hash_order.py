@@ -6,6 +6,7 @@ labels, then changes at a restart. Nothing is imported or executed.
 import ast
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
 
@@ -57,7 +58,20 @@ def _has_hash_order(tree: ast.Module) -> bool:
     for node in nodes:
         sets.learn(node)
     unordered = {id(argument) for node in nodes if _is_called(node, UNORDERED) for argument in node.args}
+    unordered |= {id(value) for node in nodes for value in _sorted_next(node)}
     return any(_goes_through(node, sets) for node in nodes if id(node) not in unordered)
+
+
+def _sorted_next(node: ast.AST) -> Iterator[ast.expr]:
+    """Lists that the very next statement sorts in place: `names = list(found); names.sort()`."""
+    for block in (getattr(node, part, None) for part in ("body", "orelse", "finalbody")):
+        for one, other in pairwise(block) if isinstance(block, list) else ():
+            match one, other:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=value),
+                    ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=sorts), attr="sort"), keywords=keywords)),
+                ) if name == sorts and not any(word.arg == "key" for word in keywords):
+                    yield value
 
 
 class _Sets:
