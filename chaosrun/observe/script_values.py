@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 
 from chaosrun.observe.held import is_of_the_job, locals_of
+from chaosrun.observe.script_state import PLAIN
 from chaosrun.observe.unsaved_values import generator_of, plain_values
 from chaosrun.observe.untrained import untrained
 from chaosrun.wording import SECRET
@@ -64,8 +65,13 @@ def _of_functions() -> dict[str, Any]:
         frame = frame.f_back
     for frame in reversed(frames):
         if is_of_the_job(frame.f_code.co_filename):
-            found |= {key: value for key, value in locals_of(frame).items() if _counts(key, value)}
+            found |= {_named(key, value): value for key, value in locals_of(frame).items() if _counts(key, value)}
     return found
+
+
+def _named(key: str, value: object) -> str:
+    """Of methods that call each other, each has a `self`, which is called after its class."""
+    return f"{type(value).__name__}.self" if key == "self" else key
 
 
 def _of_modules() -> dict[str, Any]:
@@ -76,7 +82,7 @@ def _of_modules() -> dict[str, Any]:
         module = sys.modules.get(name)
         # Not by getattr: a module may import something when it is asked for what it has not.
         file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
-        if name not in ("__main__", "__mp_main__") and file.startswith(folders) and is_of_the_job(file):
+        if module and name not in ("__main__", "__mp_main__") and file.startswith(folders) and is_of_the_job(file):
             found |= _of_module(f"{name}.", module)
     return found
 
@@ -86,7 +92,13 @@ def _of_module(prefix: str, module: types.ModuleType) -> dict[str, Any]:
 
 
 def _counts(name: str, value: object) -> bool:
-    return not name.startswith("__") and not issubclass(type(value), types.ModuleType)
+    """Modules do not, nor functions that keep nothing that can change: there may be hundreds."""
+    if name.startswith("__"):
+        return False
+    if type(value) is types.FunctionType:
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return bool(value.__closure__ or vars(value)) or not all(type(each) in PLAIN for each in defaults)
+    return not issubclass(type(value), types.ModuleType)
 
 
 def _readable(name: str, text: str) -> tuple[str, str]:

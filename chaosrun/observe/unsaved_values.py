@@ -24,6 +24,8 @@ Values = dict[str, str]
 STREAMS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 CONTAINERS = (list, tuple, deque, set, frozenset)
 MEMORY = torch.Tensor | numpy.ndarray
+LARGEST_ARRAY = 1 << 16
+"""Bytes of an array that is told, as a digest."""
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -123,7 +125,7 @@ def plain_values(
     roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES, *, numbers: bool = False
 ) -> Values:
     """Nearest first. `saved`: ids of objects to pass over; `most`: so many values and objects are looked at; `numbers`: tensors
-    of a single number count, too."""
+    of a single number, and small arrays of NumPy's, count, too."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
@@ -149,14 +151,11 @@ def generator_of(path: str) -> str:
 
 
 def _is_number(value: object) -> bool:
-    """A tensor in the processor's memory, whose number nobody has to wait for."""
-    return (
-        type(value) is torch.Tensor
-        and value.numel() == 1
-        and value.is_cpu
-        and value.layout is torch.strided
-        and value.grad_fn is None
-    )
+    """A tensor in the processor's memory, whose number nobody has to wait for; or a small array."""
+    if type(value) is numpy.ndarray:
+        return value.nbytes <= LARGEST_ARRAY and not value.dtype.hasobject
+    plain = type(value) is torch.Tensor and value.is_cpu and value.layout is torch.strided
+    return plain and value.numel() == 1 and value.grad_fn is None
 
 
 def _is_mode(value: object, name: str) -> bool:

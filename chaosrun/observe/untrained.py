@@ -4,7 +4,7 @@ objects keep: spots of what they hold, by where they lie. Changes nothing."""
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -47,12 +47,12 @@ def _held(variables: Mapping[str, object]) -> Iterator[tuple[str, list[torch.Ten
     """Of variables, what models hold; of their attributes and items, lists of tensors, too: a function's own may be a batch."""
     for name, value in islice(variables.items(), MOST_OBJECTS):
         if issubclass(type(value), torch.nn.Module):
-            yield from _of_model(name, value)
+            yield from _of_model(name, cast(torch.nn.Module, value))
             continue
         for key, child in _parts(value):
             path = f"{name}/{key}"
             if issubclass(type(child), torch.nn.Module):
-                yield from _of_model(path, child)
+                yield from _of_model(path, cast(torch.nn.Module, child))
             elif (tensors := _listed(child)) and all(map(_counts, tensors)):
                 yield path, tensors
 

@@ -1,5 +1,6 @@
 """A script's plain values where a restart went on, held against the undisturbed run's. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ _OF_VALUES = (
 """Codes of differences that may come of a script's plain values."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
+_OF_NO_EFFECT = "/_step_count"
+"""What a scheduler counts for its warnings alone."""
+_ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
+"""How an array is told: its type and shape, and a digest."""
 _ROUNDS = ("i", "j", "idx", "index", "batch_idx", "batch_index", "iteration")
 _COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
 """Names in what a scheduler of learning rates, and a gradient scaler, count; each with another that lies beside it."""
@@ -30,7 +35,8 @@ def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     if reason.code not in _OF_VALUES or attempt.number < 2:
         return found
-    return replace(found, reason=reason.explained(reason.because, **_values_apart(drill, attempt, found.rank)))
+    apart = _values_apart(drill, attempt, found.rank, arrays=reason.code in QUANTITIES)
+    return replace(found, reason=reason.explained(reason.because, **apart))
 
 
 def told_of_end(drill: Drill, reason: Cause) -> Cause:
@@ -40,19 +46,25 @@ def told_of_end(drill: Drill, reason: Cause) -> Cause:
     return reason.explained(reason.because, **about)
 
 
-def _values_apart(drill: Drill, attempt: Attempt, rank: int) -> Params:
+def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False) -> Params:
     """Left out are values that never change undisturbed (the step that it went on from), and those that no two runs have
-    alike."""
+    alike. `arrays`: with NumPy's, which are other ones of other samples."""
     trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
     known, *again = _undisturbed(drill, rank)
     expected, seen = known.get(step, {}), _values_by_step(trace).get(step, {}) if trace else {}
     changing = {name for held in known.values() for name in _apart(expected, held)}
-    names = _apart(expected, seen) & changing - _wandering(known, again)
-    names = sorted(
-        (name for name in names if not _found_out_later(known, name, seen[name])), key=lambda name: _first(name, seen)
-    )
-    what = [f"{name} = {seen[name]} (undisturbed {expected[name]})" for name in names]
+    apart = _apart(expected, seen) & changing - _wandering(known, again)
+    names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
+    names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
+    what = [_told(name, expected[name], seen[name]) for name in sorted(names, key=lambda name: _first(name, seen))]
     return {"had": what, "at": step} if what else {}
+
+
+def _told(name: str, expected: str, seen: str) -> str:
+    was, there = (_ARRAY.fullmatch(each) for each in (expected, seen))
+    if was and there:
+        return f"other contents of {name} ({there[1]}" + (f", undisturbed {was[1]})" if was[1] != there[1] else ")")
+    return f"{name} = {seen} (undisturbed {expected})"
 
 
 def _undisturbed(drill: Drill, rank: int) -> list[_ByStep]:

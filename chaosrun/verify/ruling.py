@@ -265,9 +265,12 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
     if ended and counted and not (divergence and _explains(divergence.reason, ended, drill)):
         # Its last restart went on with the right weights: only its count of steps differs since then.
         place = f"first difference: {divergence.kind} at step {divergence.step}" if divergence else None
-        first = {"first": divergence.reason.hint} if divergence and divergence.reason.hint else {}
         reason = _cause_of(ended)
-        return Ruling(status="FAIL", reason=reason.explained(reason.because, **first), place=place)
+        if divergence:
+            # The script's values are told of the end.
+            first = replace(divergence.reason, params={**divergence.reason.params, "had": None}).hint
+            reason = reason.explained(reason.because, **({"first": first} if first else {}))
+        return Ruling(status="FAIL", reason=reason, place=place)
     resumed = divergence and _went_on_wrong(checks, divergence)
     if divergence and not resumed:
         return of_divergence(divergence, drill.spec.data.resume)

@@ -6,6 +6,7 @@ import types
 import weakref
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -36,6 +37,40 @@ def test_values_of_functions_and_objects_are_told_and_then_what_changes() -> Non
     changed = values.changed()
     assert {"meter/sum": "1.0", "best": "0.25", "seen": "list of 302"}.items() <= changed.items()
     assert best == 0.25
+
+
+class Loop:
+    """Whose method calls that of another object, which has a `self`, too."""
+
+    def __init__(self, inner: "Inner") -> None:
+        self.step, self.history, self.inner = 7, numpy.zeros(3), inner
+
+    def run(self) -> dict[str, str]:
+        return self.inner.run()
+
+
+class Inner:
+    def __init__(self) -> None:
+        self.values, self.scale = ScriptValues(list), 2.0
+
+    def run(self) -> dict[str, str]:
+        return self.values.changed()
+
+
+def test_the_objects_of_all_running_methods_are_told_with_small_arrays() -> None:
+    told = Loop(Inner()).run()
+    assert {"Loop.self/step": "7", "Inner.self/scale": "2.0"}.items() <= told.items() and told["Loop.self/history"].startswith(
+        "float64[3] "
+    )
+
+
+def test_functions_that_keep_nothing_that_changes_are_left_out() -> None:
+    def plain(size: int = 3, *, name: str | None = None) -> None: ...
+
+    def keeps(seen: list[int] = [1]) -> None: ...  # noqa: B006
+
+    told = ScriptValues(list).changed()
+    assert not [name for name in told if name.startswith("plain/")] and [name for name in told if name.startswith("keeps/")]
 
 
 def test_long_texts_and_secrets_are_told_as_digests() -> None:

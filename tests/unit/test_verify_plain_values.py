@@ -37,6 +37,8 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (undisturbed 9), i = 0 (undisturbed 4)"),
         ({"s/_scale": "tensor 4.0"}, {}, {"s/_scale": "None"}, ""),
         ({"flag": "False"}, {"flag": "False"}, {"flag": "None"}, ""),
+        ({"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'2' * 16}"}, ""),
+        ({"s/_step_count": "4"}, {"s/_step_count": "4"}, {"s/_step_count": "1"}, ""),
         (
             {"ema/shadow": "weights a", "n": "9"},
             {"ema/shadow": "weights a", "n": "9"},
@@ -46,7 +48,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
     ],
     ids=[
         *("lost", "there", "wanders", "never changes", "not there yet", "rounds last", "a scaler before its use"),
-        *("found out later", "weights first"),
+        *("found out later", "an array, of other samples", "of no effect", "weights first"),
     ],
 )
 @pytest.mark.parametrize("attached", [True, False])
@@ -62,6 +64,8 @@ def test_values_that_did_not_come_back_are_named(
         "n": "1",
         "i": "0",
         "s/_scale": "tensor 8.0",
+        "s/_step_count": "0",
+        "a": f"float64[2] {'0' * 16}",
         "flag": "None",
         "ema/shadow": "weights b",
     }
@@ -77,7 +81,8 @@ def test_of_an_end_at_another_step_values_and_the_first_difference_are_told(tmp_
     verdict = judge(run)
     assert verdict.code == "ended_at_another_step" and verdict.divergence is not None
     assert ("the script had patience = 0 (undisturbed 2), which no checkpoint" in f"{verdict.hint}") == told
-    assert f"{verdict.hint}".endswith(f"Of the first difference: {verdict.divergence.reason.hint}")
+    assert f"{verdict.divergence.reason.hint}".endswith(f"{verdict.hint}".partition("Of the first difference: ")[2])
+    assert f"{verdict.hint}".count("patience =") == told
 
 
 SCHEDULER = {"sched/_last_lr": "list of 1: 0.1", "scaler/_growth_factor": "2.0"}
