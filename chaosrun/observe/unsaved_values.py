@@ -154,8 +154,9 @@ def _is_number(value: object) -> bool:
     """A tensor in the processor's memory, whose number nobody has to wait for; or a small array."""
     if type(value) is numpy.ndarray:
         return value.nbytes <= LARGEST_ARRAY and not value.dtype.hasobject
-    plain = type(value) is torch.Tensor and value.is_cpu and value.layout is torch.strided
-    return plain and value.numel() == 1 and value.grad_fn is None
+    if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided:
+        return False
+    return value.numel() == 1 and value.grad_fn is None
 
 
 def _is_mode(value: object, name: str) -> bool:
