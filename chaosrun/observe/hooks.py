@@ -16,8 +16,6 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from chaosrun.observe import seeds
-
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -114,7 +112,6 @@ def install(listener: Listener) -> None:
     """Report to `listener` from now on, in this process and not in its children."""
     _seen.listener, _seen.pid = listener, os.getpid()
     if _seen.installed:
-        seeds.forget()
         return
     _seen.installed = True
     _see_forward_passes()
@@ -122,7 +119,6 @@ def install(listener: Listener) -> None:
     _see_optimizers()
     _see_wrappers()
     _see_loads()
-    seeds.watch()
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
-from chaosrun.observe import hooks, seeds
+from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Due, Standing
 from chaosrun.observe.contents import input_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, has_gradients, let_go_of_replaced, stepped_digest
@@ -28,6 +28,7 @@ from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival, Beginning
+from chaosrun.protocol import seeds
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.earlier_traces import EarlierTraces
@@ -90,6 +91,7 @@ class ScriptTraining:
         self._saves = SavePoints(self._faults, self._order, context.leg)
         self._watch = SaveWatch(self._order.outputs, self._step_of_save, self._saves.begin, self._see_save)
         self._watch.install()
+        seeds.begin()
         hooks.install(self)
 
     @property
@@ -198,8 +200,6 @@ class ScriptTraining:
 
     def meet_wrapper(self, model: DistributedDataParallel) -> None:
         self._primer.expect(model)
-
-    # What follows from that
 
     def _take(self, steps: Steps, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         """Record these inputs as a micro-batch of the current step."""

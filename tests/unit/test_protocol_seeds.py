@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chaosrun.observe import hooks, seeds
+from chaosrun.protocol import seeds
 
 
 @pytest.fixture(autouse=True)
@@ -15,19 +15,16 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("by", ["manual_seed", "set_rng_state"])
-def test_what_a_script_seeds_before_it_joins_its_group_counts(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_what_a_script_seeds_before_it_joins_its_group_counts(by: str) -> None:
     """As MoCo and many others do. Under a command the hooks come only then."""
     seeds.watch()
     assert not seeds.seeded()
     state = torch.get_rng_state()
     getattr(torch, by)(torch.initial_seed() if by == "manual_seed" else state)
-    monkeypatch.setattr(hooks, "_seen", hooks._Seen())
-    for name in ("_see_forward_passes", "_see_backward_passes", "_see_optimizers", "_see_wrappers", "_see_loads"):
-        monkeypatch.setattr(hooks, name, lambda: None)
-    hooks.install(None)  # type: ignore[arg-type]
+    seeds.begin()
     assert seeds.seeded()
     # A second script in the same process begins anew.
-    hooks.install(None)  # type: ignore[arg-type]
+    seeds.begin()
     assert not seeds.seeded()
 
 

@@ -13,6 +13,7 @@ _NAMES = ("manual_seed", "set_rng_state")
 class _Seen:
     def __init__(self) -> None:
         self.watched = False
+        self.begun = False
         self.seeded = False
 
 
@@ -36,8 +37,12 @@ def watch() -> None:
         setattr(torch.random, name, seed)
 
 
-def forget() -> None:
-    _seen.seeded = False
+def begin() -> None:
+    """A training begins, of which all counts that was seen so far, unless there was one before in this process."""
+    watch()
+    if _seen.begun:
+        _seen.seeded = False
+    _seen.begun = True
 
 
 def seeded() -> bool:
