@@ -46,10 +46,10 @@ class ScriptValues:
         try:
             compared = self._known()
             known = {id(each) for each in compared}
-            variables = _of_modules(), _of_functions()
-            found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in variables]
+            functions, modules = _of_functions(), _of_modules()
+            found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in (modules, functions)]
             told = dict(_readable(name, text) for some in found for name, text in some)
-            self._told = told | untrained({**variables[0], **variables[1]}, compared)
+            self._told = told | untrained({**functions, **modules}, compared)
         except Exception:  # an object of the script may raise anything, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1

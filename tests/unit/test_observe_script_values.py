@@ -74,7 +74,7 @@ def test_functions_that_keep_nothing_that_changes_are_left_out() -> None:
 
 
 def test_long_texts_and_secrets_are_told_as_digests() -> None:
-    stage, api_key, command = "warmup", "abc", "x" * 30
+    stage, api_key, command = "warmup", "hunter no. 2", "x" * 30
     told = ScriptValues(list).changed()
     assert told["stage"] == "'warmup'" and stage
     assert all(told[name].startswith("text ") for name in ("api_key", "command"))
@@ -162,7 +162,8 @@ class Average:
         self.shadow, self.source = [each.detach().clone() for each in model.parameters()], model
 
 
-def test_weights_that_no_optimizer_steps_are_told_as_digests() -> None:
+def test_weights_that_no_optimizer_steps_are_told_as_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_values, "_of_modules", dict)  # other tests' are there, too
     model, teacher, batch = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), [torch.ones(2), torch.ones(2)]
     optimizer, average = torch.optim.SGD(model.parameters()), Average(model)
     values = ScriptValues(lambda: [torch.nn.Sequential(model), optimizer])
