@@ -2,7 +2,7 @@
 objects keep: spots of what they hold, by where they lie. Changes nothing."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ def untrained(variables: Mapping[str, object], known: Sequence[object]) -> dict[
     trained = {id(tensor) for each in known for tensor in _trained(each)}
     found: dict[str, str] = {}
     met: set[int] = set()
-    for path, tensors in _held(variables):
+    for path, tensors in _held(variables, {id(each) for each in known}):
         if met.isdisjoint(map(id, tensors)) and trained.isdisjoint(map(id, tensors)) and len(found) < MOST_HELD:
             with contextlib.suppress(Exception):  # tensors without content
                 found[path] = f"weights {_spots(tensors)}"
@@ -43,14 +43,19 @@ def _trained(known: object) -> Iterator[torch.Tensor]:
             pass
 
 
-def _held(variables: Mapping[str, object]) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Of variables, what models hold; of their attributes and items, lists of tensors, too: a function's own may be a batch."""
+def _held(variables: Mapping[str, object], known: Collection[int]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Of variables, what models hold; of their attributes and items, lists of tensors, too: a function's own may be a batch.
+    Without those with `known` ids."""
     for name, value in islice(variables.items(), MOST_OBJECTS):
+        if id(value) in known:
+            continue
         if issubclass(type(value), torch.nn.Module):
             yield from _of_model(name, cast(torch.nn.Module, value))
             continue
         for key, child in _parts(value):
             path = f"{name}/{key}"
+            if id(child) in known:
+                continue
             if issubclass(type(child), torch.nn.Module):
                 yield from _of_model(path, cast(torch.nn.Module, child))
             elif (tensors := _listed(child)) and all(map(_counts, tensors)):

@@ -16,7 +16,7 @@ from chaosrun.records.codec import sound_records
 from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.left import NOTHING_LEFT, Left, read_left
-from chaosrun.records.opened import OpenedFile, opened_files, read_again
+from chaosrun.records.opened import OpenedFile, of_earlier_attempts, of_other_legs, opened_records
 from chaosrun.records.run_file import read_object
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import EndRecord, RankTrace, Source, StartRecord, StepRecord
@@ -151,10 +151,10 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
     """Everything that a leg left. `traces` reads a trace; None: none is read. Raises OSError for an unreadable file."""
     problems: list[str] = []
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
-    environment, opened = _read_environment(layout.environment, problems), opened_files(layout, problems)
+    environment, opened = _read_environment(layout.environment, problems), opened_records(layout, problems)
     began, left = read_began(layout, problems), read_left(layout, problems)
-    found = {"environment": environment, "opened": opened, "read_again": read_again(layout), "began": began, "left": left}
-    return replace(history, **found, problems=tuple(problems))
+    files = {"opened": of_other_legs(opened), "read_again": of_earlier_attempts(opened)}
+    return replace(history, environment=environment, **files, began=began, left=left, problems=tuple(problems))
 
 
 def history_of(

@@ -77,23 +77,29 @@ def earlier_legs(root: Path, run: Path, script: str, own: Path) -> list[Training
 
 def opened_files(leg: LegLayout, problems: list[str]) -> tuple[OpenedFile, ...]:
     """Files of other legs that the ranks of a leg read, each once. Raises OSError."""
-    found = [record for record in _records(leg, problems) if record.left_by]
+    return of_other_legs(opened_records(leg, problems))
+
+
+def opened_records(leg: LegLayout, problems: list[str]) -> list[OpenedFile]:
+    """All that the ranks of a leg recorded. Raises OSError."""
+    paths = sorted((leg.path / "attempts").glob("*/rank-*.opened.jsonl"))
+    return [record for path in paths for _, record in sound_records(path, _OPENED, problems)]
+
+
+def of_other_legs(records: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
+    """Files that other legs left, each once."""
+    found = [record for record in records if record.left_by]
     return tuple({record.path: record for record in reversed(found)}.values())[::-1]
 
 
-def read_again(leg: LegLayout) -> tuple[OpenedFile, ...]:
-    """Files that an attempt of a leg read, and an earlier one had written. Raises OSError."""
-    return tuple(record for record in _records(leg, []) if not record.left_by)
+def of_earlier_attempts(records: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
+    """Files that an attempt read, and an earlier one of the same leg had written."""
+    return tuple(record for record in records if not record.left_by)
 
 
 def of_a_training(opened: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
     """Those files that may hold something of another leg's training."""
     return tuple(record for record in opened if not record.before_training)
-
-
-def _records(leg: LegLayout, problems: list[str]) -> Iterator[OpenedFile]:
-    for path in sorted((leg.path / "attempts").glob("*/rank-*.opened.jsonl")):
-        yield from (record for _, record in sound_records(path, _OPENED, problems))
 
 
 def _legs(run: Path) -> Iterable[LegLayout]:

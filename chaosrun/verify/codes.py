@@ -79,7 +79,7 @@ class Cause:
     @property
     def hint(self) -> str | None:
         hint = next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
-        for evidence in (TABLE[name] for param, name in _EVIDENCE.items() if self.params.get(param)):
+        for evidence in (TABLE[name] for param, name in _EVIDENCE.items() if param in self.params):
             hint = f"{self._filled(evidence.hint or '')}. If that is not it: {hint}"
         if "first" in self.params:
             hint = f"{hint}. Of the first difference: {self.params['first']}"

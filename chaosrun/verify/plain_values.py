@@ -1,7 +1,7 @@
 """A script's plain values where a restart went on, held against the undisturbed run's. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ _OF_VALUES = (
 """Codes of differences that may come of a script's plain values."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
+_Wanted = Callable[[str], bool]
 _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
@@ -56,7 +57,7 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = F
     apart = _apart(expected, seen) & changing - _wandering(known, again)
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
     names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
-    what = [_told(name, expected[name], seen[name]) for name in sorted(names, key=lambda name: _first(name, seen))]
+    what = [_told(name, expected[name], seen[name]) for name in sorted(names, key=lambda name: _order(name, seen[name]))]
     return {"had": what, "at": step} if what else {}
 
 
@@ -67,20 +68,26 @@ def _told(name: str, expected: str, seen: str) -> str:
     return f"{name} = {seen} (undisturbed {expected})"
 
 
-def _undisturbed(drill: Drill, rank: int) -> list[_ByStep]:
+def _undisturbed(drill: Drill, rank: int, wanted: _Wanted = lambda _: True) -> list[_ByStep]:
     """Those of the reference, and of the first attempt under faults."""
     legs = (drill.reference.attempts, drill.chaos.attempts)
-    return [*(_values_by_step(leg[0].traces[rank]) for leg in legs if leg and rank in leg[0].traces), {}]
+    return [*(_values_by_step(leg[0].traces[rank], wanted) for leg in legs if leg and rank in leg[0].traces), {}]
 
 
 def _wandering(known: _ByStep, again: Iterable[_ByStep]) -> set[str]:
     return {name for other in again for at in known.keys() & other.keys() for name in _apart(known[at], other[at])}
 
 
-def _values_by_step(trace: RankTrace) -> _ByStep:
-    """All values at each step at which any was told."""
+def _values_by_step(trace: RankTrace, wanted: _Wanted = lambda _: True) -> _ByStep:
+    """The values of wanted paths at each step at which any was told."""
     held: dict[str, str] = {}
-    return {record.step: (held := {**held, **record.values}) for record in trace.holdings if record.values}
+    found: dict[int, dict[str, str]] = {}
+    for record in trace.holdings:
+        if record.values:
+            values = {path: text for path, text in record.values.items() if wanted(path)}
+            held = {**held, **values} if values else held
+            found[record.step] = held
+    return found
 
 
 def _found_out_later(known: _ByStep, name: str, seen: str) -> bool:
@@ -88,15 +95,11 @@ def _found_out_later(known: _ByStep, name: str, seen: str) -> bool:
     return seen == "None" and {held[name] for held in known.values() if name in held} <= {"None", "True", "False"}
 
 
-def _first(name: str, seen: Mapping[str, str]) -> tuple[bool, bool, int, bool, str]:
-    """Weights count for more than a number."""
-    return (not seen[name].startswith("weights "), *_nearest(name))
-
-
-def _nearest(path: str) -> tuple[bool, int, bool, str]:
-    """In which order they are told: what counts the rounds of a loop, most often of no consequence, comes last."""
+def _order(path: str, seen: str) -> tuple[bool, bool, int, bool, str]:
+    """In which they are told: weights count for more than a number; what counts the rounds of a loop, most often of no
+    consequence, comes last."""
     *above, name = path.split("/")
-    return path in _ROUNDS, len(above), name.startswith("_"), path
+    return not seen.startswith("weights "), path in _ROUNDS, len(above), name.startswith("_"), path
 
 
 def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
@@ -111,10 +114,13 @@ def _is_to_come(path: str, *held: Mapping[str, str]) -> bool:
 
 def counts_left_behind(drill: Drill) -> Iterator[str]:
     """Of schedulers and gradient scalers that stand otherwise to the end, where no step of the drill followed from it."""
-    for attempt in drill.chaos.attempts[1:]:
+    later = drill.chaos.attempts[1:]
+    # Once for each rank, of the few that count: there may be hundreds of attempts.
+    undisturbed = {rank: _undisturbed(drill, rank, _is_of_a_count) for rank in {rank for each in later for rank in each.traces}}
+    for attempt in later:
         for rank, trace in sorted(attempt.traces.items()):
-            known, *again = _undisturbed(drill, rank)
-            seen = _values_by_step(trace)
+            known, *again = undisturbed[rank]
+            seen = _values_by_step(trace, _is_of_a_count)
             last = max(known.keys() & seen.keys(), default=0)
             counts = (path for path in _apart(known.get(last, {}), seen.get(last, {})) if _is_count(path, seen[last]))
             for path in sorted({*counts} - _wandering(known, again))[:1]:
@@ -125,6 +131,12 @@ def counts_left_behind(drill: Drill) -> Iterator[str]:
                     f"may ({remedy}; nothing is wrong if it counts on from the restart in another way)"
                 )
                 return
+
+
+def _is_of_a_count(path: str) -> bool:
+    """It counts, or lies beside what does."""
+    name = path.rpartition("/")[2]
+    return name in _COUNTS or name in _COUNTS.values()
 
 
 def _is_count(path: str, held: Mapping[str, str]) -> bool:

@@ -268,7 +268,8 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         reason = _cause_of(ended)
         if divergence:
             # The script's values are told of the end.
-            first = replace(divergence.reason, params={**divergence.reason.params, "had": None}).hint
+            without = {name: value for name, value in divergence.reason.params.items() if name != "had"}
+            first = replace(divergence.reason, params=without).hint
             reason = reason.explained(reason.because, **({"first": first} if first else {}))
         return Ruling(status="FAIL", reason=reason, place=place)
     resumed = divergence and _went_on_wrong(checks, divergence)

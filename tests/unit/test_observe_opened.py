@@ -12,8 +12,9 @@ import pytest
 
 from chaosrun.observe import opened as module
 from chaosrun.observe.opened import FileWatch, caches
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, read_again, training_time
+from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
 from tests.records import read_lines
 from tests.unit.forked import printed
 from tests.unit.legs import edit_journal, edit_trace, write_run
@@ -201,7 +202,7 @@ def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:
     assert len(problems) == 1 and "path" in problems[0]
     path.write_text('{"path": "/a", "left_by": "", "changed_s": 1.0, "attempt": 2, "rank": 0}\n')
     assert opened_files(run.leg("chaos"), problems) == ()
-    assert [found.path for found in read_again(run.leg("chaos"))] == ["/a"]
+    assert [found.path for found in read_leg(run.leg("chaos")).read_again] == ["/a"]
 
 
 @pytest.mark.parametrize("path", ["/nowhere", 3, b"\0", None, "/tmp"])
