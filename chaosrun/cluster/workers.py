@@ -22,8 +22,8 @@ from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import NodePlace, PlacementAcquired
 from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.order import WorkerOrder
-from chaosrun.spec.hash_order import goes_by_hashes
+from chaosrun.records.order import HASH_ORDER, WorkerOrder
+from chaosrun.spec.hash_order import hash_order
 from chaosrun.spec.model import JobSpec
 
 ANSWER_LIMIT_S = 60.0
@@ -130,8 +130,9 @@ class ClusterWorkers:
     def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
         """Fork all ranks of an attempt; returns their pids by rank (empty if a command starts them, as events report them),
         and the rendezvous address. Raises ResourcesError."""
-        if _hashes_anew(orders[0]):
-            self._cluster.start_servers({**self._env, **self._hashing(orders[0].attempt)}, **self._runs)
+        if place := _hashes_anew(orders[0]):
+            hashing = {**self._hashing(orders[0].attempt), HASH_ORDER: place}
+            self._cluster.start_servers({**self._env, **hashing}, **self._runs)
         started = self._cluster.start_attempt(orders[0].attempt, orders)
         if self._standby:
             self._cluster.stand_by(self._standby, self._env, avoid={*self._avoid, *self._lost, *self._leaving}, **self._runs)
@@ -268,7 +269,8 @@ class ClusterWorkers:
         return {rank: answer for answers_of_node in answers for rank, answer in answers_of_node.items()}
 
 
-def _hashes_anew(order: WorkerOrder) -> bool:
-    """A new process hashes strings differently: a drill has to show what that does to a script that depends on hashes."""
+def _hashes_anew(order: WorkerOrder) -> str:
+    """Where the script depends on hashes, if this is a restart of it. A new process hashes strings differently: a drill has to
+    show what that does."""
     in_drill = order.by == "script" and order.reference_path is not None
-    return in_drill and order.attempt > 1 and goes_by_hashes(Path(order.script))
+    return hash_order(Path(order.script)) if in_drill and order.attempt > 1 else ""

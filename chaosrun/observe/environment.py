@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from chaosrun.records.journal import write_durably
+from chaosrun.records.order import HASH_ORDER
 
 LIBRARIES = (
     ("accelerate", "accelerate.accelerator", "Accelerator"),
@@ -46,6 +47,7 @@ def environment_facts() -> dict[str, object]:
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
         "deterministic": ("off", "warn", "strict")[torch.get_deterministic_debug_mode()],
         "python_hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
+        "hash_order": os.environ.get(HASH_ORDER, ""),
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),

@@ -13,6 +13,8 @@ COPIES = 2
 """Copies of its state that a rank keeps in memory in turns: the newest checkpoint's, and that of the save in progress."""
 ASYNC_FROM_BYTES = 32 << 20
 """Size of the state. A smaller one is saved within milliseconds, and a restart point independent of timing is worth more."""
+HASH_ORDER = "CHAOSRUN_HASH_ORDER"
+"""Environment variable of attempts that hash strings anew: where the script depends on that, see `spec.hash_order`."""
 Settle = Literal["", "watch", "stop", "go_on"]
 """"": no comparison; watch: only record it; go_on: end if the state is equal; stop: end also if it differs for good."""
 

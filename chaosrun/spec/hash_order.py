@@ -1,4 +1,4 @@
-"""Whether a script depends on hashes or on the order of a set, as its source shows: that order differs in each new Python
+"""Where a script depends on hashes or on the order of a set, as its source shows: that order differs in each new Python
 process, which hashes strings with its own seed. What a script makes by iterating over a set of strings, such as the numbers of
 labels, then changes at a restart. Nothing is imported or executed.
 """
@@ -22,20 +22,22 @@ MOST_FILES = 100
 
 
 @cache
-def goes_by_hashes(script: Path) -> bool:
-    """Whether the script, or a module of its own folder that it imports, depends on hashes."""
+def hash_order(script: Path) -> str:
+    """The first place (`file:line`, from the script's folder) where the script, or a module of its own folder that it imports,
+    depends on hashes; empty where it does not."""
     waiting, met = [script], {script}
     while waiting and len(met) < MOST_FILES:
         try:
-            tree = syntax_tree(waiting.pop().read_bytes())
+            file = waiting.pop()
+            tree = syntax_tree(file.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
-        if _has_hash_order(tree):
-            return True
+        if lines := _lines(tree):
+            return f"{file.relative_to(script.parent)}:{min(lines)}"
         beside = {file for name in _imported(tree) for file in _files(script.parent, name)} - met
         met |= beside
         waiting += sorted(beside)
-    return False
+    return ""
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -52,14 +54,19 @@ def _files(folder: Path, module: str) -> list[Path]:
     return [file for file in (path.with_suffix(".py"), path / "__init__.py") if module and file.is_file()]
 
 
-def _has_hash_order(tree: ast.Module) -> bool:
+def _lines(tree: ast.Module) -> list[int]:
+    """Where the order of a set, or a hash, decides."""
     sets = _Sets()
     nodes = list(ast.walk(tree))
     for node in nodes:
         sets.learn(node)
     unordered = {id(argument) for node in nodes if _is_called(node, UNORDERED) for argument in node.args}
     unordered |= {id(value) for node in nodes for value in _sorted_next(node)}
-    return any(_goes_through(node, sets) for node in nodes if id(node) not in unordered)
+    return [_line(node) for node in nodes if id(node) not in unordered and _goes_through(node, sets)]
+
+
+def _line(node: ast.AST) -> int:
+    return node.lineno if isinstance(node, ast.expr | ast.stmt) else 1
 
 
 def _sorted_next(node: ast.AST) -> Iterator[ast.expr]:

@@ -275,9 +275,9 @@ def hashed_anew(drill: Drill) -> Iterator[str]:
     if drill.hash_seeds:
         first, last = drill.hash_seeds
         yield (
-            "the script depends on hash(), or on the order of a set. A new process hashes strings differently: each restart "
-            f"had another PYTHONHASHSEED, at last {last}; undisturbed it was {first} (sort the set; or set PYTHONHASHSEED in "
-            "the job's `env`, and wherever the script runs without chaosrun)"
+            f"the script depends on hash(), or on the order of a set{drill.hash_order}. A new process hashes strings "
+            f"differently: each restart had another PYTHONHASHSEED, at last {last}; undisturbed it was {first} (sort the set; "
+            "or set PYTHONHASHSEED in the job's `env`, and wherever the script runs without chaosrun)"
         )
 
 

@@ -242,7 +242,7 @@ def _contents(moment: Moment, record: StepRecord) -> Cause:
     if moment.restored and (apart := _source_apart(moment, record)):
         return Cause.of("batch_contents", because="held", **apart)
     if moment.restored and moment.drill.hash_seeds:
-        return Cause.of("batch_contents", because="hashes")
+        return Cause.of("batch_contents", because="hashes", where=moment.drill.hash_order)
     independent = finding is not None and finding.items in ("independent", "draws")
     return Cause.of("batch_contents", because="independent" if independent else None)
 
@@ -291,13 +291,13 @@ def _loss(moment: Moment) -> Cause:
         return Cause.of("grad_scaler_not_restored", because="of_losses")
     if moment.attempt.number > 1 and _changed_between(moment):
         return Cause.of("forward_pass", because="changed_between")
+    right = moment.restored_right
+    first = right and moment.first_after_restore
+    if first and (lost := lost_buffers(moment.drill, moment.attempt, moment.records.keys())):
+        return Cause.of("buffers_not_restored", because="at_start", rank=lost[0], name=lost[1], by="script")
     if moment.restored and moment.drill.hash_seeds:
-        return Cause.of("forward_pass", because="hashes")
-    if moment.restored_right:
-        if moment.first_after_restore and (lost := lost_buffers(moment.drill, moment.attempt, moment.records.keys())):
-            return Cause.of("buffers_not_restored", because="at_start", rank=lost[0], name=lost[1], by="script")
-        return Cause.of("forward_pass", because=_beside_streams(moment))
-    return Cause.of("forward_pass", because="restored" if moment.restored else None)
+        return Cause.of("forward_pass", because="hashes", where=moment.drill.hash_order)
+    return Cause.of("forward_pass", because=_beside_streams(moment) if right else "restored" if moment.restored else None)
 
 
 def _rescaled(moment: Moment) -> bool:

@@ -144,6 +144,12 @@ class Drill:
         first, last = ((leg.environment or {}).get("python_hash_seed") for leg in (self.reference, self.chaos))
         return (first, last) if self.by_script and first and last and first != last else None
 
+    @property
+    def hash_order(self) -> str:
+        """Where the script depends on hashes (" at file:line"), as a restart was told; empty where that is not recorded."""
+        place = (self.chaos.environment or {}).get("hash_order")
+        return f" at {place}" if place else ""
+
     @cached_property
     def streams_count(self) -> bool:
         """Whether random streams that differ count as a difference: not if a script resumes by itself and nothing depends on

@@ -13,8 +13,8 @@ KEPT_BESIDE = (
     "something that no checkpoint holds ({kept})"
 )
 _HASHES = detail(
-    hint="the script depends on hash(), or on the order of a set, and a new process hashes strings differently: what it "
-    f"numbers, chooses or lists is not what it was (sort the set). If that makes no difference, {BESIDE}",
+    hint="the script depends on hash(), or on the order of a set{where}, and a new process hashes strings differently: what "
+    f"it numbers, chooses or lists is not what it was (sort the set). If that makes no difference, {BESIDE}",
     hazard="D21",
 )
 QUANTITIES: Mapping[str, str] = {"forward_pass": "loss", "gradient": "gradient", "optimizer_update": "update"}

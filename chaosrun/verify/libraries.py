@@ -286,7 +286,11 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
 
 
 def _holding(held: Mapping[tuple[int, str], list[str]]) -> str:
-    return ", ".join(f"{path} holds {listed(names)}" for (_, path), names in held.items())
+    files: dict[str, list[str]] = {}
+    for (_, path), names in held.items():
+        paths = files.setdefault(listed(names), [])
+        paths += [] if path in paths else [path]
+    return ", ".join(f"{' and '.join(paths)} {'hold' if paths[1:] else 'holds'} {names}" for names, paths in files.items())
 
 
 def _beside_data(drill: Drill, found: Divergence) -> str:

@@ -140,7 +140,7 @@ def environment(drill: Drill) -> Check:
 def _comparable(environment: Mapping[str, object] | None, drill: Drill) -> Mapping[str, object] | None:
     """The environment without what may differ between legs: the libraries that the script uses (known only as far as it had
     imported them), and what a restart sets anew."""
-    left_out = {"libraries", "python_hash_seed"} if drill.by_script else {"libraries"}
+    left_out = {"libraries", "python_hash_seed", "hash_order"} if drill.by_script else {"libraries"}
     return environment and {key: value for key, value in environment.items() if key not in left_out}
 
 

@@ -29,7 +29,7 @@ def test_what_is_saved_beside_model_and_optimizer_is_suspected(tmp_path: Path, s
         edit_trace(run, "chaos", 2, 0, only("save", drop))
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
-    told = "beside model and optimizer ckpt-4/model.pt holds ptr, queue, ckpt-4/optimizer.pt holds ptr, queue, which"
+    told = "beside model and optimizer ckpt-4/model.pt and ckpt-4/optimizer.pt hold ptr, queue, which"
     assert (told in f"{verdict.hint}") == (saved_again != "alike"), verdict.hint
 
 
@@ -51,7 +51,9 @@ def test_what_batches_are_made_of_is_suspected(tmp_path: Path, kept: str, stream
         edit_trace(run, "chaos", 2, rank, only("step", put(batch=["x", "y"], **streams), step=5))
     verdict = judge(run)
     assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
-    assert ("beside model and optimizer ckpt-4/model.pt holds memory, " in f"{verdict.hint}") == told, verdict.hint
+    assert ("beside model and optimizer ckpt-4/model.pt and ckpt-4/optimizer.pt hold memory, " in f"{verdict.hint}") == told, (
+        verdict.hint
+    )
     assert streams or verdict.code == "data_order_not_restored", verdict.cause
     assert streams or "an environment, a memory of earlier steps" in f"{verdict.hint}"
 
@@ -76,7 +78,7 @@ def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path
         edit_trace(run, leg, attempt, 0, tell)
     edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"]), step=5))
     hint = f"{judge(run).hint}"
-    told = "differs on rank 1 alone: beside model and optimizer ckpt-4/model.pt holds mean, ckpt-4/optimizer.pt holds mean"
+    told = "differs on rank 1 alone: beside model and optimizer ckpt-4/model.pt and ckpt-4/optimizer.pt hold mean"
     assert told in hint and "as rank 0 had it, which is right: each rank has its own" in hint
 
 
@@ -89,7 +91,7 @@ def test_a_teacher_with_the_models_names_is_no_trained_model(tmp_path: Path, tra
         tell = only("save", lambda line, more=more: {**line, **({} if line["done"] else more)})  # type: ignore[misc]
         edit_trace(run, leg, attempt, 0, tell)
     hint = f"{judge(run).hint}"
-    assert ("ckpt-4/model.pt holds teacher, " in hint) == bool(told), hint
+    assert ("ckpt-4/model.pt and ckpt-4/optimizer.pt hold teacher, " in hint) == bool(told), hint
 
 
 @pytest.mark.parametrize(("before", "after"), [("tmp", "step-4.pt"), ("tmp/model.pt", "step-4/model.pt")])
