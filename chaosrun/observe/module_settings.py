@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from chaosrun.observe.held import MODULE_INTERNALS
+from chaosrun.observe.script_variables import PLAIN
 from chaosrun.records.traces import CHANGES_OFTEN
 
 MOST_SETTINGS = 4000
@@ -17,7 +18,6 @@ MOST_CHANGES = 64
 """Of one setting; a count of all steps would make the records long."""
 LONGEST = 40
 """Characters of a text that is a setting; longer ones are left out."""
-PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(slots=True)

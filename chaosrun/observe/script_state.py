@@ -8,14 +8,12 @@ import contextlib
 import functools
 import inspect
 import itertools
-import os
 import random
 import sys
 import time
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -25,7 +23,8 @@ from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.held import MODULE_INTERNALS, OWN_FILES, attributes, locals_of
+from chaosrun.observe.held import MODULE_INTERNALS, OWN_FILES, attributes
+from chaosrun.observe.script_variables import PLAIN, of_functions, of_modules, of_the_job
 
 LARGEST_BYTES = 1 << 20
 """Size of the largest tensor or array that is looked at: larger ones are taken for data sets, not state."""
@@ -42,7 +41,6 @@ ITERATORS = (
     *(itertools.count, itertools.cycle, itertools.islice, itertools.chain, itertools.repeat),
 )
 DAY_S = 86400.0
-PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), most: int = MOST_VALUES) -> dict[str, str]:
@@ -71,34 +69,15 @@ def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), mo
 
 def script_roots(accelerator: Accelerator) -> dict[str, object]:
     """The variables of the script's running functions, its globals and its own modules; and what was prepared."""
-    roots: dict[str, object] = {}
-    main = sys.modules.get("__main__")
-    folder = str(Path(getattr(main, "__file__", None) or "/").resolve().parent)
-    frame = sys._getframe()
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if is_own(name) and frame.f_code.co_filename.startswith(folder):
-            roots |= {key: value for key, value in locals_of(frame).items() if not key.startswith("__")}
-        frame = frame.f_back
-    for module in [main, *_local_modules(folder)]:
-        prefix = "" if module is main else f"{module.__name__}."
-        for key, value in vars(module).items() if module else ():
-            if not key.startswith("__") and not issubclass(type(value), types.ModuleType):
-                roots.setdefault(prefix + key, value)
+    roots: dict[str, object] = of_functions()
+    for name, value in of_modules(of_the_job(list(sys.modules))).items():
+        roots.setdefault(name, value)
     for what, prepared in (("model", accelerator._models), ("optimizer", accelerator._optimizers)):
         for number, value in enumerate(prepared):
             roots.setdefault(f"{what} {number}", getattr(value, "optimizer", value))
     for number, scheduler in enumerate(accelerator._schedulers):
         roots.setdefault(f"scheduler {number}", scheduler.scheduler)
     return roots
-
-
-def _local_modules(folder: str) -> Iterator[types.ModuleType]:
-    """Modules imported from the script's folder."""
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if file and os.path.dirname(os.path.abspath(file)) == folder and module.__name__ != "__main__":
-            yield module
 
 
 def is_own(module: str) -> bool:

@@ -15,7 +15,8 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, text_of
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, text_of
+from chaosrun.observe.script_variables import PLAIN
 from chaosrun.observe.state import ObservedState
 from chaosrun.observe.state_dicts import name_of
 

@@ -4,14 +4,17 @@ import gc
 import sys
 import types
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from accelerate import Accelerator
 
 from chaosrun.observe import script_values
 from chaosrun.observe.held import locals_of
+from chaosrun.observe.script_state import script_roots
 from chaosrun.observe.script_values import ScriptValues
 
 
@@ -157,13 +160,45 @@ def test_one_value_that_cannot_be_read_leaves_the_others() -> None:
     del sparse, whole
 
 
+@pytest.fixture
+def module_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module of a package below the job's folder, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "memory.py").write_text("kept = 1\n")
+    module = types.ModuleType("pack.memory")
+    module.__file__, module.kept = str(tmp_path / "pack" / "memory.py"), 1  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pack.memory", module)
+    return module
+
+
+def test_modules_are_found_however_many_a_library_imports_later(
+    module_below: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = ScriptValues(list)
+    assert values.changed()["pack.memory.kept"] == "1"
+    module_below.kept = 2  # type: ignore[attr-defined]
+    for number in range(script_values.NEWEST):
+        monkeypatch.setitem(sys.modules, f"later_{number}", types.ModuleType(f"later_{number}"))
+    assert values.changed()["pack.memory.kept"] == "2"
+    assert "pack.memory.kept" not in ScriptValues(list).changed()
+
+
+@pytest.mark.usefixtures("module_below")
+def test_of_an_attached_script_the_same_variables_are_looked_at() -> None:
+    accelerator, patience = Accelerator(cpu=True), 3
+    roots = script_roots(accelerator)
+    assert (roots["pack.memory.kept"], roots["patience"]) == (1, patience)
+    assert roots["accelerator"] is accelerator
+
+
 class Average:
     def __init__(self, model: torch.nn.Module) -> None:
         self.shadow, self.source = [each.detach().clone() for each in model.parameters()], model
 
 
 def test_weights_that_no_optimizer_steps_are_told_as_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_values, "_of_modules", dict)  # other tests' are there, too
+    monkeypatch.setattr(script_values, "of_the_job", lambda _: [])  # other tests' are there, too
     model, teacher, batch = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), [torch.ones(2), torch.ones(2)]
     optimizer, average = torch.optim.SGD(model.parameters()), Average(model)
     values = ScriptValues(lambda: [torch.nn.Sequential(model), optimizer])
