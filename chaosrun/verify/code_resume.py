@@ -121,6 +121,12 @@ _RESUME: Mapping[str, Row] = {
         "since torch 2.6 torch.load takes nothing but tensors and plain values, and the checkpoint holds {what}: load it "
         "with weights_only=False (as it is your own), or save plain values in its place",
     ),
+    "never_came_back.unset": Row(
+        "",
+        script("after a restart it reads a variable that it has never set", likely=True),
+        "what sets the variable runs only at a first start, or in a loop that had no batch left (a checkpoint at the end of an "
+        "epoch): set it before that loop, or resume such a checkpoint at the next epoch",
+    ),
     "never_came_back.later": Row(
         "trained on after {fault}, and did not come to its end: {message}",
         script("it raises in steps that follow a restart, which undisturbed it does not", likely=True),

@@ -120,6 +120,7 @@ def rule(
 
 _HARMLESS = ("kill", "preempt", "abort")
 """Faults that leave each file as they found it."""
+_UNSET = ("UnboundLocalError", "NameError")
 
 
 def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | None:
@@ -148,6 +149,8 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     because = None if damaged or cut_short(chaos) else "whole"
     if because and drill.by_script and any(each.number > last.attempt and each.steps for each in chaos.attempts):
         because = "later"
+    if because and drill.by_script and any(each.error and each.error.type in _UNSET for each in chaos.attempts[-1].unplanned):
+        because = "unset"
     what = refused_by_load(_message(end)) if because == "whole" and drill.by_script else None
     because = "refused" if what else because
     reason = Cause.of(code, because=because, fault=" and ".join(told), message=_message(end), what=what)

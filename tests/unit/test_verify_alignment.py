@@ -741,6 +741,18 @@ def test_one_that_cannot_load_the_objects_it_saved(tmp_path: Path, says: str, re
     assert ("weights_only=False" in f"{verdict.hint}") == refused, verdict.hint
 
 
+@pytest.mark.parametrize("kind", ["UnboundLocalError", "ValueError"])
+def test_one_that_reads_what_only_a_first_start_sets(tmp_path: Path, kind: str) -> None:
+    """As after a checkpoint at an epoch's end, where a restart's loop has no batch left."""
+    run = write_script_run(tmp_path, habits=Habits(never_back="loss"), kills=SCRIPT_KILLS[:1])
+    edit_journal(run, "chaos", only("death.unplanned", lambda line: {**line, "error": {**line["error"], "type": kind}}))
+    ended = {"outcome": "user_error", "message": f"rank 0 raised {kind}: cannot access local variable 'loss'"}
+    edit_journal(run, "chaos", only("leg.finished", put(**ended)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "never_came_back", "yours"), verdict.cause
+    assert ("at the end of an epoch" in f"{verdict.hint}") == (kind == "UnboundLocalError"), verdict.hint
+
+
 def test_one_that_comes_back_and_fails_in_a_later_step(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, habits=Habits(ends_at=8), kills=SCRIPT_KILLS[:1])
     ended = {"outcome": "user_error", "message": "rank 0 raised ValueError at step 8: checkpoint_2 exists"}
