@@ -13,7 +13,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import same_batches
 from chaosrun.verify.left import fewer_bytes, left_over, other_figures
-from chaosrun.verify.plain_values import counts_left_behind
+from chaosrun.verify.plain_values import values_left_behind
 from chaosrun.verify.rates import schedule_behind
 from chaosrun.verify.recovery import set_aside_unplanned
 from chaosrun.verify.replicas import is_sharded, of_undisturbed
@@ -366,7 +366,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     streams_not_restored,
     optimizers_left_behind,
     schedule_behind,
-    counts_left_behind,
+    values_left_behind,
     damaged_by_nobody,
     ranks_apart,
     files_not_compared,
@@ -381,7 +381,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
 
 OF_RESULTS = (
     *(nothing_saved_since, newer_files, files_left_over, gathered_anew, figures_begun_anew, schedule_behind),
-    counts_left_behind,
+    values_left_behind,
 )
 """What may follow from the difference that a drill fails for."""
 

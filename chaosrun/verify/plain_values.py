@@ -1,7 +1,7 @@
 """A script's plain values where a restart went on, held against the undisturbed run's. Pure."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from chaosrun.records.traces import RankTrace
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.codes import Cause, Params
+from chaosrun.wording import listed
 
 if TYPE_CHECKING:
     from chaosrun.verify.divergence import Divergence
@@ -21,7 +22,6 @@ _OF_VALUES = (
 """Codes of differences that may come of a script's plain values."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
-_Wanted = Callable[[str], bool]
 _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
@@ -68,24 +68,23 @@ def _told(name: str, expected: str, seen: str) -> str:
     return f"{name} = {seen} (undisturbed {expected})"
 
 
-def _undisturbed(drill: Drill, rank: int, wanted: _Wanted = lambda _: True) -> list[_ByStep]:
+def _undisturbed(drill: Drill, rank: int) -> list[_ByStep]:
     """Those of the reference, and of the first attempt under faults."""
     legs = (drill.reference.attempts, drill.chaos.attempts)
-    return [*(_values_by_step(leg[0].traces[rank], wanted) for leg in legs if leg and rank in leg[0].traces), {}]
+    return [*(_values_by_step(leg[0].traces[rank]) for leg in legs if leg and rank in leg[0].traces), {}]
 
 
 def _wandering(known: _ByStep, again: Iterable[_ByStep]) -> set[str]:
     return {name for other in again for at in known.keys() & other.keys() for name in _apart(known[at], other[at])}
 
 
-def _values_by_step(trace: RankTrace, wanted: _Wanted = lambda _: True) -> _ByStep:
+def _values_by_step(trace: RankTrace) -> _ByStep:
     """The values of wanted paths at each step at which any was told."""
     held: dict[str, str] = {}
     found: dict[int, dict[str, str]] = {}
     for record in trace.holdings:
         if record.values:
-            values = {path: text for path, text in record.values.items() if wanted(path)}
-            held = {**held, **values} if values else held
+            held = {**held, **record.values}
             found[record.step] = held
     return found
 
@@ -112,31 +111,39 @@ def _is_to_come(path: str, *held: Mapping[str, str]) -> bool:
     return name in ("_scale", "_growth_tracker") and any(each[path] == "None" for each in held)
 
 
-def counts_left_behind(drill: Drill) -> Iterator[str]:
-    """Of schedulers and gradient scalers that stand otherwise to the end, where no step of the drill followed from it."""
-    later = drill.chaos.attempts[1:]
-    # Once for each rank, of the few that count: there may be hundreds of attempts.
-    undisturbed = {rank: _undisturbed(drill, rank, _is_of_a_count) for rank in {rank for each in later for rank in each.traces}}
-    for attempt in later:
-        for rank, trace in sorted(attempt.traces.items()):
-            known, *again = undisturbed[rank]
-            seen = _values_by_step(trace, _is_of_a_count)
-            last = max(known.keys() & seen.keys(), default=0)
-            counts = (path for path in _apart(known.get(last, {}), seen.get(last, {})) if _is_count(path, seen[last]))
-            for path in sorted({*counts} - _wandering(known, again))[:1]:
-                remedy = "save and load its state with the optimizer's" if drill.by_script else "prepare or register it"
-                yield (
-                    f"a scheduler or gradient scaler did not come back: {path} = {seen[last][path]} at step {last} of attempt "
-                    f"{attempt.number} (undisturbed {known[last][path]}). No step of this drill followed from it, later ones "
-                    f"may ({remedy}; nothing is wrong if it counts on from the restart in another way)"
-                )
-                return
+def values_left_behind(drill: Drill) -> Iterator[str]:
+    """Values that the last restart did not restore and that differ to the end, where no step of the drill depended on them."""
+    attempt = drill.chaos.attempts[-1] if drill.chaos.attempts[1:] else None
+    for rank, trace in sorted(attempt.traces.items()) if attempt else ():
+        what, last = _left_behind(_undisturbed(drill, rank), _values_by_step(trace))
+        if attempt and what:
+            remedy = "save and load it with the checkpoint" if drill.by_script else "prepare or register what holds it"
+            yield (
+                f"not restored by the restart: {listed(what)} at step {last} of attempt {attempt.number} on rank {rank}. No "
+                "step of this drill depended on it, but later steps, logs or the choice of a best checkpoint may "
+                f"({remedy}; nothing is wrong if it is meant to start anew at a restart)"
+            )
+            return
 
 
-def _is_of_a_count(path: str) -> bool:
-    """It counts, or lies beside what does."""
-    name = path.rpartition("/")[2]
-    return name in _COUNTS or name in _COUNTS.values()
+def _left_behind(undisturbed: Sequence[_ByStep], seen: _ByStep) -> tuple[list[str], int]:
+    """What differs at the last step at which both were looked at, schedules first; and that step."""
+    known, *again = undisturbed
+    first, last = (find(known.keys() & seen.keys(), default=0) for find in (min, max))
+    if not last:
+        return [], 0
+    changing = {name for held in known.values() for name in _apart(known[first], held)} - _wandering(known, again)
+    apart = _apart(known[last], seen[last]) & changing
+    counts = {path for path in apart if _is_count(path, seen[last])}
+    # A single look may come before the restart's loop has set a value.
+    others = {path for path in apart & _apart(known[first], seen[first]) - counts if first < last and not _is_of_a_loop(path)}
+    ordered = [*sorted(counts), *sorted(others, key=lambda path: _order(path, seen[last][path]))]
+    return [_told(path, known[last][path], seen[last][path]) for path in ordered], last
+
+
+def _is_of_a_loop(path: str) -> bool:
+    """It counts the rounds of a loop, or what has no effect."""
+    return path.rpartition("/")[2] in _ROUNDS or path.endswith(_OF_NO_EFFECT)
 
 
 def _is_count(path: str, held: Mapping[str, str]) -> bool:

@@ -102,11 +102,46 @@ SCHEDULER = {"sched/_last_lr": "list of 1: 0.1", "scaler/_growth_factor": "2.0"}
 def test_a_schedule_that_stands_otherwise_to_the_end_is_warned_of(
     tmp_path: Path, attached: bool, path: str, restarted: str, told: bool
 ) -> None:
-    """Whether or not the rate changes within the drill, and in no checkpoint of the script's."""
+    """Whether or not the rate changes within the drill, and in no checkpoint of the script's; at a single look, too."""
     write, kill = (write_run, KILLS[:1]) if attached else (write_script_run, SCRIPT_KILLS[:1])
     run = write(tmp_path, kills=kill)
     tell(run, {**SCHEDULER, path: "0"}, {path: "4"}, {path: "4"}, {**SCHEDULER, path: restarted})
     verdict = judge(run)
     assert verdict.status == "PASS"
-    warned = [each for each in verdict.warnings if f"{path} = {restarted} at step 5 of attempt 2 (undisturbed 4)" in each]
+    warned = [each for each in verdict.warnings if f"{path} = {restarted} (undisturbed 4) at step 5 of attempt 2" in each]
     assert bool(warned) == told
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "last", "told"),
+    [
+        ("best", "inf", "inf", True),
+        ("best", "0.5", "inf", False),
+        ("best", "inf", "0.2", False),
+        ("still", "inf", "inf", False),
+        ("wanders", "inf", "inf", False),
+        ("meter/i", "inf", "inf", False),
+        ("ema/shadow", "weights b", "weights b", True),
+    ],
+    ids=["lost", "there at first", "found again", "never changes", "wanders", "of a loop", "weights"],
+)
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_value_that_differs_to_the_end_is_warned_of(
+    tmp_path: Path, attached: bool, fails: bool, path: str, first: str, last: str, told: bool
+) -> None:
+    write, kill = (write_run, KILLS[:1]) if attached else (write_script_run, SCRIPT_KILLS[:1])
+    run = write(tmp_path, kills=kill, bugs=Bugs(keep_augmentation=not fails))
+    changes = path != "still"
+    tell(run, {path: "0.9"}, {path: "0.5" if changes else "0.9"}, {path: "0.6" if path == "wanders" else "0.5"}, {path: first})
+    for leg, value in (("reference", "0.2" if changes else "0.9"), ("chaos", last)):
+        trace = run.leg(leg).attempt(1 if leg == "reference" else 2).trace(0)
+        start, *rest = read_lines(trace)
+        held = [line for line in rest if line["kind"] == "holdings"]
+        others = [line for line in rest if line["kind"] != "holdings"]
+        write_lines(trace, [start, *held, {"kind": "holdings", "step": 9, "values": {path: value}}, *others])
+    verdict = judge(run)
+    warned = [
+        each for each in verdict.warnings if each.startswith(f"not restored by the restart: {path} = {last} (undisturbed ")
+    ]
+    assert (verdict.status == "FAIL") == fails and bool(warned) == (told and not fails), verdict.warnings
