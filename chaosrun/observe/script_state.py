@@ -201,7 +201,8 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     info = inspect.getattr_static(kind, "cache_info", None)
-    if isinstance(info, types.MethodDescriptorType):  # of functools; a method of the script might do anything
+    # Of functools (a method of the script might do anything), around a function that is no library's.
+    if isinstance(info, types.MethodDescriptorType) and is_own(value.__module__ or ""):
         yield "cache", str(info(value))
     if kind.__module__.partition(".")[0] in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return

@@ -26,8 +26,8 @@ from chaosrun.observe.writers import wrap_writers
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
-CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".metadata")
-"""Files of these kinds are guarded wherever they lie."""
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".metadata", "optimizer.bin")
+"""Files of these kinds are guarded wherever they lie; the last is accelerate's, whose weights are read past Python."""
 CACHES = ("~/.cache", "~/.config", "~/.triton")
 SHARED = "outside of what is this leg's own: both legs would share it"
 LEFT = "which another run left"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from accelerate.utils import is_xpu_available
 
 from chaosrun.observe.hooks import uncompiled
 from chaosrun.observe.script_state import LARGEST_BYTES, script_state
@@ -118,6 +119,12 @@ def test_what_is_saved_and_what_is_large_is_left_alone() -> None:
     assert script_state({"it": layer}, known=saved)["it/calls"] == "0" and "it/weight" not in script_state(
         {"it": layer}, known=saved
     )
+
+
+def test_the_cache_of_a_library_s_function_is_none_of_the_script_s_values() -> None:
+    library, own = is_xpu_available, cached
+    assert "it/cache" not in script_state({"it": library}), "accelerate's, which the script has imported"
+    assert "it/cache" in script_state({"it": own})
 
 
 class Touchy:

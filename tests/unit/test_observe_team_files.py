@@ -68,7 +68,7 @@ def _try(order: WorkerOrder, tries: Sequence[tuple[str, str]], say: Any) -> None
     found: dict[str, Any] = {}
     for name, code in tries:
         try:
-            exec(code, {"os": os, "shutil": shutil, "torch": torch, "Path": Path})
+            exec(code, {"os": os, "shutil": shutil, "torch": torch, "Path": Path, "watch": watch})
             found[name] = "done"
         except MisuseError as error:
             found[name] = f"{error.message} | {error.hint}"
@@ -182,6 +182,16 @@ def test_a_folder_that_is_renamed_and_items_of_a_data_set(job: Path) -> None:
     found = tried(job, leg_of(job), (), *tries)
     assert (found["items"], found["more items"]) == ("done", "done")
     assert found["renamed"].startswith("the script began with out/checkpoint-10/model.bin")
+
+
+def test_a_checkpoint_of_accelerate_is_known_by_its_optimizer(job: Path) -> None:
+    """Its weights, in model.safetensors, are not opened by Python."""
+    for name in ("train.bin", "ckpt/epoch_2/optimizer.bin"):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_text("the team's")
+    reads = f"{READ.format('train.bin')}; {READ.format('ckpt/epoch_2/optimizer.bin')}"
+    found = tried(job, leg_of(job), (), ("read", f"{reads}; assert watch.began_with == 'ckpt/epoch_2/optimizer.bin'"))
+    assert found["read"] == "done"
 
 
 def test_a_leg_that_trained_next_to_nothing_is_told_what_it_read(job: Path) -> None:
