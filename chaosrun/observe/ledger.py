@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.utils.data import IterableDataset
@@ -24,6 +24,8 @@ _drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary
 _with_workers: "WeakSet[_BaseDataLoaderIter]" = WeakSet()
 """Iterators that loader workers read for."""
 _next_index = _BaseDataLoaderIter._next_index
+_Iterator = ref[_BaseDataLoaderIter]
+"""Unlike its id, that of no other one, once it is gone."""
 SAMPLED = 256
 """So many elements of a tensor are compared to recognise it."""
 KEPT_BATCHES = 16
@@ -87,11 +89,11 @@ class BatchLedger:
         listen()
         self._handed_out: deque[_HandedOut] = deque(maxlen=KEPT_BATCHES)
         self._last: _HandedOut | None = None
-        self._since: dict[int, int] = {}
+        self._since: dict[_Iterator, int] = {}
         """By iterator, how many batches it has handed out since the last forward pass that took some; the newest last."""
         self._newest: list[Any] | None = None
         """The ids of the newest batch."""
-        self._beside: set[int] = set()
+        self._beside: set[_Iterator] = set()
         """Iterators whose batches went through a model that was not training."""
         self._unknown = False
         """The last forward pass took tensors that no loader has handed out."""
@@ -122,7 +124,7 @@ class BatchLedger:
     def fetched(self, *, skipping: bool) -> list[Any] | None:
         """The ids of the one batch that a loader has handed out for this forward pass; None if it was none, or several.
         `skipping`: before its first pass the script skips batches that it has already trained on."""
-        iterator, count = next(reversed(self._since.items()), (0, 0))
+        iterator, count = next(reversed(self._since.items()), (None, 0))
         others = self._since.keys() - self._beside - {iterator}
         alone = not others and (count == 1 or (count > 1 and self._begins and skipping))
         self._since, self._beside, self._begins = {}, set(), False
@@ -132,7 +134,7 @@ class BatchLedger:
         return self._newest if alone else None
 
     def _count(self, taken: "_HandedOut") -> None:
-        """Another iterator's batch begins a pass, as does an earlier one than the last: iterators may have the same id."""
+        """Another iterator's batch begins a pass, as does an earlier one than the last."""
         last, self._last = self._last, taken
         if last is None or taken.iterator != last.iterator or taken.number < last.number:
             self.passes += 1
@@ -157,10 +159,11 @@ class BatchLedger:
             ids = _plain(drawn.popleft()) if drawn and in_order else None
             tensors = list(tensors_in(batch))
             self._newest = ids
-            self._since[id(iterator)] = self._since.pop(id(iterator), 0) + 1
+            this = ref(iterator)
+            self._since[this] = self._since.pop(this, 0) + 1
             if tensors:
                 addresses = {address_of(tensor) for tensor in tensors} - {0}
-                self._handed_out.append(_HandedOut(tensors, addresses, ids, id(iterator), iterator._num_yielded))
+                self._handed_out.append(_HandedOut(tensors, addresses, ids, this, iterator._num_yielded))
             return batch
 
         return __next__
@@ -172,7 +175,7 @@ class _HandedOut:
     """Kept alive, so that nothing else gets their addresses."""
     addresses: set[int]
     ids: list[Any] | None
-    iterator: int
+    iterator: _Iterator
     number: int
     """How many batches the iterator has handed out, this one included."""
 

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from chaosrun.observe import ledger as observed
 from chaosrun.observe.ledger import BatchLedger, loader_workers
 from chaosrun.processes import children
 
@@ -105,6 +106,17 @@ def test_of_two_loaders_none_is_told_but_beside_an_evaluation(ledger: BatchLedge
     next(batches)
     ledger.passed_by()  # a teacher sees it first
     assert ledger.fetched(skipping=False) == [2, 3]
+
+
+def test_an_iterator_may_have_the_id_of_one_that_is_gone(ledger: BatchLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "id", lambda _: 1, raising=False)
+    for number in range(1, 4):
+        evaluated = loader()
+        next(evaluated)
+        ledger.passed_by()
+        del evaluated
+        (x,) = next(loader())
+        assert ledger.taken([x - 1]) is None and ledger.fetched(skipping=False) == [0, 1] and ledger.passes == number
 
 
 def test_the_workers_of_loaders_that_are_read_from_are_known(ledger: BatchLedger) -> None:
