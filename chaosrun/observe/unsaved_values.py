@@ -138,7 +138,7 @@ def plain_values(
                 found[path] = text_of(value) or ""
             elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
                 found[path] = f"{kind.__name__} of {len(value)}"
-            elif id(value) not in met and _is_looked_into(kind):
+            elif id(value) not in met and _is_looked_into(kind) and not _is_parameter_group(value):
                 met.add(id(value))
                 held = islice(children(value), MOST_CHILDREN)
                 waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_mode(value, name))
@@ -167,6 +167,12 @@ def _is_mode(value: object, name: str) -> bool:
 def _is_looked_into(kind: type) -> bool:
     """A class is, whatever its own class is."""
     return issubclass(kind, type) or not (issubclass(kind, MEMORY | Optimizer) or is_passed_over(kind))
+
+
+def _is_parameter_group(value: Any) -> bool:
+    """An optimizer's: one that it was made with is its own until it loads a state, which leaves that one as it was."""
+    parameters = value.get("params") if type(value) is dict else None
+    return type(parameters) is list and len(parameters) > 0 and isinstance(parameters[0], torch.nn.Parameter)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -42,6 +42,16 @@ def test_values_of_functions_and_objects_are_told_and_then_what_changes() -> Non
     assert best == 0.25
 
 
+def test_the_groups_that_an_optimizer_was_made_with_are_left_out() -> None:
+    kept: dict[str, Any] = {
+        "groups": [{"params": Meter().model.parameters(), "lr": 0.1}],
+        "settings": [{"params": "all", "lr": 0.1}],
+    }
+    optimizer = torch.optim.SGD(kept["groups"])
+    told = ScriptValues(lambda: [optimizer]).changed()
+    assert {name for name in told if name.startswith("kept")} == {"kept/settings/0/lr", "kept/settings/0/params"}
+
+
 class Loop:
     """Whose method calls that of another object, which has a `self`, too."""
 
