@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _OF_VALUES = (
     *(*QUANTITIES, "learning_rate", "lr_scheduler_not_restored", "optimizer_settings_not_restored", "other_optimizer_stepped"),
     *("data_order_not_restored", "batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
+    "kept_state_not_restored",
 )
 """Codes of differences that may come of a script's plain values."""
 _ByStep = Mapping[int, Mapping[str, str]]

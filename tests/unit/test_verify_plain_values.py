@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from legs import KILLS, Bugs, write_run
+from legs import KILLS, Bugs, edit_trace, only, write_run
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.records.layout import RunLayout
@@ -72,6 +72,17 @@ def test_values_that_did_not_come_back_are_named(
     tell(run, held, reference, again, restarted)
     hint = f"{judge(run).hint}"
     assert told in hint and ("the script had" in hint) == bool(told), hint
+
+
+@pytest.mark.parametrize(("counted", "told"), [("0", True), ("4", False)])
+def test_of_what_is_saved_otherwise_values_are_told(tmp_path: Path, counted: str, told: bool) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    tell(run, {"steps": "0"}, {"steps": "4"}, {"steps": "4"}, {"steps": counted})
+    edit = lambda line: {**line, "held": {**line["held"], "average": "0" * 16} if line.get("held") else {}}  # noqa: E731
+    edit_trace(run, "chaos", 2, 0, only("save", edit))
+    verdict = judge(run)
+    assert verdict.code == "kept_state_not_restored", verdict.cause
+    assert ("the script had steps = 0 (undisturbed 4), which no checkpoint" in f"{verdict.hint}") == told, verdict.hint
 
 
 @pytest.mark.parametrize(("counted", "told"), [("0", True), ("2", False)])
