@@ -153,7 +153,12 @@ class BatchLedger:
             drawn = _drawn.get(iterator)
             while drawn and len(drawn) > on_their_way:
                 drawn.popleft()  # from a pass that was broken off
-            batch = following(iterator)
+            try:
+                batch = following(iterator)
+            except StopIteration:
+                # Batches that no training pass has taken until the end were evaluated, or skipped.
+                self._since.pop(ref(iterator), None)
+                raise
             drawn = _drawn.get(iterator)
             in_order = getattr(iterator, "_in_order", True)
             ids = _plain(drawn.popleft()) if drawn and in_order else None

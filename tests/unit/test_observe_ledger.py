@@ -108,6 +108,17 @@ def test_of_two_loaders_none_is_told_but_beside_an_evaluation(ledger: BatchLedge
     assert ledger.fetched(skipping=False) == [2, 3]
 
 
+def test_what_is_read_to_its_end_without_a_training_pass_was_evaluated(ledger: BatchLedger) -> None:
+    """Under torch.no_grad(), where no pass is seen."""
+    assert len(list(loader())) == 6
+    batches = loader()
+    (x,) = next(batches)
+    assert ledger.taken([x - 1]) is None and ledger.fetched(skipping=False) == [0, 1] and ledger.passes == 1
+    evaluated = loader()
+    assert next(evaluated) and next(batches)
+    assert ledger.fetched(skipping=False) is None, "it may be part of the step"
+
+
 def test_an_iterator_may_have_the_id_of_one_that_is_gone(ledger: BatchLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observed, "id", lambda _: 1, raising=False)
     for number in range(1, 4):
