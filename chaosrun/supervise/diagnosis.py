@@ -54,7 +54,7 @@ def open_case(run: RunLayout) -> Case:
     info = read_run(run)
     if info.kind == "run":
         hint = "`chaosrun submit` drills its job, and what fails there can be diagnosed"
-        raise UsageError(f"run {run.run_id} is in production and has no undisturbed leg to be run again", hint=hint)
+        raise UsageError(f"run {run.run_id} is in production and has no reference leg to run again", hint=hint)
     spec = JobSpec.model_validate(info.spec)
     plan = FaultPlan.read(run.plan_json)
     drill = Drill.of(read_leg(leg_of(run, "reference")), read_leg(leg_of(run, "chaos")), spec, plan)
@@ -261,13 +261,13 @@ class _Replays:
         expected, seen = self.target.divergence, shown.divergence
         if shown.irreproducible:
             why = "its files have changed since" if changed else "the job does not give the same numbers twice"
-            return f"the undisturbed replay is not the run's reference ({shown.irreproducible}): {why}"
+            return f"the fault-free replay is not the run's reference ({shown.irreproducible}): {why}"
         if not reproduced and seen is None and shown.stopped:
             return f"the replay ended before it came to the difference: {shown.stopped}"
         if not reproduced and seen is None:
             last = self.target.last_step(shown.plan)
             return (
-                f"under the same faults the replay agrees with the undisturbed one up to step {last}: it does not repeat itself"
+                f"under the same faults the replay agrees with the fault-free one up to step {last}: it does not repeat itself"
             )
         if not reproduced and seen is not None:
             deaths = "".join(f"; unplanned: {reason}" for reason in _unplanned(self._leg("chaos")))
@@ -275,9 +275,9 @@ class _Replays:
         if shown.stopped and not shown.comparison.finding:
             return f"the replay stopped where the run did: {shown.stopped}"
         if shown.ends_apart and seen is None:
-            return "the replay ended at another step than the undisturbed one, too"
+            return "the replay ended at another step than the fault-free one, too"
         if expected is None or seen is None:
-            return "the replay differs from the undisturbed one, too"
+            return "the replay differs from the fault-free one, too"
         if expected.seen == seen.seen:
             return "the replay differs where the run did, in the same bits"
         return "the replay differs where the run did, in other bits: what it computes there changes from run to run"

@@ -253,7 +253,7 @@ class Drill:
             return self._confirm(spec, judge(self.run))
         difference, wanders = found
         if confirmed:
-            difference += f" (undisturbed run {confirmed + 2}; the first {confirmed + 1} were equal)"
+            difference += f" (fault-free run {confirmed + 2}; the first {confirmed + 1} were equal)"
         if info.reference.source is None or info.reference.mode != "auto":
             write_run(self.run, changed(info, irreproducible=difference, wanders=wanders))
             return judge(self.run)

@@ -24,8 +24,8 @@ TELLING = 8
 """From so many samples on, the same order in two epochs is no coincidence."""
 REMEDY = {
     "global_rng": "draw from chaosrun.sample_rng(index) in __getitem__, or wrap the dataset in chaosrun.reproducible",
-    "never_repeats": "draw from chaosrun.sample_rng(index) instead of a generator that the dataset keeps or that the operating "
-    "system or the clock seeds",
+    "never_repeats": "draw from chaosrun.sample_rng(index) instead of a generator that the dataset keeps or that is seeded "
+    "from the operating system or the clock",
 }
 
 
@@ -57,8 +57,8 @@ def overlapping_shares(drill: Drill) -> Iterator[str]:
             else "give DataLoaderConfiguration an explicit data_seed; seed by rank only after prepare"
         )
         yield (
-            f"in epoch {epoch}, ranks saw {repeated} samples that other ranks saw too, and none saw others: they shuffle "
-            f"differently ({remedy})"
+            f"in epoch {epoch}, ranks saw {repeated} samples that other ranks saw too, and no rank saw some others: they "
+            f"shuffle differently ({remedy})"
         )
 
 
@@ -72,7 +72,7 @@ def repeated_order(drill: Drill) -> Iterator[str]:
     if sum(map(len, orders)) >= TELLING and any(map(_is_shuffled, orders)):
         (before, _, _), (after, _, _) = epochs[0]
         yield (
-            f"epochs {before} and {after} had their samples in the same shuffled order: set_epoch is left out, or does not "
+            f"epochs {before} and {after} had their samples in the same shuffled order: set_epoch is not called, or does not "
             "reach the sampler (leave the shuffling to DataLoader(shuffle=True), or give the sampler a set_epoch method)"
         )
 
@@ -84,8 +84,8 @@ def saves_that_change_state(drill: Drill) -> Iterator[str]:
     saved = next(changed, None)
     if saved:
         yield (
-            f"the save of step {saved.step} changed {saved.effect}: how often the job saves has become part of the training "
-            "(write copies, and put back what a hook changes)"
+            f"the save of step {saved.step} changed {saved.effect}: how often the job saves now affects the training (write "
+            "copies, and undo what a hook changes)"
         )
 
 
@@ -93,8 +93,8 @@ def masked_loads(loads: Sequence[str]) -> str:
     """For a script that calls `chaosrun.attach` and also loads checkpoints itself: attach restores after that
     (`records.run_file`)."""
     return (
-        f"the script also loads checkpoints by itself ({listed(loads, most=3)}), and chaosrun.attach restores over that: "
-        "whether its own save and load are right was not tested (a copy without attach is drilled with its own checkpoints)"
+        f"the script also loads its own checkpoints ({listed(loads, most=3)}), but chaosrun.attach restores over them: its "
+        "own save and load were not tested (to test them, drill a copy without attach)"
     )
 
 
@@ -149,7 +149,7 @@ def repeated_streams(drill: Drill) -> Iterator[str]:
     attempts = (*drill.reference.attempts, *drill.chaos.attempts)
     if found := next(filter(None, map(_first_repetition, attempts)), None):
         yield (
-            f"{found}: a worker_init_fn seeds them alike (leave it out, or seed from torch.initial_seed(), which differs "
+            f"{found}: a worker_init_fn gives them the same seed (remove it, or seed from torch.initial_seed(), which differs "
             "between workers, ranks and epochs)"
         )
 
@@ -187,7 +187,7 @@ def primed_buckets(drill: Drill) -> Iterator[str]:
     primed = any(buckets.layout and buckets.primed for trace in traces for buckets in trace.buckets)
     if drill.by_script and drill.spec.workers > 2 and primed:
         yield (
-            "DDP's gradient buckets were primed in every attempt: outside chaosrun the first step after a restart sums "
+            "DDP's gradient buckets were primed in every attempt: without chaosrun the first step after a restart sums "
             "gradients in another order, which at three and more ranks is not bit-identical (prime_buckets: false shows it)"
         )
 
@@ -198,8 +198,8 @@ def saves_not_struck(drill: Drill) -> Iterator[str]:
     saved = any(save.step for trace in drill.reference.traces for save in trace.saves)
     if saved and faults and all(fault.source == BY_DEFAULT and fault.phase != "save" for fault in faults):
         yield (
-            "no kill struck inside a save: the default plan has one where strace can trace the script (install it, and submit "
-            "again)"
+            "no kill struck inside a save: the default plan includes one only if strace can trace the script (install it, and "
+            "submit again)"
         )
 
 
@@ -220,8 +220,8 @@ def newer_files(drill: Drill) -> Iterator[str]:
     """Of a script that resumes by itself and saves to files of several names."""
     for base, newer in islice(filter(None, (newer_elsewhere(drill, attempt) for attempt in drill.chaos.attempts[1:])), 1):
         yield (
-            f"a restart went on from step {base.step} ({base.path}), and {newer.path}, saved after step {newer.step}, holds as "
-            "much: if that is a checkpoint, too, the script does not find its newest one"
+            f"a restart resumed from step {base.step} ({base.path}), but {newer.path}, saved after step {newer.step}, holds "
+            "as much: if that is a checkpoint, too, the script does not find its newest one"
         )
 
 
@@ -231,9 +231,9 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
         found = standing(drill, attempt)
         if found and "rng" in found.wrong:
             yield (
-                f"the random streams were not restored (attempt {found.attempt} began with {found.words}), and nothing that "
-                "was trained depends on them: dropout, augmentation or a shuffle that draws from them would not come back "
-                "(save the random states of every rank, and restore them)"
+                f"the random streams were not restored (attempt {found.attempt} began with {found.words}), but nothing that "
+                "was trained depends on them: dropout, augmentation or a shuffle that draws from them would differ after a "
+                "restart (save and restore the random state of every rank)"
             )
             return
 
@@ -242,9 +242,9 @@ def optimizers_left_behind(drill: Drill) -> Iterator[str]:
     """Optimizers of which a script has lost the state, where none of them makes a step any more."""
     for (number, _), names in sorted(drill.retired.items())[:1]:
         yield (
-            f"the state of {listed(names)} was not restored (attempt {number}), and no step followed from it: the undisturbed "
-            f"run makes none with {'it' if len(names) == 1 else 'them'} after step {drill.chaos.attempt(number).resume_step} "
-            "(save and load it, too, if it is ever to step again; else let go of it when its phase is over)"
+            f"the state of {listed(names)} was not restored (attempt {number}), but no step depended on it: the reference run "
+            f"makes none with {'it' if len(names) == 1 else 'them'} after step {drill.chaos.attempt(number).resume_step} (if "
+            "it is to step again, save and load its state, too; if not, delete it when its phase is over)"
         )
 
 
@@ -253,7 +253,7 @@ def damaged_by_nobody(drill: Drill) -> Iterator[str]:
     aside = [] if drill.reference.attempts else set_aside_unplanned(drill)
     if aside:
         were = "was" if len(aside) == 1 else "were"
-        yield f"{count(len(aside), 'checkpoint')} could not be gone on from and {were} set aside: {aside[0].reason}"
+        yield f"{count(len(aside), 'checkpoint')} could not be restored and {were} set aside: {aside[0].reason}"
 
 
 def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
@@ -264,9 +264,9 @@ def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
     if unseeded:
         where = "" if unseeded == sorted({start.rank for start in starts}) else f"on {rank_list(unseeded)} "
         yield (
-            f"{where}the script does not seed torch, nor restore its random stream: chaosrun seeded every attempt alike (seed "
-            f"{drill.spec.seed}). Outside chaosrun a restart draws other numbers: a random split of the data, say, is another "
-            "one (seed it, or save what was drawn)"
+            f"{where}the script neither seeds torch nor restores its random state: chaosrun gave every attempt the same seed "
+            f"({drill.spec.seed}). Without chaosrun a restart draws other numbers, so a random split of the data, say, would "
+            "differ (seed it, or save what was drawn)"
         )
 
 
@@ -276,8 +276,8 @@ def hashed_anew(drill: Drill) -> Iterator[str]:
         first, last = drill.hash_seeds
         yield (
             f"the script depends on hash(), or on the order of a set{drill.hash_order}. A new process hashes strings "
-            f"differently: each restart had another PYTHONHASHSEED, at last {last}; undisturbed it was {first} (sort the set; "
-            "or set PYTHONHASHSEED in the job's `env`, and wherever the script runs without chaosrun)"
+            f"differently: each restart had another PYTHONHASHSEED, the last {last} (reference: {first}): sort the set, or "
+            "set PYTHONHASHSEED in the job's `env`, and wherever the script runs without chaosrun"
         )
 
 
@@ -287,14 +287,14 @@ def ranks_apart(drill: Drill) -> Iterator[str]:
     own, usual = replicas.own, replicas.longest_parting
     if own:
         yield (
-            f"{count(len(own), 'tensor')} (the first is {min(own)}) {'is' if len(own) == 1 else 'are'} each rank's own: unlike "
-            "from the beginning, and their gradients are not averaged (of replicas that would be a mistake: wrap the model in "
+            f"{count(len(own), 'tensor')} (the first is {min(own)}) {'differs' if len(own) == 1 else 'differ'} between ranks "
+            "from the beginning, and their gradients are not averaged (a mistake if the ranks are replicas: wrap the model in "
             "DistributedDataParallel)"
         )
     if usual > 1:
         yield (
-            f"the ranks' weights differ for up to {usual} steps until the script synchronises them (right for Local SGD; of "
-            "replicas under DistributedDataParallel it would be a mistake)"
+            f"the ranks' weights differ for up to {usual} steps until the script synchronises them (right for Local SGD; a "
+            "mistake for replicas under DistributedDataParallel)"
         )
 
 
@@ -303,8 +303,8 @@ def files_not_compared(drill: Drill) -> Iterator[str]:
     paths = drill.chaos.left.left_out
     if paths:
         yield (
-            f"{count(len(paths), 'file')} of tensors (the first is {paths[0]}) were not compared at the end: of each leg "
-            f"{MOST_BYTES >> 20} MiB are read, the newest files first"
+            f"{count(len(paths), 'file')} of tensors (the first is {paths[0]}) were not compared at the end: only "
+            f"{MOST_BYTES >> 20} MiB of each leg are read, the newest files first"
         )
 
 
@@ -313,8 +313,8 @@ def files_left_over(drill: Drill) -> Iterator[str]:
     paths = left_over(drill)
     if paths:
         yield (
-            f"files are still there that every undisturbed run has removed: {listed(paths, most=3)}; the list of the files to "
-            "keep was perhaps not restored (save it in the checkpoint, or look at what lies in the folder)"
+            f"files are still there that every fault-free run has removed: {listed(paths, most=3)}; the list of files to keep "
+            "was perhaps not restored (save it in the checkpoint, or list the folder)"
         )
 
 
@@ -322,8 +322,8 @@ def gathered_anew(drill: Drill) -> Iterator[str]:
     """Of losses or samples that a script gathers while it trains, and writes again and again."""
     for name, expected, seen in fewer_bytes(drill):
         yield (
-            f"{name} holds {seen} bytes after the restarts and {expected} after every undisturbed run: what was gathered "
-            "before a restart is lost (save it in the checkpoint, or go on with what the file holds)"
+            f"{name} holds {seen} bytes after the restarts, but {expected} after every fault-free run: what was collected "
+            "before a restart is lost (save it in the checkpoint, or append to what the file holds)"
         )
 
 
@@ -334,8 +334,8 @@ def figures_begun_anew(drill: Drill) -> Iterator[str]:
         (name, expected, seen), *others = found
         more = f" ({count(len(others), 'other number')} too)" if others else ""
         yield (
-            f"{name} is {seen} after the restarts and {expected} undisturbed{more}: what it is computed from (a mean, a count, "
-            "a best value) was perhaps begun anew by a restart (save it in the checkpoint, and restore it)"
+            f"{name} is {seen} after the restarts (reference: {expected}){more}: what it is computed from (a mean, a count, a "
+            "best value) perhaps started over at a restart (save it in the checkpoint, and restore it)"
         )
 
 
@@ -346,8 +346,8 @@ def inputs_without_effect(drill: Drill) -> Iterator[str]:
             pairs = ((seen, drill.reference_lineage.at(rank, step)) for rank, seen in attempt.steps.get(step, {}).items())
             if any(expected and seen.batch != expected.batch and same_batches(expected, seen) for seen, expected in pairs):
                 yield (
-                    f"from step {step} of attempt {attempt.number} on, what goes into the model beside its tensors (a list, a "
-                    "number, a text) is not what it was undisturbed: no loss, gradient or weight followed from it"
+                    f"from step {step} of attempt {attempt.number} on, an input of the model besides its tensors (a list, a "
+                    "number, a text) differs from the reference run: no loss, gradient or weight depended on it"
                 )
                 return
 

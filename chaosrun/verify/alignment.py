@@ -66,7 +66,7 @@ class Standing:
     def beside(self, told: str) -> str:
         """What else is not as it should be: the end of a hint."""
         others = [f"{QUANTITIES[each][0]} of {self._which(each)}" for each in self.wrong if each != told]
-        return f"; wrong, too: {', '.join(others)}" if others else ""
+        return f"; also wrong: {', '.join(others)}" if others else ""
 
 
 def standing(drill: Drill, attempt: Attempt) -> Standing | None:
@@ -306,8 +306,8 @@ def resume_evidence(drill: Drill) -> Check:
             point = f"step {attempt.resume_step}" if attempt.went_on else "the beginning"
             told.append(f"attempt {attempt.number} from {point}")
     if not told:
-        return passed("no attempt was restarted and began", restarts=0)
-    summary = f"{count(len(told), 'restart')} went on with all of one step's state: {', '.join(told)}"
+        return passed("no restarted attempt began to train", restarts=0)
+    summary = f"{count(len(told), 'restart')} resumed with all state of one step: {', '.join(told)}"
     return passed(summary, restarts=len(told))
 
 

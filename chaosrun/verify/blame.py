@@ -67,8 +67,8 @@ def unknown(reason: str) -> Blame:
 
 
 OF_NO_STATE = (
-    "what no restart can bring back (seconds that have passed, a time, the number of a process) is no state of a training: "
-    "leave it out of state_dict(), and keep it in a file of its own"
+    "what no restart can restore (elapsed seconds, a time, a process id) is not training state: leave it out of state_dict(), "
+    "and keep it in a separate file"
 )
 
 

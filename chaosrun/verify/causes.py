@@ -114,7 +114,7 @@ def of_position(moment: Moment, start: StartRecord) -> Cause | None:
         restored = start.restored if start.restored != ordered else f"the state of step {step}" if step else None
         return Cause.of("checkpoint_not_newest", rank=start.rank, restored=restored or "nothing", ordered=ordered)
     if step != moment.attempt.resume_step:
-        problem = f"went on from step {step} after restoring {ordered}"
+        problem = f"resumed from step {step} after restoring {ordered}"
     else:
         problem = wrong_position(start.position, start.rank, moment.drill)
     if problem is None:

@@ -282,9 +282,9 @@ def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | N
     docs/exactness.md, "Where a drill begins"."""
     first, began = chaos.attempts[0], chaos.began
     if began is None or not began.states:
-        return "nothing says whose it was"
+        return "the records do not say whose it was"
     if first.number != 1 or first.resume not in began.states:
-        return f"attempt {first.number} went on from {first.resume}, it had been given {', '.join(began.states)}"
+        return f"attempt {first.number} resumed from {first.resume}, but had been given {', '.join(began.states)}"
     if why := next(undecided(spec, reference.layout), None):
         return why
     for name, state in began.states.items():

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 from chaosrun.verify.blame import OF_NO_STATE, Row, detail, machine, ours, plan, script, unknown
 
-NOTICE_TAKEN = script("a handler of its own takes SIGTERM, in the place of the one by which chaosrun saves and leaves")
+NOTICE_TAKEN = script("its own SIGTERM handler replaces the one by which chaosrun saves and leaves")
 NOTICE_TAKEN_HINT = (
-    "leave SIGTERM to chaosrun, which takes a checkpoint at the end of the step and ends all ranks after it; or plan kills"
+    "leave SIGTERM to chaosrun, which saves a checkpoint at the end of the step and then ends all ranks; or plan kills"
 )
 _ENDED_AT = "the {leg} leg ended at step {step} on rank {rank}, expected was step {expected}"
-UNREPEATABLE_HINT = "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
+UNREPEATABLE_HINT = (
+    "first make the script compute the same numbers twice without any fault: seeds, deterministic: strict, threads"
+)
 
 
 def wandering(kind: str) -> str:
@@ -23,36 +25,35 @@ def wandering(kind: str) -> str:
 WANDERS: Mapping[str, Row] = {
     wandering(kind): detail(hint=hint)
     for kind, hint in {
-        "rng": "chaosrun seeds python, numpy and torch before the script begins: the script seeds one anew from the clock or "
-        "the system (torch.seed(), random.seed() without a number), or draws from it more or less often; give each seed a "
-        "number, and loaders a generator of their own",
-        "data order": "its samples come in another order each time: give loader and sampler a generator with a seed, and sort "
-        "what os.listdir, glob and sets yield",
-        "batch": "its samples hold other numbers each time, or a stream gives others: seed what augmentation, noise, and a "
-        "stream's own shuffle or draw take their numbers from, and look for data that change meanwhile",
-        "weights": "it begins with other weights each time: torch.manual_seed before the model is built, load one file, and "
-        "fill all memory that comes unfilled (to_empty of a model on the meta device, torch.empty)",
-        "loss": "the same weights and samples give another loss: seed the generators that dropout and noise have of their own; "
-        "deterministic: strict refuses operations that are not; look for what the clock, a file or the order of a set decides "
-        "(a set of objects goes by their addresses)",
+        "rng": "chaosrun seeds python, numpy and torch before the script begins: the script reseeds one from the clock or the "
+        "system (torch.seed(), random.seed() without a number), or draws from it more or less often; give each seed a "
+        "number, and each loader its own generator",
+        "data order": "its samples come in another order each time: give loader and sampler a seeded generator, and sort what "
+        "os.listdir, glob and sets yield",
+        "batch": "its samples hold other numbers each time, or a stream yields others: seed the numbers of augmentation, "
+        "noise, and a stream's own shuffle, and look for data that change in between",
+        "weights": "it starts with other weights each time: call torch.manual_seed before building the model, load one file, "
+        "and fill all uninitialised memory (to_empty of a model on the meta device, torch.empty)",
+        "loss": "the same weights and samples give another loss: seed the separate generators of dropout and noise; "
+        "deterministic: strict refuses operations that are not; look for what depends on the clock, a file or the order "
+        "of a set (a set of objects is ordered by their addresses)",
         "gradient": "the same loss gives other gradients: an operation whose backward pass is not deterministic, which "
         "deterministic: strict refuses, or another number of threads",
-        "learning rate": "its learning rates come from something else than the step: the clock, a measurement, a file",
-        "optimizer": "the same gradients give other weights: look at the optimizer, and at what changes weights beside it",
+        "learning rate": "its learning rates come from something other than the step: the clock, a measurement, a file",
+        "optimizer": "the same gradients give other weights: look at the optimizer, and at what else changes weights",
     }.items()
 }
 _DRIFT_HINT = (
-    "where DDP does not average gradients, each rank trains a model of its own: {averaged}, and change weights alike on all "
-    "ranks"
+    "where DDP does not average gradients, each rank trains its own model: {averaged}, and change weights alike on all ranks"
 )
 _UNSEEN_HINT = (
-    "it may have been rounded away, or struck a value without effect: give it another tensor or a higher bit, or save "
-    "checkpoints more often"
+    "it may have been rounded away, or hit a value without effect: choose another tensor or a higher bit, or save checkpoints "
+    "more often"
 )
-_LATE_HINT = "the training ended at step {end}, before {late}: plan them earlier (max_steps has `plan` check that)"
-_UNRELIABLE = ours("the undisturbed run cannot be relied on", likely=True)
-_OTHER_PLACE = ours("the job did not go on from where it should have", likely=True)
-_AFTER_THE_END = script("all steps agree and the state at the end does not: it was changed after the last step", likely=True)
+_LATE_HINT = "the training ended at step {end}, before {late}: plan them earlier (with max_steps, `plan` checks that)"
+_UNRELIABLE = ours("the reference run cannot be relied on", likely=True)
+_OTHER_PLACE = ours("the job did not resume where it should have", likely=True)
+_AFTER_THE_END = script("all steps agree but the state at the end does not: it was changed after the last step", likely=True)
 _NOT_FROM_THE_BEGINNING = ours("the first attempt did not begin at the beginning", likely=True)
 _NO_END = ours("the end of a rank was not recorded", likely=True)
 _NOT_PRIMED = ours("the gradient buckets could not be primed", likely=True)
@@ -62,7 +63,7 @@ _ANY: Mapping[str, Row] = {
     "check_crashed": Row("check crashed: {error}: {message}", ours("the check {check} crashed")),
     "check_undecided": Row("could not be checked: {message}"),
     "records_lacking": Row("only {compared} of {of} records could be compared", ours("records are missing", likely=True)),
-    "recovery_differs": Row("attempt {attempt} did not come back as it had been: {what} ({where})"),
+    "recovery_differs": Row("attempt {attempt} was not restored to what it had been: {what} ({where})"),
     "recovery_unjudged": Row(
         "attempt {attempt} cannot be compared with what was recorded before: {why}",
         unknown("no step was done twice, and no saved state was recorded"),
@@ -79,15 +80,15 @@ _ANY: Mapping[str, Row] = {
     "end_not_recorded": Row("the {leg} leg has no end record of {who}", _NO_END),
     "no_attempt": Row("the chaos leg started no attempt", _NOT_FROM_THE_BEGINNING),
     "state_outside": Row(
-        "the training changes what no checkpoint holds: {what:6}; a restart loses it, and a drill notices that only "
-        "if the training reads it",
+        "the training changes state that no checkpoint holds: {what:6}; a restart loses it, but a drill notices only if the "
+        "training reads it",
         script("it keeps state that nobody saves"),
-        "run.register(name, object) before the loop saves and restores what its state_dict() holds; prepare() an optimizer "
-        "that steps",
+        "call run.register(name, object) before the loop to save and restore what its state_dict() holds; prepare() an "
+        "optimizer that steps",
     ),
     "data_order_not_restored.outside": detail(
-        hint="no recorded step saw this batch, and everything was restored as it was saved: its order follows a seed or a "
-        "state that no checkpoint holds; the training changes {what:6} ({named}, or take a seedable sampler with an explicit "
+        hint="no recorded step saw this batch, and everything was restored as saved: its order depends on a seed or state that "
+        "no checkpoint holds; the training changes {what:6} ({named}, or use a seedable sampler with an explicit "
         "data_seed)"
     ),
     "reference_empty": Row("no step was recorded to compare with", _UNRELIABLE),
@@ -96,7 +97,7 @@ _PREMISES: Mapping[str, Row] = {
     "records_damaged": Row(
         "the records are damaged: {first}{more}",
         machine("the run's files are damaged, by the storage or from outside", likely=True),
-        "nothing can be judged by them: put the run's files back as they were, or submit the job again",
+        "they cannot be judged: put the run's files back as they were, or submit the job again",
     ),
     "leg_unfinished": Row("the {leg} leg has not finished"),
     "leg_not_completed": Row("the {leg} leg ended with {outcome}: {message}"),
@@ -109,16 +110,16 @@ _PREMISES: Mapping[str, Row] = {
     ),
     "ended_at_another_step": Row(
         _ENDED_AT,
-        script("it ended at another step than expected: what ends it is not in the job's state", likely=True),
-        "what ends the training is something that no checkpoint holds: the best loss, the patience of early stopping, a count "
-        "or a clock of the script's own ({kept})",
+        script("it ended at another step than expected: its end condition is not in the job's state", likely=True),
+        "the end of training depends on something that no checkpoint holds: the best loss, the patience of early stopping, "
+        "the script's own counter or clock ({kept})",
         "O8",
     ),
     "ended_on_notice": Row(_ENDED_AT, NOTICE_TAKEN, NOTICE_TAKEN_HINT),
     "fault_in_reference": Row("a fault struck the reference leg: {faults}", _UNRELIABLE),
     "reference_interrupted": Row(
-        "the reference leg was interrupted and started again: it is no undisturbed run",
-        machine("the undisturbed run was interrupted too", likely=True),
+        "the reference leg was interrupted and started again, so it cannot serve as a reference",
+        machine("the reference run was interrupted, too", likely=True),
     ),
     "reference_unreliable": Row("the reference leg cannot be relied on: {problem}", _UNRELIABLE),
     "environment_not_recorded": Row(
@@ -128,32 +129,32 @@ _PREMISES: Mapping[str, Row] = {
         "the legs ran in different environments: {first}", machine("the two legs did not run in the same environment")
     ),
     "bits_differ": Row(
-        "{where} computes other bits than {first} from the same numbers: another processor or GPU, instruction set or thread "
-        "count",
+        "{where} computes other bits than {first} from the same numbers: its processor or GPU, instruction set or thread "
+        "count differs",
         machine("the two legs did not run in the same environment"),
     ),
     "file_of_another_leg": Row(
         "the {leg} leg read {file}, which was written during the {left_by}{more}: its numbers may come from there",
         script("it leaves files behind that its next run reads"),
-        "write results of the training to os.environ['CHAOSRUN_OUTPUT'], a folder of each leg that its attempts share, and "
-        "remove the file; caches of the data belong before the first batch",
+        "write training results to os.environ['CHAOSRUN_OUTPUT'], a folder that each leg's attempts share, and remove the "
+        "file; write data caches before the first batch",
     ),
     "first_attempt_restored": Row(
-        "the first attempt of the chaos leg went on from a checkpoint that is not shown to be the reference's: {why}",
+        "the first attempt of the chaos leg resumed from a checkpoint that is not shown to be the reference's: {why}",
         _NOT_FROM_THE_BEGINNING,
     ),
     "job_not_repeatable": Row(
         "the job does not repeat itself: {how}",
-        script("it does not give the same numbers twice, without any fault"),
+        script("it does not compute the same numbers twice, even without a fault"),
         UNREPEATABLE_HINT,
     ),
     "job_not_repeatable.by_itself": Row(
         "",
-        script("state_dict() of what it registered follows a clock, or counts its calls"),
-        f"state_dict() of a registered object gives another value of {{name}} each time that it is asked: {OF_NO_STATE}",
+        script("state_dict() of what it registered depends on a clock, or counts its calls"),
+        f"state_dict() of a registered object returns another value of {{name}} at each call: {OF_NO_STATE}",
     ),
     "job_not_repeatable.restored_twice": Row(
-        "", script("it does not give the same numbers twice from one and the same checkpoint", likely=True)
+        "", script("it does not compute the same numbers twice from the same checkpoint", likely=True)
     ),
 }
 _FAULTS: Mapping[str, Row] = {
@@ -174,21 +175,19 @@ _FAULTS: Mapping[str, Row] = {
     ),
     "fault_not_shown.never_due": Row("", plan("the training ended before {fault} was due"), _LATE_HINT),
     "fault_not_shown.never_due_by_time": Row("", plan("the training ended before {fault} was due", likely=True)),
-    "fault_not_shown.never_reached": Row(
-        "", plan("the training did not come to the point that {fault} waits for", likely=True)
-    ),
+    "fault_not_shown.never_reached": Row("", plan("the training did not reach the point that {fault} waits for", likely=True)),
     "fault_not_shown.unread": Row("", plan("nothing that came after {fault} used what it had changed")),
     "fault_not_shown.no_such_file": Row(
         "",
-        plan("no file that this save writes is of the name that {fault} strikes"),
-        "name one by `file`: a pattern stands for the whole path below the outputs, such as '*optimizer.pt'; `chaosrun sweep "
-        "--saves` names them",
+        plan("this save writes no file with the name that {fault} strikes"),
+        "name one with `file`: a pattern matches the whole path below the outputs, such as '*optimizer.pt'; `chaosrun sweep "
+        "--saves` lists them",
     ),
     "fault_not_shown.nothing_to_strike": Row(
         "",
-        plan("the save that {fault} is to strike does nothing that it could strike"),
-        "strike a save that does (a script that never syncs has nothing to wait for: kind: power_cut shows what that costs); "
-        "`chaosrun sweep --saves` names what each save does",
+        plan("the save that {fault} is to strike makes no operation that it could strike"),
+        "strike a save that does (a script that never syncs gives nothing to wait for: kind: power_cut shows what that "
+        "costs); `chaosrun sweep --saves` lists what each save does",
     ),
     "fault_not_shown.fewer_operations": Row(
         "",
@@ -198,16 +197,16 @@ _FAULTS: Mapping[str, Row] = {
     "fault_not_shown.no_loader_worker": Row(
         "",
         plan("no loader worker was alive at the point of {fault}"),
-        "a loader has workers while it is read from, with num_workers above 0; name a step in the middle of its pass",
+        "a loader has workers only while it is read, with num_workers above 0; choose a step in the middle of its pass",
     ),
     "fault_not_shown.trained_on": Row(
         "",
         plan("the training was over before the script left on the notice of {fault}"),
-        "tell it earlier, or give a `grace` shorter than what is left of the training, after which the rank is killed, as on a "
-        "cluster; a script that ignores SIGTERM never leaves otherwise",
+        "give the notice earlier, or set a `grace` shorter than the rest of the training, after which the rank is killed, as "
+        "on a cluster; a script that ignores SIGTERM never leaves before that",
     ),
     "fault_not_shown.notice_taken": Row("", NOTICE_TAKEN, NOTICE_TAKEN_HINT),
-    "fault_not_shown.used": Row("", ours("the job went on from a checkpoint that {fault} had damaged")),
+    "fault_not_shown.used": Row("", ours("the job resumed from a checkpoint that {fault} had damaged")),
     "fault_not_shown.other_death": Row(
         "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")
     ),
@@ -223,18 +222,18 @@ _RECOVERY: Mapping[str, Row] = {
     "strange_ranks": Row("ranks {strangers} have traces but no place in the job"),
     "step_done_twice": Row("rank {rank} recorded step {step} again in attempt {attempt}", _OTHER_PLACE),
     "step_missing": Row("rank {rank} lacks step {step}", _OTHER_PLACE),
-    "step_beyond_the_end": Row("rank {rank} went on to step {step}, the reference ended at {final}", _OTHER_PLACE),
+    "step_beyond_the_end": Row("rank {rank} continued to step {step}, the reference ended at {final}", _OTHER_PLACE),
     "checkpoint_not_taken_back": Row(
-        "checkpoint {checkpoint} is whole and cannot be restored: {reason}",
-        script("what it prepares before the restore is not what it had when it was saved", likely=True),
-        "the restore comes with the first batch: parameter groups, layers and objects that the loop adds later have to be "
-        "there before it in every attempt (frozen, or at a learning rate of 0)",
+        "checkpoint {checkpoint} is intact but cannot be restored: {reason}",
+        script("what it prepares before the restore differs from what it had when it saved", likely=True),
+        "the restore happens at the first batch: parameter groups, layers and objects that the loop adds later must exist "
+        "before it in every attempt (frozen, or at a learning rate of 0)",
     ),
     "wrong_resume_point": Row("attempt {attempt}: {problem}", _OTHER_PLACE),
     "saved_state_differs": Row("attempt {attempt} {did} another {component} state at step {step} on rank {rank}: {which}"),
     "replay_differs": Row(
         "{field} of {place} is not what attempt {before} had computed",
-        script("steps done twice came out differently: something in them is not deterministic", likely=True),
+        script("steps done twice gave different results: something in them is not deterministic", likely=True),
     ),
     "bucket_layout_differs": Row(
         "attempt {attempt} reduced step {step} of rank {rank} in another bucket layout{why}",
@@ -257,16 +256,16 @@ _STEPS: Mapping[str, Row] = {
     ),
     **{
         f"{code}.left_out": detail(
-            hint="everything was restored as it was saved, and the step {made}: its batch was passed over, or optimizer.step() "
-            "was not called, and what decides that (a running mean of losses or norms, a count) is in no checkpoint ({kept})",
+            hint="everything was restored as saved, but the step {made}: its batch was skipped, or optimizer.step() was not "
+            "called, and what decides that (a running mean of losses or norms, a count) is in no checkpoint ({kept})",
             hazard="O8",
         )
         for code in ("forward_pass", "gradient")
     },
     **{
         f"{code}.values": detail(
-            hint=f"everything was restored as it was saved, but the {quantity} differs: something that no checkpoint holds "
-            f"takes part, perhaps of what the training changes: {{what:6}} ({{named}}){more}",
+            hint=f"everything was restored as saved, but the {quantity} differs: the step also uses something that no "
+            f"checkpoint holds, perhaps something that the training changes: {{what:6}} ({{named}}){more}",
             hazard="O8",
         )
         for code, quantity, more in (
@@ -277,31 +276,30 @@ _STEPS: Mapping[str, Row] = {
     },
     **{
         f"{code}.modules": detail(
-            hint="the weights came back, but the model's modules are not set as undisturbed at this step: {what:6}; no "
-            "state dict holds that: set it anew at each start, from the step or the epoch (not only in the step that changes "
-            "it), or save it with the checkpoint, and load it again",
+            hint="the weights were restored, but the model's modules are not set as in the reference run at this step: "
+            "{what:6}; no state dict holds that: set it at each start, from the step or the epoch (not only in the step "
+            "that changes it), or save it with the checkpoint, and restore it",
             hazard="O8",
         )
         for code in ("forward_pass", "gradient", "optimizer_update")
     },
     "forward_pass.drew_beside": detail(
-        hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
-        "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
-        "another mode (model.train() was not called), or something that no checkpoint holds takes part, perhaps of what the "
-        "training changes: {what:6} ({named})",
+        hint="everything was restored as saved, yet the loss differs, and the random streams, equal before the step, differ "
+        "after it: an evaluation or log in this attempt alone drew random numbers before the forward pass, or the model is in "
+        "another mode (model.train() was not called), or the step also uses something that no checkpoint holds, perhaps "
+        "something that the training changes: {what:6} ({named})",
         hazard="O8",
     ),
     "files.ahead": detail(
-        hint="after the restart the script read {ahead:3}, which it had written to after step {base}: what stands there is "
-        "perhaps ahead of the checkpoint (keep it in the checkpoint, or cut it back to what the checkpoint tells)"
+        hint="after the restart the script read {ahead:3}, which it had written to after step {base}: the contents may be "
+        "ahead of the checkpoint (keep them in the checkpoint, or cut them back to the checkpoint's step)"
     ),
-    "values.apart": detail(
-        hint="when it went on with step {at}, the script had {had:6}, which no checkpoint brought back ({named})"
-    ),
+    "values.apart": detail(hint="when it resumed at step {at}, the script had {had:6}, which no checkpoint restored ({named})"),
     "learning_rate.still": detail(
-        hint="the learning rate stays what it was when the restart began, where it goes on changing undisturbed: it is set in "
-        "a dict that the script took from optimizer.param_groups before the restore, which puts others in their place (take it "
-        "from there in each step), by a scheduler that is stepped no more, or by what no checkpoint holds ({counted})"
+        hint="the learning rate stays what it was when the restart began, but keeps changing in the reference run: the script "
+        "sets it in a dict that it took from optimizer.param_groups before the restore, which replaced these dicts (read "
+        "optimizer.param_groups in each step), or by a scheduler that is no longer stepped, or from something that no "
+        "checkpoint holds ({counted})"
     ),
     "steps_all_skipped": Row(
         "no learning rate was recorded: every step was skipped",
@@ -311,30 +309,30 @@ _STEPS: Mapping[str, Row] = {
         "every step's gradients have the same fingerprint: they were not seen",
         script("its gradients look alike at every step", likely=True),
         "the loss does not depend on the weights, or its gradients are all zero (a cross entropy of one class, a loss of "
-        "detached or clipped values): no step can show what a restart has lost",
+        "detached or clipped values): no step can show what a restart lost",
     ),
     "parameters_constant": Row(
         "the parameters never changed: nothing was trained",
         script("its parameters never change", likely=True),
-        "a learning rate or gradients of zero, or an optimizer of other tensors than the model's",
+        "the learning rate or the gradients are zero, or the optimizer holds other tensors than the model's",
     ),
     "parameters_unnamed": Row("the reference names no tensors on rank {rank}", _UNRELIABLE),
     "parameters_renamed": Row(
         "attempt {attempt} has other parameters, or another order, from number {index} on (rank {rank})",
-        script("it builds its parameters in another order, or others, in another attempt"),
-        "build the model alike in every attempt, whatever the order of sets, files or settings",
+        script("it builds other parameters, or in another order, in another attempt"),
+        "build the same model in every attempt, whatever the order of sets, files or settings",
     ),
-    "weights_differ_at_start": Row("attempt {attempt} went on from step {step} with other weights on rank {rank}"),
+    "weights_differ_at_start": Row("attempt {attempt} resumed from step {step} with other weights on rank {rank}"),
     "replicas_drift": Row(
         "replicas drifted apart: {leg}: {what}{aside}", script("its replicas drift apart", likely=True), _DRIFT_HINT
     ),
     "replicas_drift.begun": Row(
         "",
-        script("its ranks begin with other weights, without any fault"),
-        "built with each rank's own seed, and not made equal: DDP hands out rank 0's of the module that it is given alone, not "
-        "of an average or a teacher that was copied from it before (make it after DDP, or broadcast it)",
+        script("its ranks start with different weights, even without a fault"),
+        "each rank built them with its own seed, and nothing made them equal: DDP broadcasts rank 0's weights only of the "
+        "module that it wraps, not of an average or a teacher copied from it before (make it after DDP, or broadcast it)",
     ),
-    "replicas_drift.undisturbed": Row("", script("its replicas drift apart without any fault")),
+    "replicas_drift.undisturbed": Row("", script("its replicas drift apart even without a fault")),
     "replicas_not_compared": Row("no two ranks recorded the same step"),
 }
 _FINALS: Mapping[str, Row] = {
@@ -348,7 +346,7 @@ _FINALS: Mapping[str, Row] = {
     "final_checkpoint_differs": Row("{how}", _OTHER_PLACE),
     "final_checkpoint_invalid": Row("{leg}: {problem}", _OTHER_PLACE),
     "final_checkpoint_invalid.since": Row(
-        "{leg}: {problem}, which was whole when the run ended",
+        "{leg}: {problem}, but was intact when the run ended",
         machine("files of the run were removed or changed after its end"),
         "the verdict of its end is in verdict.json; to judge the run again, put its files back as they were, or submit the job "
         "again",

@@ -5,21 +5,21 @@ from collections.abc import Iterator, Mapping
 from chaosrun.verify.blame import Blame, Row, detail, ours, script
 
 BESIDE = (
-    "something that no checkpoint holds takes part: a loss scale, a counter, a buffer of earlier batches, a generator or an "
-    "iterator of the script's own ({kept})"
+    "the step also uses something that no checkpoint holds: a loss scale, a counter, a buffer of earlier batches, the "
+    "script's own generator or iterator ({kept})"
 )
 KEPT_BESIDE = (
-    "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights by "
-    "something that no checkpoint holds ({kept})"
+    "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights "
+    "using something that no checkpoint holds ({kept})"
 )
 _HASHES = detail(
-    hint="the script depends on hash(), or on the order of a set{where}, and a new process hashes strings differently: what "
-    f"it numbers, chooses or lists is not what it was (sort the set). If that makes no difference, {BESIDE}",
+    hint="the script depends on hash(), or on the order of a set{where}, and a new process hashes strings differently: what it "
+    f"numbers, chooses or lists by hash changes with each process (sort the set). If sorting makes no difference, {BESIDE}",
     hazard="D21",
 )
 QUANTITIES: Mapping[str, str] = {"forward_pass": "loss", "gradient": "gradient", "optimizer_update": "update"}
 """By code, the quantity that differs although all observable state was restored."""
-FRESHLY_SEEDED = "the random streams stand where they stood before step 1: freshly seeded instead of restored"
+FRESHLY_SEEDED = "the random streams are as before step 1: freshly seeded instead of restored"
 
 
 def _restored(sentence: str) -> Blame:
@@ -31,12 +31,12 @@ def _sampled(sentence: str) -> Blame:
 
 
 _OWN_PLACE = (
-    "it counts its own passes, which a restarted process begins anew; take the order of a pass from set_epoch(epoch), or "
-    "register its state (run.register: what it held when the pass began)"
+    "it counts its own passes, and a restarted process counts from zero again; derive the order of a pass from "
+    "set_epoch(epoch), or register its state (run.register: what it held when the pass began)"
 )
-_ORDER_OF_SCRIPT = script("the order of its samples follows a seed or a state that no checkpoint holds", likely=True)
-_OTHER_LOSS = script("the same data, weights and random numbers give it another loss", likely=True)
-_OTHER_GRADIENT = script("the same data, weights and loss give it another gradient")
+_ORDER_OF_SCRIPT = script("the order of its samples depends on a seed or state that no checkpoint holds", likely=True)
+_OTHER_LOSS = script("it computes another loss from the same data, weights and random numbers", likely=True)
+_OTHER_GRADIENT = script("it computes another gradient from the same data, weights and loss")
 
 OF_EPOCH = "the samples are those of epoch {epoch} {where}, expected was epoch {expected}"
 
@@ -75,90 +75,90 @@ DATA: Mapping[str, Row] = {
     "data_order_not_restored": Row(
         "data order not restored",
         _ORDER_OF_SCRIPT,
-        "no recorded step saw this batch: the shuffle follows a seed or a state that was not restored (use a seedable "
-        "sampler with an explicit data_seed)",
+        "no recorded step saw this batch: the shuffle uses a seed or state that was not restored (use a seedable sampler with "
+        "an explicit data_seed)",
         "D5",
     ),
     "batches_skipped.rest_of_epoch": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: the rest of the epoch "
-        "before, {batches:batch}, was left out: the epoch was taken as done (a save within it that counts as its end), or what "
-        "a stream had read ahead (a shuffle buffer, batches fetched) was lost{by_all}"
+        "before, {batches:batch}, was left out: the epoch was taken as finished (a save within it that counts as its end), or "
+        "what a stream had read ahead (a shuffle buffer, prefetched batches) was lost{by_all}"
     ),
     "batches_repeated.at_first": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, as "
         "those already done were not skipped (skip them, or save and load the state of the loader)"
     ),
     "data_order_not_restored.broken": detail(
-        hint="the batches begin as at step {step}, and then are others than those that follow there: what keeps the order (a "
+        hint="the batches start as at step {step}, but then differ from those that follow there: what keeps the order (a "
         "stream's shuffle buffer, a sampler's place, its epoch or its random stream, an environment) was not restored{scope}"
     ),
     "data_order_not_restored.place": detail(hint="no recorded step saw this batch"),
     "source_keeps_its_place": Row(
         "the script's sampler or stream counts its own passes: {name}",
-        script("its sampler or stream keeps its place by itself, and no checkpoint holds that"),
-        f"{{name}} is {{seen}} when epoch {{epoch}} is opened after the restart, expected is {{expected}}: {_OWN_PLACE}",
+        script("its sampler or stream keeps its own place, which no checkpoint holds"),
+        f"{{name}} is {{seen}} when epoch {{epoch}} starts after the restart, expected is {{expected}}: {_OWN_PLACE}",
         "D15",
     ),
     "source_keeps_its_place.unseen": Row(
         "",
-        script("its sampler or stream keeps its place by itself, and no checkpoint holds that", likely=True),
+        script("its sampler or stream keeps its own place, which no checkpoint holds", likely=True),
         f"{{name}} is never told its epoch (it has no set_epoch), {{where}}: {_OWN_PLACE}",
     ),
     "more_batches": Row("data order", _ORDER_OF_SCRIPT, "more batches were seen in this step than are recorded of it", "D14"),
     "batch_contents": Row(
         "batch contents",
-        script("the same samples came with other contents: they draw on something that is not restored"),
-        "the same samples came with other contents: augmentation or a loader worker draws from a random stream that is not "
-        "restored (draw from chaosrun.sample_rng(index) in __getitem__), a cache holds what was augmented before, or the "
+        script("the same samples have other contents: they depend on something that is not restored"),
+        "the same samples have other contents: augmentation or a loader worker draws from a random stream that is not "
+        "restored (draw from chaosrun.sample_rng(index) in __getitem__), a cache holds samples augmented earlier, or the "
         "dataset lists its samples in another order (sort what comes from a set or a directory)",
         "R5",
     ),
     "batch_contents.own": detail(
-        hint="the same samples came with other contents: augmentation or a loader worker draws from a random stream that is "
-        "not restored, a cache holds what was augmented before, what decides how much of a batch is taken is lost (a running "
-        "loss, a stage of a curriculum), the dataset lists its samples in another order (sort what comes from a set or a "
-        "directory), or what goes into the model beside them was lost (a hidden state that is carried on)"
+        hint="the same samples have other contents: augmentation or a loader worker draws from a random stream that is not "
+        "restored, a cache holds samples augmented earlier, what decides how much of a batch is used was lost (a running "
+        "loss, a curriculum stage), the dataset lists its samples in another order (sort a set or a directory), or "
+        "another input of the model was lost (a carried hidden state)"
     ),
     "batch_contents.changed": detail(
-        hint="the loader handed out the same samples, and the script made other inputs of them: what it normalises, mixes or "
-        "augments with, or keeps between loader and model (running statistics, a generator or a counter of its own, a buffer "
-        "of earlier samples), was not restored: save it with the checkpoint, and load it again",
+        hint="the loader handed out the same samples, but the script turned them into other inputs: what it normalises, mixes "
+        "or augments with, or keeps between loader and model (running statistics, its own generator or counter, a buffer of "
+        "earlier samples), was not restored: save it with the checkpoint, and restore it",
         hazard="O8",
     ),
     "batch_contents.beside_tensors": Row(
-        "what goes into the model beside its tensors was not restored",
+        "an input of the model besides its tensors was not restored",
         script(
-            "a number, text or list that it gives its model is made of something that a restart does not bring back",
+            "it passes its model a number, text or list that it computes from something that a restart does not restore",
             likely=True,
         ),
-        "the tensors that go into the model are those expected, and what goes in beside them (a number, text or list) is "
-        "not: save what that is made of (a temperature, the last loss) with the checkpoint, and load it again",
+        "the tensors that go into the model are as expected, but another input (a number, text or list) is not: save what it "
+        "is computed from (a temperature, the last loss) with the checkpoint, and restore it",
         "O8",
     ),
-    "batch_contents.unrepeatable": detail(hint="the same samples came with other contents: {probe}"),
+    "batch_contents.unrepeatable": detail(hint="the same samples have other contents: {probe}"),
     "batch_contents.held": detail(
-        hint="the same samples came with other contents: {name} of the script's dataset is {seen} when epoch {epoch} is opened "
-        "after the restart, expected is {expected}, and no checkpoint holds it (draw from chaosrun.sample_rng(index), or "
-        "pass an object that holds it to run.register)"
+        hint="the same samples have other contents: {name} of the script's dataset is {seen} when epoch {epoch} starts after "
+        "the restart, expected is {expected}, and no checkpoint holds it (draw from chaosrun.sample_rng(index), or pass "
+        "an object that holds it to run.register)"
     ),
     "batch_contents.independent": detail(
-        hint="the same samples came with other contents: they do not depend on the global random streams (the probe looked), "
-        "so the dataset follows something that a restart loses: a cache of what was augmented in an earlier epoch, a generator "
-        "or a counter of its own, the order of a set or a directory (sort it); or only some samples draw (draw from "
+        hint="the same samples have other contents: they do not depend on the global random streams (the probe looked), so the "
+        "dataset depends on something that a restart loses: a cache of samples augmented earlier, its own generator or "
+        "counter, the order of a set or a directory (sort it); or only some samples draw (draw from "
         "chaosrun.sample_rng(index))"
     ),
     "batch_size_not_restored": Row(
         "batch size not restored",
-        script("the size of its batches follows something that no checkpoint holds"),
-        "a batch has {samples:sample} where it had {expected} undisturbed: the size of batches follows a count, a schedule or "
-        "an argument that was not restored (save it with the checkpoint, and build the loader with it)",
+        script("its batch size depends on something that no checkpoint holds"),
+        "a batch has {samples:sample} where it had {expected} in the reference run: the batch size depends on a count, a "
+        "schedule or an argument that was not restored (save it with the checkpoint, and build the loader from it)",
         "D14",
     ),
     "accumulation_window": Row(
         "accumulation window",
         script("a step took another number of micro-batches than before", likely=True),
-        "the step took {seen} instead of {expected} micro-batches: the place within the window was not restored (save "
-        "at the end of a window only), or the window's length changed",
+        "the step took {seen} instead of {expected} micro-batches: the place within the window was not restored (save only at "
+        "the end of a window), or the window's length changed",
         "G2",
     ),
     "data_resume_inexact": Row(
@@ -175,24 +175,24 @@ _PLACE: Mapping[str, Row] = {
     "checkpoint_not_newest": Row(
         "another checkpoint restored",
         ours("another checkpoint restored, unless a hook of the script changes it on loading"),
-        "rank {rank} restored {restored}, ordered was {ordered}, the newest that had been committed",
+        "rank {rank} restored {restored} instead of {ordered}, the newest committed checkpoint",
         "S6",
     ),
     "position_not_restored": Row(
         "position not restored",
         ours("position not restored, unless a hook of the script changes it on loading"),
-        "the samples are right, their count is not: epoch or batches done went wrong",
+        "the samples are right, but their position is not: epoch or number of batches done is wrong",
         "D13",
     ),
     "position_not_restored.start": detail(
-        hint="rank {rank} {problem}: epoch, batches and steps belong together, their count was not restored as it was saved"
+        hint="rank {rank} {problem}: epoch, batches and steps must match; their counts were not restored as saved"
     ),
 }
 _STEP: Mapping[str, Row] = {
     "initial_weights": Row(
         "initial weights",
         script("its initial weights depend on something besides the seed"),
-        "the job began with other weights: they depend on something besides the seed",
+        "the job started with other weights: they depend on something besides the seed",
         "R4",
     ),
     "forward_pass": Row(
@@ -207,43 +207,43 @@ _STEP: Mapping[str, Row] = {
         "",
         script("a step made another number of forward passes than before, and as many backward passes", likely=True),
         "the step made {seen} forward passes instead of {expected}, and as many backward passes: what goes through the model "
-        f"beside the batch of the loader is not what it was: {BESIDE}; or a start fills a cache anew: a pass that nothing is "
-        "learnt from belongs under torch.no_grad(), where it does not count",
+        f"besides the loader's batch has changed: {BESIDE}; or a restart refills a cache: run passes that do not train under "
+        "torch.no_grad(), where they do not count",
         "O8",
     ),
     "forward_pass.changed_between": Row(
-        "weights changed otherwise between the steps",
-        hint="the script, or an optimizer around another, changes the weights between the steps (it averages, clips or swaps "
-        f"them), and here with another result than undisturbed: no checkpoint holds what this depends on, or {BESIDE}",
+        "weights changed differently between steps",
+        hint="the script, or an optimizer wrapped around another, changes the weights between the steps (it averages, clips or "
+        "swaps them), here with another result than in the reference run: no checkpoint holds what this depends on, or "
+        f"{BESIDE}",
         hazard="O8",
     ),
     "forward_pass.drew_before": detail(
-        hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
-        "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
+        hint="everything was restored as saved, yet the loss differs, and the random streams, equal before the step, differ "
+        "after it: an evaluation or log in this attempt alone drew random numbers before the forward pass, or the model is in "
         f"another mode (model.train() was not called), or {BESIDE}",
         hazard="O8",
     ),
     "forward_pass.restored_right": detail(
-        hint=f"everything was restored as it was saved, same data and RNG, another loss: {BESIDE}; or the model is in another "
-        "mode (model.train() was not called), or its weights or buffers were changed after the restore",
+        hint=f"everything was restored as saved, same data and RNG, another loss: {BESIDE}; or the model is in another mode "
+        "(model.train() was not called), or its weights or buffers were changed after the restore",
         hazard="O8",
     ),
     "forward_pass.streams_at_rest": detail(
-        hint="all but the random streams was restored as it was saved, and they are not the reason; same data, "
-        f"another loss: {BESIDE}; or the model is in another mode (model.train() was not called), or its weights or buffers "
-        "were changed after the restore",
+        hint="all but the random streams was restored as saved, and those are not the cause; same data, another loss: "
+        f"{BESIDE}; or the model is in another mode (model.train() was not called), or its weights or buffers were "
+        "changed after the restore",
         hazard="O8",
     ),
     "forward_pass.restored": detail(
-        hint=f"same data, weights and RNG, another loss: {BESIDE} (BatchNorm statistics among it); or a kernel is not "
-        "deterministic",
+        hint=f"same data, weights and RNG, another loss: {BESIDE} (or BatchNorm statistics); or a kernel is not deterministic",
         hazard="O8",
     ),
     "bucket_layout": Row(
         "gradient reduction (bucket layout)",
-        ours("gradients were reduced in another order, unless the script wraps the model anew after a restart", likely=True),
-        "same data, weights and loss on every rank, another sum: gradients were reduced in another bucket layout than "
-        "before (buckets not primed)",
+        ours("gradients were reduced in another order, unless the script wraps the model again after a restart", likely=True),
+        "same data, weights and loss on every rank, another gradient sum: gradients were reduced in another bucket layout "
+        "than before (buckets not primed)",
         "C1",
     ),
     "gradient": Row(
@@ -254,7 +254,7 @@ _STEP: Mapping[str, Row] = {
     ),
     "gradient.first_after_restore": detail(
         hint=f"same data, weights and loss, another gradient right after a restore: {BESIDE}; or gradients accumulated before "
-        "the checkpoint were lost (save only at the end of an accumulation window), or others were left over (zero_grad)",
+        "the checkpoint were lost (save only at the end of an accumulation window), or stale ones were left (zero_grad)",
         hazard="O8",
     ),
     "gradient.restored": detail(
@@ -262,15 +262,15 @@ _STEP: Mapping[str, Row] = {
     ),
     "other_optimizer_stepped": Row(
         "another optimizer stepped",
-        script("which of its optimizers makes a step follows something that no checkpoint holds", likely=True),
-        "{seen} made the step, undisturbed {expected} did: what decides whose turn it is (a count of steps of the script's "
-        "own, a running loss) is not what it was ({kept})",
+        script("which of its optimizers steps depends on something that no checkpoint holds", likely=True),
+        "{seen} made the step, but {expected} did in the reference run: what decides whose turn it is (the script's own step "
+        "count, a running loss) was not restored ({kept})",
         "O8",
     ),
     "learning_rate": Row(
         "learning rate",
-        script("its learning rate follows something that is not in the job's state"),
-        "{where}: the schedule depends on something that is not in the job's state (a counter or a clock of the script's own: "
+        script("its learning rate depends on something that is not in the job's state"),
+        "{where}: the schedule depends on something that is not in the job's state (the script's own counter or clock: "
         "{counted})",
         "O9",
     ),
@@ -280,21 +280,21 @@ _STEP: Mapping[str, Row] = {
     ),
     "optimizer_update": Row(
         "optimizer update",
-        script("the same weights and gradients give it another update"),
+        script("it makes another update from the same weights and gradients"),
         "same weights, gradients and learning rate, another update: the optimizer is not deterministic",
         "O6",
     ),
     **{
         f"{code}.outside": detail(
-            hint=f"everything was restored as it was saved, but the {quantity} differs: the training changes what no "
-            "checkpoint holds: {what:6} ({named})",
+            hint=f"everything was restored as saved, but the {quantity} differs: the training changes state that no checkpoint "
+            "holds: {what:6} ({named})",
             hazard="O8",
         )
         for code, quantity in QUANTITIES.items()
     },
     "optimizer_update.first_after_restore": detail(
-        hint="the optimizer was restored as it was saved, same gradients and learning rate, another update: its state, or a "
-        f"weight, was changed after the restore, or {KEPT_BESIDE}"
+        hint="the optimizer was restored as saved, same gradients and learning rate, another update: its state, or a weight, "
+        f"was changed after the restore, or {KEPT_BESIDE}"
     ),
     "optimizer_update.restored": detail(
         hint=f"same weights, gradients and learning rate, another update steps after a restore: {KEPT_BESIDE}"
@@ -325,8 +325,8 @@ _NOT_RESTORED: Mapping[str, tuple[str, str]] = {
     "optimizer_settings": ("{name} was overwritten after the optimizer's state had been loaded (hazard O4)", "O4"),
     "optimizer_state": ("{name} is not as it was saved: the optimizer's moments or its step count are lost", "O3"),
     "lr_scheduler": ("{name} is not as it was saved: {scheduler}", "O10"),
-    "registered_state": ("{name} is not as it was saved: load_state_dict left it out, or ran on some ranks only", "O8"),
-    "rng": ("not where it stood when the checkpoint was saved: {streams}", "R2"),
+    "registered_state": ("{name} is not as it was saved: load_state_dict left it out, or ran only on some ranks", "O8"),
+    "rng": ("not at the position at which the checkpoint was saved: {streams}", "R2"),
 }
 _DRIFTED = {"weights": "S11", "optimizer_state": "O4", "lr_scheduler": "O9", "rng": "R7"}
 _OF_ANOTHER_RANK = {"weights": "S11", "optimizer_state": "O4", "rng": "R8"}
@@ -337,10 +337,10 @@ _OF_SCRIPT: Mapping[str, Blame] = {
     "optimizer_settings_not_restored": script("it changes the optimizer's settings after its state was loaded"),
     "lr_scheduler_not_restored": script("its learning rate scheduler is neither prepared nor registered", likely=True),
     "registered_state_not_restored": script(
-        "load_state_dict of a registered object does not bring back what its state_dict gave"
+        "load_state_dict of a registered object does not restore what its state_dict returned"
     ),
-    "optimizer_state_of_another_rank": script("its ranks held different optimizer states, of which one is saved for all"),
-    "lr_scheduler_of_another_rank": script("its ranks held different schedules, of which one is saved for all"),
+    "optimizer_state_of_another_rank": script("its ranks held different optimizer states, but only one is saved for all"),
+    "lr_scheduler_of_another_rank": script("its ranks held different schedules, but only one is saved for all"),
 }
 _HELD_BY_ALL = ("optimizer_state", "lr_scheduler")
 
@@ -349,23 +349,23 @@ def _of_parts() -> Iterator[tuple[str, Row]]:
     for part, words in PARTS.items():
         lost, hazard = _NOT_RESTORED[part]
         yield _state(f"{part}_not_restored", f"{words} not restored", f"{lost}{{scope}}", hazard)
-        drifted = script(f"{words} drifted: it follows something that no checkpoint holds")
+        drifted = script(f"{words} drifted: it depends on something that no checkpoint holds")
         told = (
-            "the steps up to {step} agree, this does not: it follows something that no checkpoint holds, or was changed "
-            "outside of the training steps{scope}"
+            "the steps up to {step} agree, but this does not: it depends on something that no checkpoint holds, or was "
+            "changed outside the training steps{scope}"
         )
         yield f"{part}_drifted", Row(f"{words} drifted", drifted, told, _DRIFTED.get(part, hazard))
         told = "rank {rank} restored what rank {other} holds: another file was loaded{scope}"
         if part in _HELD_BY_ALL:
             told = (
-                "rank {rank} restored what rank {other} holds, saved for all: ranks held different ones (reduce what they "
-                "follow){scope}"
+                "rank {rank} restored what rank {other} holds, saved for all: ranks held different ones (reduce what sets "
+                "them){scope}"
             )
         yield _state(f"{part}_of_another_rank", f"{words} of another rank", told, _OF_ANOTHER_RANK.get(part, hazard))
         told = "rank {rank} restored what it held after step {step}: another file was loaded{scope}"
         yield _state(f"{part}_of_another_step", f"{words} of another step", told, _OF_ANOTHER_STEP.get(part, hazard))
         told = (
-            "the values are all there, under each other's names: parameters or objects changed their order (hazard O5){scope}"
+            "all values are there, but under each other's names: parameters or objects changed their order (hazard O5){scope}"
         )
         yield _state(f"{part}_renamed", f"{words} under other names", told, "O5")
 
@@ -377,21 +377,22 @@ def _state(code: str, sentence: str, hint: str, hazard: str) -> tuple[str, Row]:
 _STATE_DETAILS: Mapping[str, Row] = {
     "weights_not_restored.initial": detail(hint="the weights are the initial ones: the checkpoint was not loaded"),
     "weights_not_restored.unchanged": detail(
-        hint="the weights are those that the optimizer left; undisturbed, the script changes them before its next step (it "
-        "clips or rounds them, or copies them from others): they were saved before that, and not changed after loading"
+        hint="the weights are as the optimizer left them, but in the reference run the script changes them before its next "
+        "step (it clips or rounds them, or copies them from others): they were saved before that, and the change was not "
+        "made after loading"
     ),
     "weights_not_restored.partly": detail(
         hint="the weights are not those saved: the checkpoint was loaded in part, or changed"
     ),
     "weights_of_another_step.start": detail(hint="the weights are those after step {step}: another checkpoint was loaded"),
     "grad_scaler_not_restored.of_losses": detail(
-        hint="every loss is what it should be, times the same power of two: the scale of a GradScaler, or another factor that "
-        "losses are multiplied by, is not as it was saved"
+        hint="every loss is the expected one times the same power of two: a GradScaler's scale, or another factor that losses "
+        "are multiplied by, is not as it was saved"
     ),
-    "rng_not_restored.elsewhere": detail(hint="the random streams do not stand where they stood when the checkpoint was saved"),
+    "rng_not_restored.elsewhere": detail(hint="the random streams are not at the position at which the checkpoint was saved"),
     "rng_not_restored.freshly_seeded": detail(hint=f"{FRESHLY_SEEDED}{{scope}}"),
     "rng_drifted.drawn": detail(
-        hint="something drew random numbers on one side only{which}: evaluation, logging, an iterator seeded from the global "
+        hint="something drew random numbers in one run only{which}: evaluation, logging, an iterator seeded from the global "
         "stream"
     ),
 }

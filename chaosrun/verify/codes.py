@@ -35,7 +35,7 @@ OWN = "own"
 """The `because` of a row that replaces or adds to a code's row if the script resumes by itself."""
 _EVIDENCE = {"had": "values.apart", "ahead": "files.ahead"}
 """By the parameter that a cause has of it, rows whose hint is put before the cause's own."""
-_SAVED = "save it with the checkpoint, and load it again"
+_SAVED = "save it with the checkpoint, and restore it"
 REMEDIES: Mapping[str, Mapping[str, str]] = {
     "chaosrun": {
         "kept": "pass it to run.register; in a drill, `chaosrun diagnose` names what differs",
@@ -80,7 +80,7 @@ class Cause:
     def hint(self) -> str | None:
         hint = next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
         for evidence in (TABLE[name] for param, name in _EVIDENCE.items() if param in self.params):
-            hint = f"{self._filled(evidence.hint or '')}. If that is not it: {hint}"
+            hint = f"{self._filled(evidence.hint or '')}. If that is not the cause: {hint}"
         if "first" in self.params:
             hint = f"{hint}. Of the first difference: {self.params['first']}"
         return f"{self.params['known']}: {hint}" if "known" in self.params else hint

@@ -80,7 +80,7 @@ def early_end(drill: Drill) -> Check:
     summary = (
         f"at step {step} of {drill.whole}, after the last fault, {values} digests on {len(saved)} ranks are the reference's"
     )
-    return passed(f"{summary}, and the script keeps nothing else that is not", step=step, whole=drill.whole)
+    return passed(f"{summary}, and so is all else that the script keeps", step=step, whole=drill.whole)
 
 
 def settled_step(drill: Drill) -> int | None:
@@ -108,7 +108,7 @@ def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str
     if step >= (drill.whole or drill.reference_lineage.final_step):
         yield "there was no step left"
     if outside := [name for _, end in sorted(drill.reference.ends.items()) for name in end.outside]:
-        yield f"the training changes what nobody saves: {listed(outside, 2)}"
+        yield f"the training changes state that nobody saves: {listed(outside, 2)}"
     yield from (f"rank {rank}: {why}" for rank, (state, why) in enumerate(_states(drill, step)) if state != "equal")
 
 

@@ -70,8 +70,8 @@ def final_files(drill: Drill) -> Check:
     if found := left_difference(drill):
         return failed(found.cause.code, because=found.cause.because, **found.cause.params)
     if not (paths := compared(drill)):
-        return skipped("no file of tensors that both legs must leave the same")
-    return passed(f"{listed(paths, 3)} as every undisturbed run leaves {'it' if len(paths) == 1 else 'them'}", files=paths)
+        return skipped("no file of tensors that both legs must leave alike")
+    return passed(f"{listed(paths, 3)} as every fault-free run leaves {'it' if len(paths) == 1 else 'them'}", files=paths)
 
 
 def final_checkpoint(drill: Drill) -> Check:

@@ -74,7 +74,7 @@ class Candidate:
 
     @property
     def words(self) -> str:
-        return f"{self.name} ({self.seen}, undisturbed {self.expected})"
+        return f"{self.name} ({self.seen}, reference: {self.expected})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

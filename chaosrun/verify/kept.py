@@ -58,8 +58,10 @@ def own_checkpoints(drill: Drill) -> Check:
                 compared = among & {(_kind(seen), name) for name in expected.held.keys() & seen.held.keys()}
                 saves, held = saves + bool(compared), held + len(compared)
     if not saves:
-        return skipped("no save after a restart that has its like in an undisturbed run")
-    told = f"{count(held, 'value')} in {count(saves, 'save')} after restarts: what undisturbed runs save after the same steps"
+        return skipped("no save after a restart has a counterpart in a fault-free run")
+    told = (
+        f"{count(held, 'value')} in {count(saves, 'save')} after restarts equal what fault-free runs save after the same steps"
+    )
     return passed(told, saves=saves, values=held)
 
 
@@ -193,11 +195,11 @@ def _difference(
     code = f"{parts[name]}_{lost}" if parts[name] else _UNKNOWN
     values = [each.held.get(name, "not there") for each in (expected, seen)]
     path = named_since(seen, (each for trace in drill.chaos.traces if trace.rank == rank for each in trace.saves))
-    where = f"{name} is {values[1]} when {path} is saved after step {seen.step}, undisturbed it is {values[0]}"
+    where = f"{name} is {values[1]} when {path} is saved after step {seen.step} (reference: {values[0]})"
     because = "made" if code == _UNKNOWN and (_kind(seen), name) not in earlier else None
     if expected.step != seen.step:
         name, code, values = "when it is saved", _UNKNOWN, [f"step {each.step}" for each in (expected, seen)]
-        where, because = f"{path} is saved after {values[1]}, undisturbed after {values[0]}", "when"
+        where, because = f"{path} is saved after {values[1]} (reference: after {values[0]})", "when"
     named = path if because == "when" else f"{path}: {name}"
     about = {"name": named, "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
     return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about, because))

@@ -12,7 +12,7 @@ WINDOW = 16
 NEAR = 8
 """A shift across an epoch's end by at most this many batches is called a shift, a longer one another epoch's order."""
 
-_BY_ALL = ", or the count of all steps was skipped in an epoch, where that of the epoch's own was due"
+_BY_ALL = ", or the global step count was skipped within the epoch instead of the epoch's own"
 _OF_THE_STEP = ("accumulation_window", "batch_contents", "data_order_not_restored", "forward_pass", "gradient", "more_batches")
 _AFTER_RESTORE = ("restored_right", "drew_before", "first_after_restore", "restored")
 """Variants of rows that say of a loss or gradient that it differs although everything was restored."""
@@ -56,7 +56,7 @@ def of_updates(found: Cause, expected: StepRecord | None, seen: StepRecord) -> C
     """The cause, where everything had been restored, as that of a step which but one of the legs left out."""
     if found.because not in _AFTER_RESTORE or not expected or bool(expected.lr) == bool(seen.lr):
         return found
-    made = "was made here, and left out undisturbed" if seen.lr else "was left out here, and made undisturbed"
+    made = "was made here, but skipped in the reference run" if seen.lr else "was skipped here, but made in the reference run"
     return Cause.of(found.code, because="left_out", made=made)
 
 

@@ -97,7 +97,7 @@ def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = Fa
         if differing and (rank := _comparable(drill, _File(path=path, by_kind=by_kind), held)) is not None:
             name = _named(path, differing[0])
             values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
-            where = f"at the end, {name} is not what every undisturbed run leaves there"
+            where = f"at the end, {name} differs from what every fault-free run leaves there"
             return _told(drill, rank, path, where, differing, name=name, **values)
     return None
 
@@ -114,7 +114,7 @@ def _of_names(drill: Drill) -> KeptDifference | None:
         rank = _comparable(drill, _File(path=path, by_kind=True), held, same_saves=bool(expected - seen))
         if rank is not None:
             there = ("there", "not there") if path in expected else ("not there", "there")
-            where = f"at the end, {path} is {there[1]}, and {there[0]} after every undisturbed run"
+            where = f"at the end, {path} is {there[1]}, but {there[0]} after every fault-free run"
             values = {"name": path, "expected": there[0], "seen": there[1]}
             return _told(drill, rank, path, where, sorted(seen ^ expected), because="when", **values)
     return None

@@ -132,14 +132,14 @@ KNOWN: tuple[Known, ...] = (
         library="transformers",
         codes=_BACK,
         fits=_later_pass_of_a_stream,
-        what="Trainer, resumed in a later pass over a stream, begins at the stream's beginning",
+        what="Trainer, resumed in a later pass over a stream, starts at the stream's beginning",
         thread="transformers#26413",
     ),
     Known(
         library="transformers",
         codes=tuple(_FILES),
         fits=_file_lost,
-        what="Trainer goes on without a word where optimizer.pt or rng_state.pth is missing",
+        what="Trainer continues silently if optimizer.pt or rng_state.pth is missing",
         thread="transformers#35782",
     ),
     Known(
@@ -148,7 +148,7 @@ KNOWN: tuple[Known, ...] = (
         beside=("torchdata",),
         codes=("batches_repeated",),
         fits=lambda drill, found: drill.spec.workers > 1 and not _begun_anew(drill, found),
-        what="a stateful loader's state is taken ahead of the batches that were trained on, and goes back",
+        what="a stateful loader's state is taken ahead of the batches that were trained on, and then moved back",
         thread="accelerate#3952",
     ),
     Known(
@@ -165,7 +165,7 @@ KNOWN: tuple[Known, ...] = (
         before="5.0.1",
         codes=_BACK,
         fits=_resumed_twice,
-        what="a stream that was resumed gives a state that resumes at its beginning",
+        what="a resumed stream returns a state that resumes at its beginning",
         thread="datasets#8295",
     ),
     Known(
@@ -190,7 +190,7 @@ KNOWN: tuple[Known, ...] = (
         beside=("torchdata",),
         codes=("batches_skipped",),
         fits=lambda drill, found: _stream(drill, found) and found.reason.because == "each_pass",
-        what="a stream whose state a lasting loader worker has loaded begins there in each later pass",
+        what="a stream whose state a persistent loader worker has loaded starts there in each later pass, too",
         thread="datasets#7447",
     ),
     Known(
@@ -205,7 +205,7 @@ KNOWN: tuple[Known, ...] = (
         library="lightning-fabric",
         codes=("sampler_epoch_not_set",),
         fits=lambda drill, found: drill.spec.workers > 1 and found.reason.params["epoch"] == 0,
-        what="Fabric's loader sets the sampler's epoch to its own count of passes, 0 after a restart, over that of the script",
+        what="Fabric's loader overwrites the script's sampler epoch with its own count of passes, which is 0 after a restart",
         thread="Lightning#16101",
     ),
 )

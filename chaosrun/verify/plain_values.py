@@ -65,8 +65,8 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = F
 def _told(name: str, expected: str, seen: str) -> str:
     was, there = (_ARRAY.fullmatch(each) for each in (expected, seen))
     if was and there:
-        return f"other contents of {name} ({there[1]}" + (f", undisturbed {was[1]})" if was[1] != there[1] else ")")
-    return f"{name} = {seen} (undisturbed {expected})"
+        return f"other contents of {name} ({there[1]}" + (f", reference: {was[1]})" if was[1] != there[1] else ")")
+    return f"{name} = {seen} (reference: {expected})"
 
 
 def _undisturbed(drill: Drill, rank: int) -> list[_ByStep]:

@@ -109,7 +109,7 @@ def _reference_gap(drill: Drill) -> str | None:
     if sorted(chain.steps) != list(drill.ranks):
         return f"it has traces of ranks {sorted(chain.steps)}, the job has {drill.spec.workers} workers"
     if chain.repeated:
-        return f"step {chain.repeated[0].step} of rank {chain.repeated[0].rank} is there twice"
+        return f"step {chain.repeated[0].step} of rank {chain.repeated[0].rank} was recorded twice"
     for rank in drill.ranks:
         missing = chain.missing(rank, chain.final_step)
         if missing:
@@ -248,7 +248,7 @@ def _alone(drill: Drill) -> str | None:
         if not any(drill.mismatch(*pair, drill.fields) for pair in apart):
             where = f"{differing.field} differs from the reference at {differing.place}"
             point = one.resume or f"step {one.resume_step}"
-            return f"of attempts that went on from {point}, {where}, and not in attempt {other.number}"
+            return f"of attempts that resumed from {point}, {where}, but not in attempt {other.number}"
     return None
 
 

@@ -59,7 +59,7 @@ class Recovery:
     def words(self) -> str:
         """How a recovery with which nothing is wrong was judged."""
         restored = "state" if self.source else "weights and optimizer"
-        states = f"{count(self.states, 'rank')} went on with the recorded {restored}"
+        states = f"{count(self.states, 'rank')} resumed with the recorded {restored}"
         match self.judged:
             case "steps":
                 return f"{count(self.steps, 'step')} done twice, up to step {self.last}, equal; {states}"
@@ -67,7 +67,7 @@ class Recovery:
                 return f"no step was done twice, so only what was restored could be compared: {states}"
             case "nothing":
                 if self.problem or (self.trained and self.lost):
-                    return self.problem or "nothing of it is known from before"
+                    return self.problem or "nothing was recorded of it before"
                 return "no step had been done before" if self.trained else "it ended before it began to train"
 
 
@@ -264,7 +264,7 @@ def _in_part(drill: Drill, judged: Sequence[Recovery]) -> str:
         return ""
     which = f"attempt{'s' if len(attempts) > 1 else ''} {listed(attempts)}"
     why = ", as no step was done twice" if len(attempts) < len(judged) else ""
-    return f"; {which} by weights and optimizer alone{why}: not by data, random streams, learning rates"
+    return f"; {which} only by weights and optimizer{why}: not by data, random streams, learning rates"
 
 
 def _rule(drill: Drill, checks: Sequence[Check], found: Sequence[Recovery]) -> Ruling:

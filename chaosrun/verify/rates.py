@@ -73,7 +73,7 @@ def where_used(drill: Drill, rank: int, step: int, rates: tuple[str, ...]) -> st
     while last + 1 in having:
         last += 1
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    return f"the optimizer used the learning rate of {steps}{', after which undisturbed it changes' if stayed else ''}"
+    return f"the optimizer used the learning rate of {steps}{', after which it changes in the reference run' if stayed else ''}"
 
 
 def _fits(shift: int, expected: _Rates, seen: _Rates) -> bool:
@@ -124,10 +124,10 @@ def schedule_behind(drill: Drill) -> Iterator[str]:
             continue
         name, saved, step, counted = found
         yield (
-            f"a learning rate scheduler counted {saved} in the checkpoint of step {attempt.resume_step}, which attempt "
-            f"{attempt.number} went on from, and only {counted} ({name}) in what that attempt saved after step {step}: its "
-            "count was perhaps not restored, so that rates change later than they should. No step that was done twice shows "
-            "it (save and load the scheduler's state, too; nothing is wrong if the script means to begin a new schedule)"
+            f"a learning rate scheduler counted {saved} in the checkpoint of step {attempt.resume_step}, from which attempt "
+            f"{attempt.number} resumed, but only {counted} ({name}) in what that attempt saved after step {step}: its count "
+            "was perhaps not restored, so that rates change later than they should. No step that was done twice shows it "
+            "(save and load the scheduler's state, too; nothing is wrong if a new schedule is meant to start)"
         )
         return
 

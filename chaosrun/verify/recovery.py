@@ -52,7 +52,7 @@ def resume_points(drill: Drill) -> Check:
             return failed(wrong.code, **wrong.params)
         points.append(point)
     restores = sum(attempt.resume is not None for attempt in drill.chaos.attempts)
-    summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
+    summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one, at the right position"
     aside = set_aside_unplanned(drill)
     if aside:
         summary += f"; {count(len(aside), 'checkpoint')} set aside that no fault had damaged: {aside[0].reason}"
@@ -120,9 +120,9 @@ def _wrong_resume(attempt: Attempt, newest: int, reached: int) -> str | None:
     if named != step:
         return f"resume step {step} does not belong to checkpoint {attempt.resume}"
     if step < newest:
-        return f"went on from step {step}, although step {newest} had been committed"
+        return f"resumed from step {step}, although step {newest} had been committed"
     if step > reached:
-        return f"went on from step {step}, which no attempt before it reached"
+        return f"resumed from step {step}, which no attempt before it reached"
     return None
 
 
@@ -132,8 +132,8 @@ def _wrong_start(attempt: Attempt, drill: Drill) -> str | None:
             return f"rank {rank} saw a world of {start.world_size}, the job has {drill.spec.workers} workers"
         if start.restored != attempt.resume or start.position.step != attempt.resume_step:
             return (
-                f"rank {rank} restored {start.restored} at step {start.position.step}, "
-                f"ordered was {attempt.resume} at step {attempt.resume_step}"
+                f"rank {rank} restored {start.restored} at step {start.position.step} instead of {attempt.resume} at step "
+                f"{attempt.resume_step}"
             )
         problem = wrong_position(start.position, rank, drill) or _wrong_first_step(attempt.traces[rank])
         if problem:
@@ -155,15 +155,15 @@ def wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
     if (position.epoch, position.batches) == (done.epoch + 1, 0) and (following is None or following.epoch == done.epoch + 1):
         return None
     return (
-        f"went on at epoch {position.epoch} batch {position.batches}, "
-        f"expected was epoch {done.epoch} batch {done.batches} after step {position.step}"
+        f"resumed at epoch {position.epoch} batch {position.batches}, expected was epoch {done.epoch} batch {done.batches} "
+        f"after step {position.step}"
     )
 
 
 def _wrong_first_step(trace: RankTrace) -> str | None:
     first = trace.blocks[0].first if trace.blocks else None
     if trace.start and first is not None and first != trace.start.position.step + 1:
-        return f"recorded step {first} first after going on from step {trace.start.position.step}"
+        return f"recorded step {first} first after resuming from step {trace.start.position.step}"
     return None
 
 
@@ -188,10 +188,10 @@ def bucket_layout(drill: Drill) -> Check:
     if left or not drill.spec.prime_buckets:
         why = "the job file asks for prime_buckets: false"
         if left and left.left == "hook_state":
-            why = f"not primed, as DDP's communication hook {left.left_by} keeps a state of its own"
+            why = f"not primed, as DDP's communication hook {left.left_by} keeps its own state"
         elif left:
             why = f"not primed, as {left.left_by} has a hook that runs after its gradient is accumulated"
-        return skipped(f"{why}: the steps' gradients show what comes of it")
+        return skipped(f"{why}: the steps' gradients show the effect")
     compared = 0
     under_ddp = False
     unprimed: list[int] = []

@@ -206,7 +206,7 @@ def rank_agreement(drill: Drill) -> Check:
         if found is None:
             continue
         undisturbed = leg is drill.reference
-        because, aside = ("undisturbed", " (undisturbed: recovery is not to blame)") if undisturbed else (None, "")
+        because, aside = ("undisturbed", " (in a fault-free run: recovery is not to blame)") if undisturbed else (None, "")
         because = "begun" if undisturbed and found.at_start and found.step == 0 else because
         about = asdict(found)
         del about["at_start"]

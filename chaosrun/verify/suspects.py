@@ -69,7 +69,7 @@ def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
     )
     apart = {name: (expected.get(name), seen.get(name)) for name in sorted({*expected, *seen})}
     what = [
-        f"{name} is {_setting(name, there)}, undisturbed {_setting(name, was)}"
+        f"{name} is {_setting(name, there)} (reference: {_setting(name, was)})"
         for name, (was, there) in apart.items()
         # What an attempt's first pass sets was not there before it.
         if was != there and CHANGES_OFTEN not in (was, there) and not (there is None and after.get(name) == was)

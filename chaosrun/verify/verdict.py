@@ -28,14 +28,14 @@ from chaosrun.verify.ruling import EXIT_CODES, Ruling, VerdictStatus, rule
 
 VERDICT_VERSION = 1
 REPLACED = (
-    "the reference in the cache was replaced by a run made now, from which it differed ({difference}): data, files or the "
-    "machine have changed since it was made"
+    "the cached reference was replaced by a new run, from which it differed ({difference}): data, files or the machine have "
+    "changed since it was made"
 )
 
 
 UNREPEATED = (
-    "no undisturbed run tells whether the job gives the same numbers twice at all: `chaosrun submit` of its job file does, and "
-    "names what is lost in a restart"
+    "no fault-free run shows whether the job computes the same numbers twice at all: `chaosrun submit` of its job file does, "
+    "and names what a restart loses"
 )
 
 
@@ -80,7 +80,7 @@ class Verdict:
         blame, runs = self.reason.blame, self.confirmed + 1
         if runs == 1 or self.status != "FAIL":
             return blame
-        return replace(blame, reason=f"{blame.reason}; undisturbed, the job repeats itself: {runs} of {runs}")
+        return replace(blame, reason=f"{blame.reason}; without faults, the job repeats itself: {runs} of {runs}")
 
     @property
     def exact(self) -> bool:

@@ -126,7 +126,7 @@ def test_replicas_that_drift_are_named_where_the_script_goes_on(drills: Drills) 
     assert (verdict.status, verdict.exit_code) == ("FAIL", 3)
     assert check(verdict, "rank_agreement").status == "fail"
     what = "rank 2 has other weights than rank 0 after step 5 of attempt 1, first in block.bias"
-    assert verdict.cause == f"replicas drifted apart: reference: {what} (undisturbed: recovery is not to blame)"
+    assert verdict.cause == f"replicas drifted apart: reference: {what} (in a fault-free run: recovery is not to blame)"
     assert verdict.hint is not None and "find_unused_parameters=True" in verdict.hint
     # The restore put rank 0's weights everywhere: a difference, and not a bad recovery.
     assert verdict.divergence is not None

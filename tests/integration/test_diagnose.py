@@ -199,12 +199,12 @@ def test_a_job_that_does_not_repeat_itself_proves_nothing(runs: Runs) -> None:
     run = runs.plain("random-later", killed=6, confirm=True)
     found = checked(runs, run)
     assert (found.reproduced, found.exit_code) == (False, 6)
-    assert "the undisturbed replay is not the run's reference (loss at step 5, rank 0)" in found.account
+    assert "the fault-free replay is not the run's reference (loss at step 5, rank 0)" in found.account
     assert "the job does not give the same numbers twice" in found.account
     first = found.comparison.finding
     assert first is not None and (first.quantity, first.step, first.micro_batch) == ("loss", 5, 0)
     assert found.hazard is not None and found.hazard.row == "K4"
-    assert "NOT SHOWN  the undisturbed replay" in page(found, run)
+    assert "NOT SHOWN  the fault-free replay" in page(found, run)
 
 
 def test_a_run_that_passed_has_nothing_to_show(runs: Runs, sound: RunLayout) -> None:

@@ -188,7 +188,7 @@ def test_a_script_that_is_itself_random_is_not_blamed_on_recovery(
 ) -> None:
     verdict = drills("--mutant", mutant, at_step=killed_at, reference=sound if named else None).verdict
     what = (
-        f"the reference of run {sound.run_id} is not this job's" if named else "two undisturbed runs of this job already differ"
+        f"the reference of run {sound.run_id} is not this job's" if named else "two fault-free runs of this job already differ"
     )
     assert_inconclusive(verdict, f"^{what}.*: (rng|loss) at step {step}")
     wanders = "rng" if ": rng at" in verdict.cause else "loss"
@@ -214,7 +214,7 @@ def test_a_stale_reference_is_replaced_and_the_job_passes(drills: Drills, mutant
         assert "reference: reference.cached" in drills.events
         # Where the first attempt had agreed with it, two runs made now have to be alike.
         assert drills.events.count("confirm: leg.finished") == (2 if mutant else 1)
-        assert "replaced by a run made now" in result.verdict.warnings[0]
+        assert "replaced by a new run" in result.verdict.warnings[0]
         assert result.verdict.status == "PASS", result.verdict.cause
         assert json.loads(result.run.run_json.read_text())["reference"]["source"] is None
         # The replacement is what the next drill finds.
@@ -230,4 +230,4 @@ def test_a_script_that_is_random_later_does_not_pass_with_a_reference_from_the_c
     for cached in (False, True):
         verdict = drills("--mutant", "random-later", at_step=4).verdict
         assert not cached or "reference: reference.cached" in drills.events
-        assert_inconclusive(verdict, "^two undisturbed runs of this job already differ")
+        assert_inconclusive(verdict, "^two fault-free runs of this job already differ")

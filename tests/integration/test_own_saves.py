@@ -57,7 +57,7 @@ def test_a_save_that_is_cut_short_costs_the_steps_since_the_last(drilled: Drille
     # The control: written in place, the same kill leaves a torn checkpoint, and nothing to fall back to.
     verdict, _ = drilled("plain", "{rank: 0, phase: save, at_step: 8}")
     assert (verdict.status, landed(verdict)) == ("FAIL", [True])
-    assert "never came back" in verdict.cause
+    assert "never recovered" in verdict.cause
 
 
 def test_a_power_cut_shows_what_was_not_synced(drilled: Drilled) -> None:

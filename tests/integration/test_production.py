@@ -129,7 +129,7 @@ def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(
     assert (main(["verify", run.run_id]), main(["status", run.run_id]), main(["diagnose", run.run_id])) == (3, 0, 2)
     said = capsys.readouterr()
     assert "step 5, rank 1" in said.out and "diverged" in said.out
-    assert "has no undisturbed leg" in said.err
+    assert "has no reference leg" in said.err
 
     # Attempt 3 is as attempt 1 was, and not as attempt 2. That one differed stays the verdict.
     again = warm_drills.production(run, root=tmp_path / "root").verdict

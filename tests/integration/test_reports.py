@@ -57,7 +57,7 @@ def test_every_drill_gets_its_reports(drill: Session) -> None:
 def test_its_verdict_is_what_the_schema_says(drill: Session) -> None:
     value = json.loads(drill.run.verdict_json.read_text())
     jsonschema.Draft202012Validator(verdict_schema()).validate(value)
-    assert value["blame"] == {"whose": "nobody", "likely": False, "part": None, "reason": "the job came back exactly"}
+    assert value["blame"] == {"whose": "nobody", "likely": False, "part": None, "reason": "the job recovered exactly"}
 
 
 def test_the_evidence_names_the_process(drill: Session) -> None:

@@ -67,7 +67,7 @@ def data(cause: str, hint: str) -> Expected:
 
 
 RNG = "RNG not restored"
-CONTENTS = Expected(cause="batch contents", kind="batch", hint="same samples came with other contents")
+CONTENTS = Expected(cause="batch contents", kind="batch", hint="same samples have other contents")
 MOMENTS = "optimizer state not restored"
 FIRST = "0/state/0.bias/"
 
@@ -116,7 +116,7 @@ EXPECTED: dict[str, Expected] = {
     "clip-on-rank-0-alone": state(
         "registered state not restored", "registered", "registered", "clip/mean", ranks=(1, 2), hint="rank 0 is as it should be"
     ),
-    "stale-gradient": Expected(cause="gradient", kind="gradient", hint="others were left over"),
+    "stale-gradient": Expected(cause="gradient", kind="gradient", hint="stale ones were left"),
     "evaluation-mode": Expected(cause="forward pass", kind="loss", hint="another mode"),
     "late-optimizer": Expected(cause="optimizer update", kind="optimizer", hint="changed after the restore"),
     "late-rate": Expected(cause="learning rate", kind="learning rate", hint="no recorded step"),
@@ -124,10 +124,10 @@ EXPECTED: dict[str, Expected] = {
     "late-clip": Expected(cause="gradient", kind="gradient", hint="no checkpoint holds"),
     "late-buffer": Expected(cause="buffers drifted", kind="buffers", tensor="1.running_mean", ranks=(1,), step=NEXT_SAVED),
     "late-average": Expected(cause="registered state drifted", kind="registered", tensor="average/0.bias", step=NEXT_SAVED),
-    "position-batch-off": Expected(cause="position not restored", kind="position", hint="went on at epoch 1 batch 5"),
-    "position-miscounted": Expected(cause="position not restored", kind="position", hint="went on at epoch 1 batch 5"),
-    "position-step-off": Expected(cause="position not restored", kind="position", hint="went on from step 7 after restoring"),
-    "position-epoch-off": Expected(cause="position not restored", kind="position", hint="went on at epoch 0 batch 4"),
+    "position-batch-off": Expected(cause="position not restored", kind="position", hint="resumed at epoch 1 batch 5"),
+    "position-miscounted": Expected(cause="position not restored", kind="position", hint="resumed at epoch 1 batch 5"),
+    "position-step-off": Expected(cause="position not restored", kind="position", hint="resumed from step 7 after restoring"),
+    "position-epoch-off": Expected(cause="position not restored", kind="position", hint="resumed at epoch 0 batch 4"),
     "micro-step-off": data("accumulation window", "1 instead of 2 micro-batches"),
     "older-checkpoint": Expected(cause="another checkpoint restored", kind="position", hint="the state of step 3"),
     "older-state": Expected(cause="weights of another step", kind="weights", hint="after step 3", worker="model"),

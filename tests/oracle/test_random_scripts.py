@@ -163,7 +163,7 @@ def test_the_verdict_is_what_the_script_itself_shows(warm_drills: WarmDrills, tm
         assert verdict.status == "FAIL" and verdict.code in codes, said
     elif differing == {"counts"} and verdict.status == "PASS":
         # No step and no tensor is another: a number that is compared at the end alone.
-        assert any("begun anew" in warning for warning in verdict.warnings), said
+        assert any("started over" in warning for warning in verdict.warnings), said
     else:
         assert verdict.status == ("FAIL" if differing else "PASS"), said
         assert verdict.blame.whose == ("yours" if differing else "nobody"), said

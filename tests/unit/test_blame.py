@@ -45,7 +45,7 @@ def test_everybody_has_a_name() -> None:
 
 
 def test_in_words() -> None:
-    assert PASSED.blame.sentence == "nobody's: the job came back exactly"
+    assert PASSED.blame.sentence == "nobody's: the job recovered exactly"
     found = Blame(whose="yours", part="script", likely=True, reason="it differs")
     assert found.sentence == "yours (the script), most likely: it differs"
     assert asdict(found) == {"whose": "yours", "likely": True, "part": "script", "reason": "it differs"}
@@ -338,7 +338,7 @@ def test_who_had_left_is_told_of_a_rank_that_was_left_alone(
 def test_a_pass_within_tolerances_is_not_called_exact(tmp_path: Path) -> None:
     verdict = judge(write_run(tmp_path, verify={"weights": {"atol": 1e-6}}))
     assert verdict.status == "PASS" and not verdict.exact and PASSED.exact
-    assert verdict.blame.reason == "the job came back within the tolerances that its job file allows"
+    assert verdict.blame.reason == "the job recovered within the tolerances that its job file allows"
 
 
 def test_deaths_that_nobody_planned(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_a_load_of_its_own_beside_attach_is_told(here: Path, capsys: pytest.Capt
     (here / "attached.py").write_text(f"from chaosrun import attach\n{own}")
     code, _, err = run("validate attached.py", capsys)
     assert code == 0
-    assert "warning: the script also loads checkpoints by itself (torch.load, line 3, resume_from_checkpoint=, line 4)" in err
+    assert "warning: the script also loads its own checkpoints (torch.load, line 3, resume_from_checkpoint=, line 4)" in err
     (here / "train.py").write_text(f"import torch.distributed\n{own}")
     assert "warning" not in run("validate train.py", capsys)[2]
     (here / "attached.py").write_text("from chaosrun import attach\ntrainer.train(resume_from_checkpoint=None)\n")

@@ -130,7 +130,7 @@ def test_a_number_in_a_checkpoint_that_began_anew_is_a_warning(tmp_path: Path) -
     verdict = judge(run)
     told = [warning for warning in verdict.warnings if "last.pt" in warning]
     assert (verdict.status, len(told)) == ("PASS", 1)
-    assert told[0].startswith("last.pt: best is 0.75 after the restarts and 0.5 undisturbed: ")
+    assert told[0].startswith("last.pt: best is 0.75 after the restarts (reference: 0.5): ")
 
 
 def test_arrays_and_safetensors_have_digests(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_what_a_restart_left_otherwise_is_told_with_file_and_entry(tmp_path: Pat
     assert not any("ema" in warning for warning in grown.warnings)
     shrunk = with_left(run, reference=LONGER, chaos=SEEN)
     assert shrunk.status == "PASS"
-    told = f"{LAST}: ema holds 24 bytes after the restarts and 32 after every undisturbed run"
+    told = f"{LAST}: ema holds 24 bytes after the restarts, but 32 after every fault-free run"
     assert any(told in warning for warning in shrunk.warnings)
     assert with_left(run, reference={}, chaos=OTHER).status == "PASS"
 
@@ -249,7 +249,7 @@ def test_a_figure_for_people_that_began_anew_is_a_warning(tmp_path: Path) -> Non
     verdict = judge(run)
     told = [warning for warning in verdict.warnings if "all.json" in warning]
     assert (verdict.status, len(told)) == ("PASS", 1)
-    assert told[0].startswith("out/all.json: mse is 0.75 after the restarts and 0.5 undisturbed: ")
+    assert told[0].startswith("out/all.json: mse is 0.75 after the restarts (reference: 0.5): ")
     os.utime(LegLayout(run.path / "chaos").work / "out/all.json", (1.0, 1.0))
     note_left(LegLayout(run.path / "chaos"))
     assert not any("all.json" in warning for warning in judge(run).warnings), "of an attempt that was killed"
@@ -260,7 +260,7 @@ def test_a_figure_for_people_that_began_anew_is_a_warning(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("reference", "chaos", "status", "words"),
     [
-        (SEEN, SEEN, "pass", f"{LAST} as every undisturbed run leaves it"),
+        (SEEN, SEEN, "pass", f"{LAST} as every fault-free run leaves it"),
         (SEEN, OTHER, "fail", f"{LAST}: ema"),
         ({}, SEEN, None, ""),
         (SEEN, LONGER, None, ""),
@@ -343,7 +343,7 @@ def test_which_of_the_files_that_are_named_by_their_steps_lie_there_in_the_end(
         edit_trace(run, "chaos", 3, 0, only("step", put(loss=["0x1.8p+1"] * MICRO_BATCHES), step=STEPS))
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
-    assert any("undisturbed run has removed: top-4.pt;" in warning for warning in verdict.warnings) == warned
+    assert any("fault-free run has removed: top-4.pt;" in warning for warning in verdict.warnings) == warned
 
 
 def test_what_a_restarted_run_saved_on_a_notice_is_nothing_that_an_undisturbed_one_has_removed(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_what_a_restarted_run_saved_on_a_notice_is_nothing_that_an_undisturbed_o
             (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": files}))
     verdict = judge(run)
     assert verdict.status == "PASS", verdict.cause
-    assert not any("undisturbed run has removed" in warning for warning in verdict.warnings)
+    assert not any("fault-free run has removed" in warning for warning in verdict.warnings)
 
 
 @pytest.mark.parametrize(("stays", "status"), [((5, 8), "PASS"), ((8,), "FAIL")])

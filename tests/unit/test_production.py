@@ -37,7 +37,7 @@ RESTARTS = (2, 3, 4)
 """Attempts of `write_run` after the first: they go on from steps 4, 8 and 8, and do 5 and 6, 9 and 10, 9 to 12 again."""
 
 
-SPEAKS_OF_A_REFERENCE = ("reference", "undisturbed", "chaos leg")
+SPEAKS_OF_A_REFERENCE = ("reference", "undisturbed", "fault-free", "chaos leg")
 """Words that mean nothing in a run in production."""
 
 
@@ -125,13 +125,13 @@ def test_to_begin_again_before_the_first_save_is_right(tmp_path: Path) -> None:
     ("saved", "later", "even", "told"),
     [
         (4, 8, False, None),
-        (4, 4, False, "counted 4 in the checkpoint of step 4, which attempt 2 went on from, and only 4 (scheduler/last_epoch)"),
+        (4, 4, False, "counted 4 in the checkpoint of step 4, from which attempt 2 resumed, but only 4 (scheduler/last_epoch)"),
         (4, 4, True, None),  # the rates never change
         (1, 2, False, None),  # a count of epochs
         (1, 1, False, None),
-        (2, 1, False, "and only 1 (scheduler/last_epoch) in what that attempt saved after step 8"),
+        (2, 1, False, "but only 1 (scheduler/last_epoch) in what that attempt saved after step 8"),
         (8, 16, False, None),  # twice a step
-        (8, 12, False, "and only 12"),
+        (8, 12, False, "but only 12"),
     ],
 )
 def test_a_schedule_that_is_begun_anew_is_a_warning_where_no_step_shows_it(
@@ -157,13 +157,13 @@ def test_a_checkpoint_that_could_not_be_read_is_told_beside_the_verdict(tmp_path
     (leg, spec), why = leg_of(run), "step-00000004: MANIFEST.json is damaged"
     history, aside = read_leg(leg), event("checkpoint.quarantined", seq=0, name="step-00000004", step=4, reason=why)
     found = judge_run(replace(history, journal=(aside, *history.journal)), spec, UNDISTURBED)
-    assert f"1 checkpoint could not be gone on from and was set aside: {why}" in warnings(found.drill)
+    assert f"1 checkpoint could not be restored and was set aside: {why}" in warnings(found.drill)
 
 
 def test_no_check_of_a_production_run_speaks_of_an_undisturbed_one(tmp_path: Path) -> None:
     run = write_script_run(tmp_path)
     edit_trace(run, "chaos", 2, 0, only("save", put(held={"step": "8"}), step=8))
-    assert not [each.summary for each in account(run).checks if "undisturbed" in each.summary]
+    assert not [each.summary for each in account(run).checks if "undisturbed" in each.summary or "fault-free" in each.summary]
 
 
 def test_a_script_s_difference_is_the_script_s(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_where_no_step_is_done_twice_it_is_said_what_is_not_known(tmp_path: Path
     kills = (Fault(id="F1", rank=1, phase="step", at_step=8, source="faults.schedule[0]"),)
     run = write_script_run(tmp_path, kills=kills)
     ruling = account(run).ruling
-    assert ruling.status == "PASS" and "attempt 2 by weights and optimizer alone" in ruling.reason.sentence, ruling
+    assert ruling.status == "PASS" and "attempt 2 only by weights and optimizer" in ruling.reason.sentence, ruling
     unclaimed, said = (
         ("each equal", "0 steps", "alone, as"),
         "1 restart judged: no step was done twice, so only what was restored",
@@ -277,7 +277,7 @@ def test_damaged_records_are_no_agreement(tmp_path: Path) -> None:
     trace.write_bytes(trace.read_bytes()[:40])
     found = judged(run, 2)
     assert found.divergence is None
-    assert found.states == 2, "of rank 1 nothing is known from before"
+    assert found.states == 2, "of rank 1 nothing was recorded before"
 
 
 def events_of(found: list[Judgement]) -> list[tuple[type, int]]:

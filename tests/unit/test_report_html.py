@@ -93,7 +93,7 @@ def page_of(run: RunLayout, verdict: Verdict | None = None) -> Text:
 def test_a_drill_that_passed(whole: RunLayout) -> None:
     page = page_of(whole)
     top = page.said("verdict")
-    assert "PASS Bit-identical to the undisturbed run: 12 steps on 3 ranks, 3 faults" in top
+    assert "PASS Bit-identical to the reference run: 12 steps on 3 ranks, 3 faults" in top
     assert "toy on 3 workers" in top and "F1: SIGKILL rank 1 after step 6" in top
     assert "Whose fault Nobody's" in top
     assert "chaosrun submit /job.yaml" in top
@@ -117,7 +117,7 @@ def test_what_a_script_saved_by_itself_is_on_the_timeline(tmp_path: Path) -> Non
 
 def test_a_drill_that_passed_within_tolerances(tmp_path: Path) -> None:
     said = page_of(write_run(tmp_path, verify={"weights": {"atol": 1e-6}})).said("verdict")
-    assert "compared within the job file's tolerances" in said and "came back within the tolerances" in said
+    assert "compared within the job file's tolerances" in said and "recovered within the tolerances" in said
     assert "bit for bit" not in said and "exactly" not in said
 
 

@@ -83,7 +83,7 @@ CHECKS: tuple[Check, ...] = (
 )
 PASSED = replace(
     verdicts.PASSED,
-    headline="bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault",
+    headline="bit-identical to the reference run: 90 steps on 3 ranks, 1 fault",
     checks=CHECKS,
     faults=(LANDED,),
     attempts=(FIRST, SECOND),
@@ -163,7 +163,7 @@ def test_nothing_that_a_run_wrote_commands_a_terminal(run: RunLayout) -> None:
 HEAD = "run bytelm-20260102-030405  bytelm, 3 workers\n"
 FIVE_LINES = """\
 faults    1 of 1 landed (kill); 7 steps done again, recovery 0.19 s
-PASS      bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault
+PASS      bit-identical to the reference run: 90 steps on 3 ranks, 1 fault
 report    .chaosrun/runs/bytelm-20260102-030405/report.html
 repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]'
 """

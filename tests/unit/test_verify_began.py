@@ -120,7 +120,7 @@ def ordered(step: int) -> Break:
 
 
 SPOILED: dict[str, tuple[Break, str, str]] = {
-    "nothing says whose": (lambda run: run.leg("chaos").began.unlink(), "INCONCLUSIVE", "nothing says whose it was"),
+    "nothing says whose": (lambda run: run.leg("chaos").began.unlink(), "INCONCLUSIVE", "the records do not say whose it was"),
     "never repeated": (lambda run: run.leg("reference").repeats.unlink(), "INCONCLUSIVE", "never shown to repeat itself"),
     "another run's": (
         began(states={checkpoint_name(4): "other", checkpoint_name(8): "other"}),
@@ -130,7 +130,7 @@ SPOILED: dict[str, tuple[Break, str, str]] = {
     "another reference": (of_reference(other_weights), "INCONCLUSIVE", "not what the reference saved"),
     "an older one of another reference": (of_reference(other_weights, step=4), "INCONCLUSIVE", "step-00000004 is not what"),
     "no digests": (of_reference(put(digests=None)), "INCONCLUSIVE", "not what the reference saved"),
-    "a step nobody gave": (ordered(6), "INCONCLUSIVE", "it had been given"),
+    "a step nobody gave": (ordered(6), "INCONCLUSIVE", "but had been given"),
     "damaged": (began(step=4), "INCONCLUSIVE", "which is not of step 4"),
     "tolerance": (with_spec(verify={"losses": {"rtol": 1e-3}}), "INCONCLUSIVE", "a tolerance was given"),
     "the older one": (ordered(4), "FAIL", "although step 8 had been committed"),

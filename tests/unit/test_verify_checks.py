@@ -257,7 +257,7 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("lineage", empty_traces("reference"), "inconclusive", "no step"),
     ("lineage", stranger, "inconclusive", "ranks 3"),
     ("lineage", twice, "fail", "recorded step 6 again"),
-    ("lineage", trace("reference", 1, only("step", drop, step=12), all_ranks), "fail", "went on to step 12"),
+    ("lineage", trace("reference", 1, only("step", drop, step=12), all_ranks), "fail", "continued to step 12"),
     ("resume_points", of_attempt(3, put(resume="step-00000004", resume_step=4)), "fail", "although step 8 had been committed"),
     ("resume_points", of_attempt(2, put(resume=None, resume_step=0)), "fail", "although step 4 had been committed"),
     ("resume_points", of_attempt(2, put(resume="step-00000008", resume_step=8)), "fail", "no attempt before it reached"),
@@ -303,7 +303,7 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("gradients", trace("chaos", 2, only("step", put(grads=other_words), step=7)), "fail", "embed.weight"),
     ("gradients", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
     ("parameters", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "first at step 7"),
-    ("parameters", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2 went on from step 4"),
+    ("parameters", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2 resumed from step 4"),
     ("parameters", trace("chaos", 2, only("start", put(tensors=["a", "c", "b"]))), "fail", "another order, from number 0"),
     ("parameters", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
     ("rank_agreement", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "rank 1 has other weights"),
@@ -552,7 +552,7 @@ def test_a_whole_checkpoint_that_the_script_does_not_take_back(run: RunLayout, e
     verdict = judge_drill(replace(drill, chaos=replace(drill.chaos, attempts=attempts)))
     assert verdict.status == status, verdict.cause
     if status == "FAIL":
-        assert verdict.cause == f"resume_points: checkpoint {name} is whole and cannot be restored: no"
+        assert verdict.cause == f"resume_points: checkpoint {name} is intact but cannot be restored: no"
         assert verdict.hint and "before" in verdict.hint
         assert (verdict.blame.whose, verdict.blame.part, verdict.blame.likely) == ("yours", "script", True)
 
@@ -574,7 +574,9 @@ def test_a_leg_that_ends_as_the_script_takes_no_checkpoint_back(run: RunLayout, 
     chaos = replace(drill.chaos, attempts=(first, *tries), journal=(*drill.chaos.journal[:-1], ended))
     verdict = judge_drill(replace(drill, chaos=chaos))
     assert verdict.status == said, verdict.cause
-    assert said != "FAIL" or verdict.cause == f"resume_points: checkpoint {name} is whole and cannot be restored: no key 0.mask"
+    assert (
+        said != "FAIL" or verdict.cause == f"resume_points: checkpoint {name} is intact but cannot be restored: no key 0.mask"
+    )
 
 
 def test_a_model_that_trains_now_and_then_has_no_layout_before(run: RunLayout) -> None:

@@ -66,7 +66,7 @@ def test_confirming_is_for_differences_between_complete_legs(tmp_path: Path, run
 
 def test_a_difference_says_how_often_the_job_repeated_itself(tmp_path: Path) -> None:
     inexact = Bugs(keep_rng=False)
-    for confirmed, told in ((0, ""), (1, "; undisturbed, the job repeats itself: 2 of 2"), (3, ": 4 of 4")):
+    for confirmed, told in ((0, ""), (1, "; without faults, the job repeats itself: 2 of 2"), (3, ": 4 of 4")):
         run = write_run(tmp_path / str(confirmed), bugs=inexact, reference_bugs=Bugs(), confirmed=confirmed)
         reason = judge(run).blame.reason
         assert reason.endswith(told) and ("repeats itself" in reason) == bool(told)
@@ -83,7 +83,7 @@ def test_of_two_restores_of_one_checkpoint_one_that_agrees_decides(tmp_path: Pat
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "job_not_repeatable")
     assert (
-        "from step-00000008, loss differs from the reference at step 10 rank 0 attempt 3, and not in attempt 4" in verdict.cause
+        "from step-00000008, loss differs from the reference at step 10 rank 0 attempt 3, but not in attempt 4" in verdict.cause
     )
     assert verdict.blame.part == "script"
     # The control: every restore differs, and a lone one has nothing to be compared with.

@@ -164,10 +164,10 @@ def test_the_hint_names_what_no_checkpoint_holds(tmp_path: Path) -> None:
     held = Comparison(moments=1, candidates=(Candidate(name="scale", values=1, expected="27.0", seen="8.0"),))
     buffers = Bugs(keep_buffers=False, with_digests=False)
     found = target(write_run(tmp_path / "loss", bugs=buffers, reference_bugs=Bugs(with_digests=False)))
-    told = "no checkpoint holds scale (8.0, undisturbed 27.0): pass what holds it to run.register"
+    told = "no checkpoint holds scale (8.0, reference: 27.0): pass what holds it to run.register"
     assert hint_of(found, held) == told
     assert hint_of(found, Comparison(moments=1)) == found.hint
     other = target(write_run(tmp_path / "rng", bugs=Bugs(keep_rng=False)))
     assert hint_of(other, held) == f"{other.hint}; {told}"
     own = target(write_script_run(tmp_path / "script", bugs=Bugs(keep_buffers=False)))
-    assert f"{hint_of(own, held)}".endswith("(8.0, undisturbed 27.0): save it with the checkpoint, and load it again")
+    assert f"{hint_of(own, held)}".endswith("(8.0, reference: 27.0): save it with the checkpoint, and restore it")

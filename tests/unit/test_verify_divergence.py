@@ -68,7 +68,11 @@ def test_a_step_that_one_leg_left_out_is_told(run: RunLayout, left_out_by: str, 
             edit_trace(run, leg, attempt, rank, left_out)
     divergence = diverging(run)
     assert (divergence.code, divergence.reason.because) == (code, "left_out")
-    made = "was left out here, and made undisturbed" if left_out_by == "chaos" else "was made here, and left out undisturbed"
+    made = (
+        "was skipped here, but made in the reference run"
+        if left_out_by == "chaos"
+        else "was made here, but skipped in the reference run"
+    )
     assert f"the step {made}" in divergence.hint
 
 
@@ -188,7 +192,7 @@ def test_a_registered_object_that_follows_a_clock_is_named_and_no_hook(tmp_path:
     for verdict in (judge(run), judge_drill(drill, irreproducible=differ)):
         assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "job_not_repeatable"), verdict.cause
         told = f"{verdict.hint} {verdict.divergence and verdict.divergence.hint} {verdict.warnings}"
-        assert "another value of clock/elapsed each time" in told and "leave it out of state_dict()" in told
+        assert "another value of clock/elapsed at each call" in told and "leave it out of state_dict()" in told
         assert "hook" not in told
 
 
@@ -289,7 +293,7 @@ def test_settings_that_the_script_changes_after_a_right_restore_have_drifted(run
     edit_trace(run, "chaos", 2, 1, only("step", put(param="0" * 16, settings="0" * 16), step=6))
     divergence = diverging(run)
     assert (divergence.step, divergence.kind, divergence.cause) == (6, "optimizer", "optimizer settings drifted")
-    assert "follows something that no checkpoint holds" in divergence.hint
+    assert "depends on something that no checkpoint holds" in divergence.hint
 
 
 def test_a_right_restore_of_what_only_the_chaos_leg_saved_is_not_blamed(run: RunLayout) -> None:
@@ -319,7 +323,7 @@ def test_numbers_drawn_within_a_step_show_after_it(run: RunLayout, also: dict[st
 
 @pytest.mark.parametrize(
     ("items", "words"),
-    [("independent", "a cache of what was augmented"), ("global_rng", "item 3 depends"), ("unknown", "a random stream")],
+    [("independent", "a cache of samples augmented"), ("global_rng", "item 3 depends"), ("unknown", "a random stream")],
 )
 def test_batch_contents_as_the_probe_saw_them(run: RunLayout, items: str, words: str) -> None:
     def with_finding(line: dict[str, Any]) -> dict[str, Any]:
@@ -505,7 +509,7 @@ def test_weights_that_the_script_changed_between_two_steps_are_told(tmp_path: Pa
     found = diverging(run)
     assert (found.code, found.reason.because) == ("forward_pass", "changed_between")
     assert "changes the weights between the steps" in found.hint
-    assert found.reason.sentence == "weights changed otherwise between the steps"
+    assert found.reason.sentence == "weights changed differently between steps"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_batches_that_come_again_where_the_streams_stand_may_be_drawn_from_them(
     bugs = Bugs(skip_off=off, keep_rng=kept, with_ids=False)
     verdict = judge(write_script_run(tmp_path, bugs=bugs, kills=SCRIPT_KILLS[:1]))
     assert (verdict.status, verdict.code) == ("FAIL", "batches_repeated"), verdict.cause
-    assert ("the random streams stand there, too" in f"{verdict.hint}") == told, verdict.hint
+    assert ("the random streams match that step, too" in f"{verdict.hint}") == told, verdict.hint
 
 
 def test_how_many_micro_batches_a_step_takes_is_never_drawn(tmp_path: Path) -> None:

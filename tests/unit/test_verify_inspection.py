@@ -214,10 +214,10 @@ def test_what_the_script_kept_otherwise_is_a_candidate(legs: Legs) -> None:
     # What is not set yet on one side will be set before it is read.
     script(legs, "step-00000005.json", reference={**KEPT, "loss": "0.5", "x": "float32[4] 1"}, chaos=LOST)
     assert compared(legs) == [
-        "scale (8.0, undisturbed 27.0)",
-        "good (0, undisturbed 10)",
-        "replay (absent, undisturbed float32 1)",
-        "model 0/calls (1, undisturbed 9)",
+        "scale (8.0, reference: 27.0)",
+        "good (0, reference: 10)",
+        "replay (absent, reference: float32 1)",
+        "model 0/calls (1, reference: 9)",
     ]
 
 
@@ -225,13 +225,13 @@ def test_what_differed_from_the_restore_on_comes_before_what_has_come_to_differ(
     legs.find({(1, "step-00000006.json"): {("loss", 0, ""): [9.0]}})
     script(legs, "step-00000005.json", reference={"scale": "27.0", "last": "1"}, chaos={"scale": "8.0", "last": "1"})
     script(legs, "step-00000006.json", reference={"scale": "27.0", "last": "2"}, chaos={"scale": "12.0", "last": "3"})
-    assert compared(legs) == ["scale (12.0, undisturbed 27.0)"]
+    assert compared(legs) == ["scale (12.0, reference: 27.0)"]
 
 
 def test_candidates_are_told_where_no_quantity_differs_and_not_where_saved_state_does(legs: Legs) -> None:
     legs.find({})
     script(legs, "step-00000005.json", reference={"bad": "15"}, chaos={"bad": "2"})
-    assert compared(legs) == ["bad (2, undisturbed 15)"]
+    assert compared(legs) == ["bad (2, reference: 15)"]
     legs.find({(1, "step-00000005.json"): {("parameters before", 0, "a"): [9.0]}})
     script(legs, "step-00000005.json", reference={"bad": "15"}, chaos={"bad": "2"})
     assert compared(legs) == []

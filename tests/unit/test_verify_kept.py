@@ -96,7 +96,9 @@ def test_a_restart_is_to_load_only_what_an_earlier_save_held(tmp_path: Path, ear
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "kept_state_not_restored"), verdict.cause
     assert ("a restart has to load it, too" in f"{verdict.hint}") == earlier, verdict.hint
-    assert ("no earlier save held it" in f"{verdict.hint}", "made of something" in verdict.blame.reason) == (not earlier,) * 2
+    assert ("no earlier save held it" in f"{verdict.hint}", "state that no checkpoint holds" in verdict.blame.reason) == (
+        not earlier,
+    ) * 2
 
 
 @pytest.mark.parametrize("earlier", [False, True])

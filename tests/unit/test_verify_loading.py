@@ -45,7 +45,7 @@ def source(run: RunLayout, leg: str, attempt: int, epoch: int, own: str | None, 
 @pytest.mark.parametrize(
     ("bugs", "own", "passes", "code", "hint"),
     [
-        (Bugs(set_epoch=False), "Rotating", "0", "source_keeps_its_place", "passes is 0 when epoch 1 is opened after the"),
+        (Bugs(set_epoch=False), "Rotating", "0", "source_keeps_its_place", "passes is 0 when epoch 1 starts after the"),
         (Bugs(set_epoch=False), "Rotating", "1", "source_keeps_its_place", "Rotating is never told its epoch"),
         (Bugs(set_epoch=False), None, "1", "sampler_epoch_not_set", "set_epoch"),
         (Bugs(skip_off=1), "Rotating", "1", "batches_skipped", "off by 1"),
@@ -202,5 +202,5 @@ def test_batches_of_another_size_are_told_as_such(tmp_path: Path, changed: range
         )
     verdict = judge(run)
     assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
-    told = "a batch has 3 samples where it had 2 undisturbed"
+    told = "a batch has 3 samples where it had 2 in the reference run"
     assert (verdict.code == "batch_size_not_restored", told in f"{verdict.hint}") == (len(changed) > 1,) * 2, verdict.hint

@@ -24,17 +24,12 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("reference", "again", "restarted", "told"),
     [
-        (
-            {"best": "0.5", "n": "9"},
-            {"best": "0.5"},
-            {"best": "inf", "n": "9"},
-            "the script had best = inf (undisturbed 0.5), ",
-        ),
+        ({"best": "0.5", "n": "9"}, {"best": "0.5"}, {"best": "inf", "n": "9"}, "the script had best = inf (reference: 0.5), "),
         ({"best": "0.5"}, {"best": "0.5"}, {"best": "0.5"}, ""),
         ({"best": "0.5"}, {"best": "0.6"}, {"best": "0.7"}, ""),
         ({"begun": "0"}, {"begun": "0"}, {"begun": "4"}, ""),
         ({"best": "0.5"}, {"best": "0.5"}, {"late": "1"}, ""),
-        ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (undisturbed 9), i = 0 (undisturbed 4)"),
+        ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (reference: 9), i = 0 (reference: 4)"),
         ({"s/_scale": "tensor 4.0"}, {}, {"s/_scale": "None"}, ""),
         ({"flag": "False"}, {"flag": "False"}, {"flag": "None"}, ""),
         ({"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'2' * 16}"}, ""),
@@ -43,7 +38,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
             {"ema/shadow": "weights a", "n": "9"},
             {"ema/shadow": "weights a", "n": "9"},
             {"ema/shadow": "weights b", "n": "0"},
-            "the script had ema/shadow = weights b (undisturbed weights a), n = 0 (undisturbed 9), ",
+            "the script had ema/shadow = weights b (reference: weights a), n = 0 (reference: 9), ",
         ),
     ],
     ids=[
@@ -91,7 +86,7 @@ def test_of_an_end_at_another_step_values_and_the_first_difference_are_told(tmp_
     tell(run, {"patience": "0"}, {"patience": "2"}, {"patience": "2"}, {"patience": counted})
     verdict = judge(run)
     assert verdict.code == "ended_at_another_step" and verdict.divergence is not None
-    assert ("the script had patience = 0 (undisturbed 2), which no checkpoint" in f"{verdict.hint}") == told
+    assert ("the script had patience = 0 (reference: 2), which no checkpoint" in f"{verdict.hint}") == told
     assert f"{verdict.divergence.reason.hint}".endswith(f"{verdict.hint}".partition("Of the first difference: ")[2])
     assert f"{verdict.hint}".count("patience =") == told
 
@@ -119,7 +114,7 @@ def test_a_schedule_that_stands_otherwise_to_the_end_is_warned_of(
     tell(run, {**SCHEDULER, path: "0"}, {path: "4"}, {path: "4"}, {**SCHEDULER, path: restarted})
     verdict = judge(run)
     assert verdict.status == "PASS"
-    warned = [each for each in verdict.warnings if f"{path} = {restarted} (undisturbed 4) at step 5 of attempt 2" in each]
+    warned = [each for each in verdict.warnings if f"{path} = {restarted} (reference: 4) at step 5 of attempt 2" in each]
     assert bool(warned) == told
 
 
@@ -153,6 +148,6 @@ def test_a_value_that_differs_to_the_end_is_warned_of(
         write_lines(trace, [start, *held, {"kind": "holdings", "step": 9, "values": {path: value}}, *others])
     verdict = judge(run)
     warned = [
-        each for each in verdict.warnings if each.startswith(f"not restored by the restart: {path} = {last} (undisturbed ")
+        each for each in verdict.warnings if each.startswith(f"not restored by the restart: {path} = {last} (reference: ")
     ]
     assert (verdict.status == "FAIL") == fails and bool(warned) == (told and not fails), verdict.warnings

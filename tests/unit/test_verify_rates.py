@@ -47,7 +47,7 @@ def once(at: int) -> Schedule:
 @pytest.mark.parametrize(
     ("seen", "code", "says"),
     [
-        (lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "that of the beginning"),
+        (lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "the initial one"),
         (lambda step: (step + 1) / 20, "lr_scheduler_of_another_step", "that of step 6, not of step 5"),
         (lambda step: step / 20 if step < 7 else 0.3, "lr_scheduler_not_restored", "right at first"),
         (lambda step: (BEGAN + 1) / 20, "lr_scheduler_not_restored", "stays what it was"),
@@ -64,7 +64,7 @@ def test_rates_without_a_scheduler_are_the_scripts_own(tmp_path: Path, seen: Sch
     ("expected", "seen", "code", "says"),
     [
         # As torch's StepLR(3) made anew: a shift by -1 fits all its steps, too.
-        (stairs, lambda step: stairs(BEGAN + 1) * stairs(step - BEGAN), "lr_scheduler_not_restored", "was begun anew"),
+        (stairs, lambda step: stairs(BEGAN + 1) * stairs(step - BEGAN), "lr_scheduler_not_restored", "started over"),
         (stairs, lambda step: stairs(step + 1), "lr_scheduler_of_another_step", "that of step 7, not of step 6"),
         # As ReduceLROnPlateau without its best: late by two, in that step as a shift by -2 would have it.
         (stairs, lambda step: stairs(step) if step < 7 else stairs(step - 2), "lr_scheduler_not_restored", "right at first"),
@@ -74,8 +74,8 @@ def test_rates_without_a_scheduler_are_the_scripts_own(tmp_path: Path, seen: Sch
         # Even in its beginning, and begun anew: a lost count explains that it stands still.
         (falls, lambda step: falls(step - BEGAN), "lr_scheduler_not_restored", "right at first"),
         (once(7), lambda step: 1.0 if step < 7 else 0.3, "lr_scheduler_not_restored", "right at first"),
-        (lambda step: step / 20, lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "of the beginning"),
-        (once(2), once(BEGAN + 2), "lr_scheduler_not_restored", "of the beginning"),
+        (lambda step: step / 20, lambda step: (step - BEGAN) / 20, "lr_scheduler_not_restored", "the initial one"),
+        (once(2), once(BEGAN + 2), "lr_scheduler_not_restored", "the initial one"),
         # As a LambdaLR whose function adds the steps that were done, and whose state is loaded, too.
         (
             lambda step: step / 20,
@@ -98,7 +98,12 @@ def test_rates_without_a_scheduler_are_the_scripts_own(tmp_path: Path, seen: Sch
         ),
         (once(5), lambda step: 0.3, "learning_rate", "no recorded step has this learning rate"),
         # As a change at an epoch's end that a checkpoint of its last step comes before.
-        (once(5), lambda step: 1.0 if step < 8 else 0.3, "learning_rate", "of steps 1 to 4, after which undisturbed"),
+        (
+            once(5),
+            lambda step: 1.0 if step < 8 else 0.3,
+            "learning_rate",
+            "of steps 1 to 4, after which it changes in the reference run",
+        ),
     ],
     ids=[
         *("anew", "a step ahead", "without its best", "later", "still", "even at first"),

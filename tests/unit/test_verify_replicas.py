@@ -45,7 +45,7 @@ def test_replicas_that_drift_undisturbed_fail_without_blame_on_recovery(run: Run
     assert "find_unused_parameters=True" in (verdict.hint or "")
     # Ranks 1 and 2 agree: rank 0 is the one to look at.
     what = "rank 0 has other weights than rank 1 after step 3 of attempt 1"
-    assert verdict.cause == f"replicas drifted apart: reference: {what} (undisturbed: recovery is not to blame)"
+    assert verdict.cause == f"replicas drifted apart: reference: {what} (in a fault-free run: recovery is not to blame)"
 
 
 def test_ranks_that_begin_with_other_weights_are_told_so(run: RunLayout) -> None:

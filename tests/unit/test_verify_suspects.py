@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside model and optimizer is suspected where all else came back."""
+"""What a checkpoint holds besides model and optimizer, is suspected where all else came back."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ def test_what_is_saved_beside_model_and_optimizer_is_suspected(tmp_path: Path, s
         edit_trace(run, "chaos", 2, 0, only("save", drop))
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
-    told = "beside model and optimizer ckpt-4/model.pt and ckpt-4/optimizer.pt hold ptr, queue, which"
+    told = "besides model and optimizer, ckpt-4/model.pt and ckpt-4/optimizer.pt hold ptr, queue, which"
     assert (told in f"{verdict.hint}") == (saved_again != "alike"), verdict.hint
 
 
@@ -51,9 +51,9 @@ def test_what_batches_are_made_of_is_suspected(tmp_path: Path, kept: str, stream
         edit_trace(run, "chaos", 2, rank, only("step", put(batch=["x", "y"], **streams), step=5))
     verdict = judge(run)
     assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
-    assert ("beside model and optimizer ckpt-4/model.pt and ckpt-4/optimizer.pt hold memory, " in f"{verdict.hint}") == told, (
-        verdict.hint
-    )
+    assert (
+        "besides model and optimizer, ckpt-4/model.pt and ckpt-4/optimizer.pt hold memory, " in f"{verdict.hint}"
+    ) == told, verdict.hint
     assert streams or verdict.code == "data_order_not_restored", verdict.cause
     assert streams or "an environment, a memory of earlier steps" in f"{verdict.hint}"
 
@@ -78,8 +78,8 @@ def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path
         edit_trace(run, leg, attempt, 0, tell)
     edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"]), step=5))
     hint = f"{judge(run).hint}"
-    told = "differs on rank 1 alone: beside model and optimizer ckpt-4/model.pt and ckpt-4/optimizer.pt hold mean"
-    assert told in hint and "as rank 0 had it, which is right: each rank has its own" in hint
+    told = "differs on rank 1 only: besides model and optimizer, ckpt-4/model.pt and ckpt-4/optimizer.pt hold mean"
+    assert told in hint and "but only rank 0's: right for that rank, but each has its own" in hint
 
 
 @pytest.mark.parametrize(("trained", "told"), [(["m"], "teacher"), ([], ""), (["m", "teacher"], "")])
@@ -102,7 +102,7 @@ def test_a_file_is_called_what_the_script_has_renamed_it_to(tmp_path: Path, befo
         held = {**HELD, **other}
         trace = run.leg(leg).attempt(attempt).trace(0)
         write_lines(trace, list(renamed(read_lines(trace), before, after, held)))
-    assert f"beside model and optimizer {after} holds ptr, which" in f"{judge(run).hint}"
+    assert f"besides model and optimizer, {after} holds ptr, which" in f"{judge(run).hint}"
 
 
 def renamed(lines: Iterable[Line], before: str, after: str, held: dict[str, str]) -> Iterator[Line]:
@@ -131,7 +131,7 @@ def test_modules_that_are_set_otherwise_are_named(tmp_path: Path, lost: bool) ->
             write_lines(path, [start, *lines, *rest])
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
-    named = "0.weight.requires_grad is False, undisturbed True, 1.p is 0.1, undisturbed 0.4"
+    named = "0.weight.requires_grad is False (reference: True), 1.p is 0.1 (reference: 0.4)"
     assert (named in f"{verdict.hint}") == lost, verdict.hint
 
 

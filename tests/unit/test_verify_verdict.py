@@ -45,7 +45,7 @@ def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
 def test_exact_run_passes(run: RunLayout) -> None:
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code, verdict.outcome) == ("PASS", 0, "completed")
-    assert verdict.cause == "bit-identical to the undisturbed run: 12 steps on 3 ranks, 3 faults; saved and resumed by chaosrun"
+    assert verdict.cause == "bit-identical to the reference run: 12 steps on 3 ranks, 3 faults; saved and resumed by chaosrun"
     assert (verdict.steps, verdict.lost_steps) == (12, 7)
 
 
@@ -179,7 +179,7 @@ def test_confirmed_irreproducible(tmp_path: Path) -> None:
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
     assert (verdict.code, verdict.cause) == (
         "undisturbed_runs_differ",
-        "two undisturbed runs of this job already differ: loss at step 3",
+        "two fault-free runs of this job already differ: loss at step 3",
     )
     # The place stays, the blame of recovery goes.
     assert verdict.divergence is not None
@@ -197,7 +197,7 @@ def test_what_wanders_first_is_what_to_set(tmp_path: Path, kind: str) -> None:
 def test_a_reference_that_was_replaced_is_told(tmp_path: Path) -> None:
     replaced = {"mode": "auto", "source": None, "key": "key", "replaced": "loss at step 3, rank 0"}
     verdict = judge(write_run(tmp_path, reference=replaced))
-    assert verdict.status == "PASS" and "replaced by a run made now" in verdict.warnings[0]
+    assert verdict.status == "PASS" and "replaced by a new run" in verdict.warnings[0]
     assert "loss at step 3, rank 0" in verdict.warnings[0]
 
 
@@ -527,7 +527,7 @@ def test_a_checkpoint_that_goes_after_the_verdict_of_the_run_s_end_is_not_chaosr
     shutil.rmtree(run.leg(leg).checkpoints / "step-00000012")
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == (status, "final_checkpoint_invalid", "machine")
-    assert "which was whole when the run ended" in verdict.cause and "verdict.json" in (verdict.hint or "")
+    assert "but was intact when the run ended" in verdict.cause and "verdict.json" in (verdict.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ PASSED = Verdict(
     status="PASS",
     exit_code=0,
     reason=Cause.of("exact", steps=9, ranks=2, faults=1, more=""),
-    headline="bit-identical to the undisturbed run",
+    headline="bit-identical to the reference run",
     hint=None,
     outcome="completed",
     checks=(),

@@ -33,7 +33,7 @@ SEEN_WITHIN_S = 5.0
 DEEP_SHARE = 0.3
 """Of the time that a deep preflight may take, drills of single nodes are repeated for this share."""
 LEAST_FAULTS = 2
-EXACT = f"bit-identical to the undisturbed run after at least {LEAST_FAULTS} faults"
+EXACT = f"bit-identical to the reference run after at least {LEAST_FAULTS} faults"
 ENDED = {"recovery_failed": "it did not come back", "inexact_restore": "it did not come back exactly"}
 SHARE_ROOT = "name a folder that all nodes share: --root"
 LEAVE_OUT = "leave the node out until its memory, processor or GPU, and driver have been tested"
@@ -312,7 +312,7 @@ def _judged(rows: Rows, told: DrillOutcome, strict: bool, remedy: str) -> Findin
     remedy = _joined(remedy, shown)
     if told.irreproducible and strict:
         reason = _joined("on a sound machine this training repeats itself", kept)
-        return rows.fail(told.cause, "two undisturbed runs are bit-identical", remedy, reason=reason)
+        return rows.fail(told.cause, "two fault-free runs are bit-identical", remedy, reason=reason)
     if told.status == "FAIL" or told.outcome in ENDED:
         measured = told.difference or f"{ENDED.get(told.outcome or '', 'it differs')}: {told.cause}"
         return rows.fail(measured, EXACT, remedy, reason=_joined(told.why, told.hint, kept))
