@@ -229,7 +229,7 @@ class _SweepRun:
         end = leg_end(leg_of(run, "reference"))
         assert end is not None, "a drill ends with its legs"
         if end.outcome != "completed":
-            raise error_of(end.outcome)(f"the undisturbed job did not end well: {end.message}", hint=end.hint)
+            raise error_of(end.outcome)(f"the job did not end well without faults: {end.message}", hint=end.hint)
         return run
 
     def carry(

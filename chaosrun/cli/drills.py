@@ -55,8 +55,7 @@ def submit(
     after: After = (),
     address: Address = None,
     reference: Annotated[
-        str,
-        Parameter(help="auto: take a cached undisturbed run of the same job if there is one; fresh: make one; or a run id."),
+        str, Parameter(help="auto: take a cached reference run of the same job if there is one; fresh: make one; or a run id.")
     ] = "auto",
     to_the_end: ToTheEnd = False,
     from_the_beginning: FromTheBeginning = False,
@@ -253,7 +252,9 @@ def compare(
     /,
     *others: Annotated[str, Parameter(name="RUN", help="The runs to compare with the first.")],
     atol: Annotated[float, Parameter(help="Largest accepted absolute difference of a step's loss.")] = 1e-5,
-    leg: Annotated[Literal["reference", "chaos"], Parameter(help="reference: undisturbed; chaos: under faults.")] = "reference",
+    leg: Annotated[
+        Literal["reference", "chaos"], Parameter(help="reference: without faults; chaos: under faults.")
+    ] = "reference",
     root: Root = None,
     quiet: Quiet = False,
     output: Format = "text",

@@ -35,7 +35,7 @@ Verbose = Annotated[
 Job = Annotated[Path, Parameter(help="The job file (YAML).")]
 Drilled = Annotated[Path | None, Parameter(name="JOB", help="A job file, or a script (.py); else a command after two dashes.")]
 Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
-ToTheEnd = Annotated[bool, Parameter(help="Run every chaos leg to its end, even once its state is the undisturbed run's.")]
+ToTheEnd = Annotated[bool, Parameter(help="Run every chaos leg to its end, even once its state is the reference run's.")]
 
 
 def early_of(to_the_end: bool, otherwise: "Early" = "always") -> "Early":
@@ -43,7 +43,7 @@ def early_of(to_the_end: bool, otherwise: "Early" = "always") -> "Early":
     return "never" if to_the_end else otherwise
 
 
-FromTheBeginning = Annotated[bool, Parameter(help="Begin chaos legs at step 0, not at a checkpoint of the undisturbed run.")]
+FromTheBeginning = Annotated[bool, Parameter(help="Begin chaos legs at step 0, not at a checkpoint of the reference run.")]
 
 
 def begun(from_the_beginning: bool) -> tuple[str, ...]:

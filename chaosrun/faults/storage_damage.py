@@ -196,7 +196,7 @@ def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem
     if any(name in attempt.quarantined for attempt in later):
         return None
     if any(attempt.resume == name for attempt in later):
-        return Problem("used", f"{name} was damaged, and an attempt went on from it")
+        return Problem("used", f"{name} was damaged, and an attempt resumed from it")
     why = "no attempt started after that"
     if later:
         why = "the attempts after that went on from newer checkpoints"

@@ -246,7 +246,7 @@ class _LegFollower:
                 place = f"step {step}" if step else "the beginning"
                 if start.found and start.found.step is None:
                     nearest = f", nearest to step {step}" if step else ""
-                    never = "was never recorded" if self._name == RUN else "the undisturbed run never had"
+                    never = "was never recorded" if self._name == RUN else "the reference run never had"
                     place = f"a state that {never}{nearest}"
                 about = {"leg": self._name, "attempt": attempt, "step": step, "place": place, "time_s": start.time_s}
                 yield Told.notice({"event": "attempt.placed", **about})

@@ -16,13 +16,13 @@ from chaosrun.wording import count, duration, listed, rank_list
 _NOTICES = {
     "run.created": "created in {path}",
     "control.failed": "{message}: the run cannot be cancelled or get faults from elsewhere",
-    "reference.cached": "taken from the cache: this job has been run undisturbed before",
+    "reference.cached": "taken from the cache: the reference run of an earlier drill of this job",
     "reference.named": "taken from run {whose}",
     "plan.made": "no faults were named: the default plan has {plan}",
     "reference.replaced": "the one in the cache differs from a run made now ({difference}): replaced",
     "reference.uncached": "not kept in the cache for other drills: {message}",
     "chaos.begins": "begins at the beginning: {why}",
-    "attempt.placed": "attempt {attempt} goes on from {place}",
+    "attempt.placed": "attempt {attempt} resumes from {place}",
     "supervisor.lost": "the supervisor (pid {pid}) ended {how}: another one takes over",
     "faults.not_struck": "faults that the job file plans are not struck in a run: `chaosrun submit` drills the job with them",
     "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",
@@ -226,8 +226,8 @@ _SENTENCES: Mapping[type[events.JournalEvent], Callable[[Any], str]] = {
     events.AttemptStopped: _stopped,
     events.RecoveryAgreed: _agreed,
     events.RecoveryDiverged: lambda event: (
-        f"ALARM: attempt {event.attempt} did not come back as it had been: {event.what}: step {event.step}, rank {event.rank}"
-        + (f", {event.tensor}" if event.tensor else "")
+        f"ALARM: attempt {event.attempt} was not restored to what it had been: {event.what}: step {event.step}, rank "
+        f"{event.rank}" + (f", {event.tensor}" if event.tensor else "")
     ),
     events.RecoveryUnjudged: lambda event: f"recovery of attempt {event.attempt} cannot be judged: {event.why}",
     events.OutputsReplacing: lambda event: f"{event.fault} cut the power: what was not synced is {event.unsynced}",

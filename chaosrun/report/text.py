@@ -116,7 +116,7 @@ def render_plan(spec: "JobSpec", plan: "FaultPlan") -> RenderableType:
 
 def job_sentence(spec: "JobSpec", plan: "FaultPlan") -> str:
     steps = "" if spec.max_steps is None else f", {count(spec.max_steps, 'step')}"
-    none = "no faults" if spec.by == "chaosrun" else "the default plan, made after the undisturbed run"
+    none = "no faults" if spec.by == "chaosrun" else "the default plan, made after the reference run"
     faults = f"{count(len(plan.faults), 'fault')} (seed {plan.seed})" if plan.faults else none
     saves = f"a checkpoint every {count(spec.checkpoint.every_steps, 'step')}"
     if spec.by == "script":
@@ -145,7 +145,7 @@ def _why(run: "RunSummary") -> str:
     return f": {words}" + ("" if run.exit_code is None else f" (exit {run.exit_code})")
 
 
-_LEGS = {"reference": "undisturbed", "chaos": "under faults"}
+_LEGS = {"reference": "without faults", "chaos": "under faults"}
 
 
 def render_comparison(found: "Comparison") -> RenderableType:

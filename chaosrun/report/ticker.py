@@ -18,7 +18,7 @@ from chaosrun.report.output import LeavingStream, size_of
 from chaosrun.wording import count, listed, span
 
 _WORDS = {
-    "sweep.survey": "sweep {sweep}: looking for points, the job undisturbed and killed once",
+    "sweep.survey": "sweep {sweep}: looking for points: the job once without faults, once killed",
     "drill.began": "{drill} begins{beside}",
     "sweep.tried": "{number}/{of} {point}: {status}{because}",
     "sweep.cancelled": "{point}: cancelled, and left to be resumed",

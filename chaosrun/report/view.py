@@ -264,7 +264,7 @@ def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> s
         again = f"once with its faults ({len(plan.faults) - injected}, seed {plan.seed}{more})"
     exact = spec is None or (spec.verify.weights.exact and spec.verify.losses.exact)
     compared = "bit for bit" if exact else "within the job file's tolerances"
-    return f"{name}{workers}{every}: once undisturbed, {again}, and the two compared {compared}"
+    return f"{name}{workers}{every}: once without faults, {again}, and the two compared {compared}"
 
 
 def _killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:

@@ -309,8 +309,7 @@ def _expect_reached(plan: FaultPlan, last: int) -> None:
     if late:
         message = "; ".join(dict.fromkeys(late))
         raise UsageError(
-            f"{message}: the undisturbed run ended at step {last}",
-            hint="plan it earlier; with max_steps `chaosrun plan` sees it",
+            f"{message}: the reference run ended at step {last}", hint="plan it earlier; with max_steps `chaosrun plan` sees it"
         )
 
 

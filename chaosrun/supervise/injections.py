@@ -89,7 +89,7 @@ class Injections:
             raise UsageError(f"{where}: there is no rank to strike", hint=status)
         if self._supervisor.name not in STRUCK:
             raise UsageError(
-                f"the {self._supervisor.name} leg is running, which has to stay undisturbed",
+                f"the {self._supervisor.name} leg is running, which must stay without faults",
                 hint=f"only the chaos leg takes faults; {status}",
             )
         if self._over:

@@ -236,7 +236,7 @@ _STEP: Mapping[str, Row] = {
         hazard="O8",
     ),
     "forward_pass.restored": detail(
-        hint=f"same data, weights and RNG, another loss: {BESIDE} (or BatchNorm statistics); or a kernel is not deterministic",
+        hint=f"same data, weights and RNG, another loss: {BESIDE}, or BatchNorm statistics; or a kernel is not deterministic",
         hazard="O8",
     ),
     "bucket_layout": Row(

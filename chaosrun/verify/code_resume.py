@@ -175,8 +175,8 @@ _RESUME: Mapping[str, Row] = {
         ("batches_skipped.each_pass", "batches_repeated.each_pass"),
         detail(
             hint="the restart was right to the end of its first pass over the data, but began the next with the batches of "
-            "step {step}, batch {index} of epoch {epoch}: skip the batches already done (by a count or a loaded state) "
-            "only in the pass in which it was saved"
+            "step {step}, batch {index} of epoch {epoch}: skip the batches already done (by a count or a loaded state) only "
+            "in the pass in which the checkpoint was saved"
         ),
     ),
     "library.known": Row("", Blame(whose="library", likely=True, reason="{known}")),
@@ -220,7 +220,7 @@ _BY_LIBRARY: Mapping[str, Row] = {
 """What the users of a library can do: of a code, where the script trains with it."""
 _BY_HAND = (
     "the script sets it without a torch scheduler, or with one that it builds while training, from something that a restart "
-    "does not restore, or counts differently (a count of steps or epochs, the steps left, a best loss): save that with the "
+    "does not restore or counts differently (a count of steps or epochs, the steps left, a best loss): save that with the "
     "checkpoint, and restore it"
 )
 OF_RATES: Mapping[str, tuple[str, str]] = {

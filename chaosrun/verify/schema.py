@@ -125,7 +125,7 @@ def _attempt() -> Schema:
         first_step=_maybe(_count("first optimizer step that any rank recorded in it; null when it recorded none")),
         last_step=_maybe(_count("last of them")),
         ended_by=_text("faults by their ids, an unplanned death, or how the leg ended"),
-        lost_steps=_count("steps done or restored that the next attempt did not go on from"),
+        lost_steps=_count("steps done or restored from which the next attempt did not resume"),
         recovery_s=_maybe(
             {
                 "type": "number",
@@ -136,7 +136,7 @@ def _attempt() -> Schema:
         ranks=_count("ranks that began to train"),
         faults=_list("faults that ended it", _text("its id in the plan")),
         passed_over=_maybe(
-            _count("step of a newer complete checkpoint that a script did not go on from; null where there is none")
+            _count("step of a newer complete checkpoint from which a script did not resume; null where there is none")
         ),
     )
 

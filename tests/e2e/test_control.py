@@ -75,7 +75,7 @@ def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell
 
     # An undisturbed leg is not struck.
     refused = shell.call("inject", "latest", "--rank", "1")
-    assert refused.returncode == 2 and "has to stay undisturbed" in refused.stderr
+    assert refused.returncode == 2 and "must stay without faults" in refused.stderr
     late = shell.call("wait", "latest", "--timeout", "1")
     assert late.returncode == 124 and "it goes on" in late.stderr
 

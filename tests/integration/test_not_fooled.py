@@ -167,7 +167,7 @@ def test_bucket_priming_off_in_all_attempts_at_three_workers(drills: Drills, sou
 
 def test_a_fault_that_never_fires(drills: Drills, sound: RunLayout) -> None:
     # Only the undisturbed run tells where this job ends: no leg under faults is run in vain.
-    with pytest.raises(UsageError, match=rf"step {STEPS + 1} is never reached: the undisturbed run ended at step {STEPS}\n"):
+    with pytest.raises(UsageError, match=rf"step {STEPS + 1} is never reached: the reference run ended at step {STEPS}\n"):
         drills(at_step=STEPS + 1, reference=sound)
 
 

@@ -475,7 +475,7 @@ def test_a_damage_counts_once_a_later_start_has_met_it(kind: str) -> None:
     [
         ((), "no attempt started after that"),
         ((attempt(2, 30),), "went on from newer checkpoints"),
-        ((attempt(2, 20),), "an attempt went on from it"),
+        ((attempt(2, 20),), "an attempt resumed from it"),
         ((attempt(2, 10, "step-00000030"),), "went on from newer checkpoints"),
     ],
 )

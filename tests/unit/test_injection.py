@@ -184,7 +184,7 @@ class TestTheWayIn:
         injections = Injections(run, has_successor=False)
         assert "no leg is running now" in refusal(injections)
         watch(injections, Leg("reference"))
-        assert "has to stay undisturbed" in refusal(injections)
+        assert "must stay without faults" in refusal(injections)
         chaos = Leg()
         watch(injections, chaos)
         injections.hear({"leg": "chaos", "event": "leg.finished"})

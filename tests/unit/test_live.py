@@ -382,7 +382,7 @@ class TestWatch:
     @pytest.mark.parametrize(
         ("mode", "said"),
         [
-            ("auto", "the cache: this job has been run undisturbed before"),
+            ("auto", "the cache: the reference run of an earlier drill of this job"),
             ("/root/runs/order-20261126-224547", "run order-20261126-224547"),
         ],
     )

@@ -370,7 +370,7 @@ class TestCommands:
         told = [told.sentence for told in follower.poll_events()]
         assert told[-1] == "attempt 2 starts: the script looks for a checkpoint of its own"
         write_steps(run, "chaos", 2, 0, range(21, 23))
-        assert [told.sentence for told in follower.poll_events()] == ["attempt 2 goes on from step 20"]
+        assert [told.sentence for told in follower.poll_events()] == ["attempt 2 resumes from step 20"]
         assert follower.poll_events() == []
 
     def test_ctrl_c_only_leaves(self, run: RunLayout) -> None:

@@ -139,7 +139,7 @@ def test_a_drill_that_came_back_to_other_data(tmp_path: Path) -> None:
 def test_what_only_one_of_the_legs_did_is_told_in_words(run: RunLayout) -> None:
     for rank in range(3):
         edit_trace(run, "chaos", 4, rank, lambda line: None if line["kind"] == "step" and line["step"] == 12 else line)
-    assert "1 step was done by the undisturbed run only." in page_of(run).said("losses")
+    assert "1 step was done by the reference run only." in page_of(run).said("losses")
 
 
 def test_commands_are_told_with_the_directory_they_work_from(
@@ -231,7 +231,7 @@ def test_a_run_whose_disturbed_leg_never_began(run: RunLayout) -> None:
     page = page_of(run)
     assert "Nothing: the disturbed run never began." in page.said("verdict")
     assert "not whole" not in page.said("verdict")
-    assert "The course of the undisturbed run" in page.said("course")
+    assert "The course of the reference run" in page.said("course")
     assert "A leg did not come to its end" in page.said("checks")
     assert "recovery" not in page.sections
 
@@ -330,7 +330,7 @@ def test_losses_that_are_no_numbers_leave_gaps(run: RunLayout) -> None:
 def test_other_environments_are_shown_first(run: RunLayout) -> None:
     run.leg("chaos").environment.write_text(json.dumps({"torch": "2.14.0", "threads": 1, "cpu": "AVX2"}))
     said = page_of(run).said("environment")
-    assert "The legs ran in different environments. What Undisturbed Under faults torch 2.13.0 ≠ 2.14.0" in said
+    assert "The legs ran in different environments. What Reference Under faults torch 2.13.0 ≠ 2.14.0" in said
     assert "2 facts the same" in said
 
 

@@ -64,7 +64,7 @@ def test_a_later_pass_that_skips_is_not_laid_to_streams_that_its_loader_drew_fro
         edit_trace(run, "chaos", 2, rank, only("step", put(rng="0123456789abcdef")))
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
-    assert "only in the pass in which it was saved" in f"{verdict.hint}"
+    assert "only in the pass in which the checkpoint was saved" in f"{verdict.hint}"
 
 
 @pytest.mark.parametrize("counts", [True, False])

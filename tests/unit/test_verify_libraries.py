@@ -130,7 +130,7 @@ def test_datasets_is_not_named_of_later_passes_for_what_it_skips_at_once(tmp_pat
     libraries = {"datasets": version, "torchdata": "0.11.0"}
     verdict = judged(tmp_path, libraries, Bugs(each_pass=True, with_ids=False), EARLY)
     assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
-    assert "only in the pass in which it was saved" in f"{verdict.hint}"
+    assert "only in the pass in which the checkpoint was saved" in f"{verdict.hint}"
     assert "count of batches to skip" not in f"{verdict.hint}"
     assert ("datasets#7447" in verdict.cause) == named and "datasets#8" not in verdict.cause
 

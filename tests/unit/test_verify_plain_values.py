@@ -77,7 +77,7 @@ def test_of_what_is_saved_otherwise_values_are_told(tmp_path: Path, counted: str
     edit_trace(run, "chaos", 2, 0, only("save", edit))
     verdict = judge(run)
     assert verdict.code == "kept_state_not_restored", verdict.cause
-    assert ("the script had steps = 0 (undisturbed 4), which no checkpoint" in f"{verdict.hint}") == told, verdict.hint
+    assert ("the script had steps = 0 (reference: 4), which no checkpoint" in f"{verdict.hint}") == told, verdict.hint
 
 
 @pytest.mark.parametrize(("counted", "told"), [("0", True), ("2", False)])

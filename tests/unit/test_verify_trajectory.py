@@ -151,7 +151,7 @@ def compare(root: Path, *words: str) -> int:
 def test_the_command_within_the_tolerance(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(root, "first", "near") == 0
     text = capsys.readouterr().out
-    assert text.startswith("Losses undisturbed, beside those of first\n")
+    assert text.startswith("Losses without faults, beside those of first\n")
     assert "WITHIN    1e-05 at every step: 1 run" in text
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "near 3 12 1e-06 7.5e-07 never" in lines

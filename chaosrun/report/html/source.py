@@ -33,7 +33,7 @@ class Source:
     @property
     def words(self) -> tuple[str, str]:
         """What the two sides of the comparison are called."""
-        return ("as first done", "as it went on") if self.view.facts.in_production else ("undisturbed", "under faults")
+        return ("as first done", "as it continued") if self.view.facts.in_production else ("reference", "under faults")
 
     @property
     def told(self) -> Leg:

@@ -285,7 +285,7 @@ def _saves(source: Source, clock: Clock) -> Iterator[_Mark]:
         last_rank_first = sorted(attempt.traces.items(), reverse=True)
         for name, saved in {saved.name: saved for _, trace in last_rank_first for saved in trace.checkpoints}.items():
             at = clock.at(saved.time_s)
-            use = f"\nattempt {chosen[name]} went on from it" if name in chosen else ""
+            use = f"\nattempt {chosen[name]} resumed from it" if name in chosen else ""
             took = f"{saved.duration_s * 1000:.0f} ms"
             label = f"Checkpoint {name}, attempt {attempt.number}\n{since(at)}, saved in {took}{use}"
             yield _Mark(at=at, shape="save", label=label)
