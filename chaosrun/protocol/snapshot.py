@@ -1,7 +1,7 @@
 """A copy of a rank's state in memory that it shares with its writer (`protocol.background`): taken at memory speed.
 
 The state is pickled with the bytes of its tensors left out; those are copied beside it, each storage once, so that tensors
-that share one still do in what is read. In memory of the node's (`cluster.node_memory`) a copy outlives its rank, and is
+that share one still do in what is read. In memory of the node's (`cluster.forkserver`) a copy outlives its rank, and is
 sealed once its checkpoint is committed: a restarted rank can load it from there. Nothing of it is in a file.
 """
 

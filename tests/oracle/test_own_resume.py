@@ -269,7 +269,7 @@ def test_an_optimizer_whose_phase_is_over_may_be_lost_where_no_step_follows(dril
     for way in ("in-phases-and-back", "in-phases-saved"):
         verdict = drills.passes(way)
         assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "optimizer_state_not_restored", "yours"), way
-        assert "the optimizer AdamW 2 of 2 began otherwise" in (verdict.hint or ""), verdict.hint
+        assert "the optimizer AdamW 2 of 2 started with another state" in (verdict.hint or ""), verdict.hint
 
 
 @pytest.mark.nightly
