@@ -224,7 +224,7 @@ def validate(
     loaded, faults = api.plan(drilled, changes)
     try_storage(loaded.spec)
     if loaded.masked:
-        from chaosrun.verify.advice import masked_loads
+        from chaosrun.verify.warnings import masked_loads
 
         warn([masked_loads(loaded.masked)])
     told = {"v": 1, "job": _called(drilled), "valid": True, "spec": loaded.spec.model_dump(mode="json")}

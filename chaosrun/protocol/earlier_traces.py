@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaosrun.observe.alignment import Place, Standing, find
+from chaosrun.observe.resumed_at import Place, Standing, find
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace_reader import Moment, read_moments, read_start

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from chaosrun.observe.found_state import names_of_optimizers
 from chaosrun.observe.hooks import hook_each_step, parameters_of, uncompiled
 from chaosrun.observe.trace import Arrival
-from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.early_end import Decided

@@ -21,15 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
-from chaosrun.observe.alignment import Due, Standing
 from chaosrun.observe.contents import input_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, has_gradients, let_go_of_replaced, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
+from chaosrun.observe.resumed_at import Due, Standing
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival, Beginning
 from chaosrun.protocol import seeds
-from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.earlier_traces import EarlierTraces
 from chaosrun.protocol.steps import Steps, refuse_captured

@@ -18,7 +18,7 @@ from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.hooks import uncompiled, with_hooks
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.protocol.adoption import Adopted, adopt
-from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext, current
 from chaosrun.protocol.resume import batches_of, total_batch_size
 from chaosrun.protocol.sources import source_state

@@ -10,7 +10,7 @@ import torch
 from chaosrun.errors import MisuseError
 from chaosrun.observe.hooks import is_captured
 from chaosrun.observe.trace import Arrival, Beginning, Observer
-from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord

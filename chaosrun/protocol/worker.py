@@ -32,7 +32,7 @@ from chaosrun.processes import before_os_exit
 from chaosrun.protocol import rendezvous
 from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
-from chaosrun.protocol.first_sync import spare_equal_models
+from chaosrun.protocol.first_broadcast import spare_equal_models
 from chaosrun.protocol.imported_files import imported_files
 from chaosrun.protocol.randomness import own_epoch
 from chaosrun.protocol.script import ScriptTraining

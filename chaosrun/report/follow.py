@@ -9,6 +9,7 @@ from pathlib import Path
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records import events as recorded
+from chaosrun.records.appended import Tail
 from chaosrun.records.codec import DamagedRecordError, decode
 from chaosrun.records.heartbeat import Heartbeat, read_heartbeat
 from chaosrun.records.history import LegHistory, history_of
@@ -16,7 +17,6 @@ from chaosrun.records.layout import LEGS, RUN, LegLayout, RunLayout, checkpoint_
 from chaosrun.records.markers import read_marker
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.records.supervision import read_supervision
-from chaosrun.records.tail import Tail
 from chaosrun.records.trace_reader import read_ends, read_start
 from chaosrun.records.traces import RankTrace
 from chaosrun.report.facts import read_facts

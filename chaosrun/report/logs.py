@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaosrun.errors import UsageError
+from chaosrun.records.appended import Tail
 from chaosrun.records.layout import LEGS, AttemptLayout, RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.records.tail import Tail
 
 LOG_NAME = re.compile(r"(launcher|rank)-([0-9]+)\.log")
 

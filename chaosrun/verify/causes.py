@@ -7,7 +7,6 @@ from typing import Literal
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import RankTrace, SourceRecord, StartRecord, StepRecord
-from chaosrun.verify.advice import sample_finding, unrepeatable
 from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
@@ -27,6 +26,7 @@ from chaosrun.verify.restored import (
 )
 from chaosrun.verify.steps import reference_parameters
 from chaosrun.verify.ulp import float_distances
+from chaosrun.verify.warnings import sample_finding, unrepeatable
 
 Place = Literal["start", "step", "checkpoint"]
 """Where a difference was found: in the weights that an attempt went on with, in a step, or in what was saved after it."""

@@ -15,7 +15,6 @@ from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.run_file import RunInfo, read_object, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
-from chaosrun.verify.advice import masked_loads, warnings
 from chaosrun.verify.blame import Blame
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import run_checks
@@ -25,6 +24,7 @@ from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.early_end import EARLY, up_to
 from chaosrun.verify.production import judge_run
 from chaosrun.verify.ruling import EXIT_CODES, Ruling, VerdictStatus, rule
+from chaosrun.verify.warnings import masked_loads, warnings
 
 VERDICT_VERSION = 1
 REPLACED = (
@@ -60,7 +60,7 @@ class Verdict:
     """Last step of the chaos leg."""
     lost_steps: int
     warnings: tuple[str, ...] = ()
-    """What is no question of exactness; see `verify.advice`."""
+    """What is no question of exactness; see `verify.warnings`."""
     resume_by: Literal["chaosrun", "script"] = "chaosrun"
     """Whose save and resume were tested."""
     confirmed: int = 0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from chaosrun.observe.rng import capture_rng, restore_rng
 from chaosrun.protocol import context, resume
-from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer, rank_file
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.layout import checkpoint_name, checkpoint_step

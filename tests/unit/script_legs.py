@@ -112,7 +112,7 @@ class ScriptLegWriter(LegWriter):
         self.reference.cursors[state.step] = cursor
 
     def found(self, rank: int) -> dict[str, Any]:
-        """As `observe.alignment` finds it."""
+        """As `observe.resumed_at` finds it."""
         state = self.state
         if self.habits.apart and rank == self.workers - 1:
             state = self.reference.states[max(0, state.step - self.every_steps)]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.appended import Tail
 from chaosrun.records.codec import encode
 from chaosrun.records.heartbeat import Heart, Heartbeat
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker
-from chaosrun.records.tail import Tail
 from chaosrun.records.trace_reader import read_ends
 from chaosrun.records.traces import RankTrace
 from chaosrun.report.facts import RunFacts

@@ -26,9 +26,9 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import judging
 from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.verify import production
-from chaosrun.verify.advice import warnings
 from chaosrun.verify.confirm import UNDISTURBED
 from chaosrun.verify.production import Account, Recovery, judge_recovery, judge_run
+from chaosrun.verify.warnings import warnings
 from tests.integration.object_server import free_port
 from tests.long_runs import write_long_run
 from tests.unit.events import event

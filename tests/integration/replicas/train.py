@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
 from chaosrun.protocol import context
-from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.bucket_priming import BucketPrimer
 
 SAMPLES = 83
 SEED = 5

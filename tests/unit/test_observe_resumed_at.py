@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from chaosrun.observe.alignment import NEAREST, Standing, find
+from chaosrun.observe.resumed_at import NEAREST, Standing, find
 from chaosrun.records.trace_reader import Moment
 
 
