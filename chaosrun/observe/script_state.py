@@ -69,9 +69,7 @@ def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), mo
 
 def script_roots(accelerator: Accelerator) -> dict[str, object]:
     """The variables of the script's running functions, its globals and its own modules; and what was prepared."""
-    roots: dict[str, object] = of_functions()
-    for name, value in of_modules(of_the_job(list(sys.modules))).items():
-        roots.setdefault(name, value)
+    roots: dict[str, object] = of_functions() | of_modules(of_the_job(list(sys.modules)))
     for what, prepared in (("model", accelerator._models), ("optimizer", accelerator._optimizers)):
         for number, value in enumerate(prepared):
             roots.setdefault(f"{what} {number}", getattr(value, "optimizer", value))

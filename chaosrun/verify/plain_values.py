@@ -136,8 +136,9 @@ def _left_behind(undisturbed: Sequence[_ByStep], seen: _ByStep) -> tuple[list[st
     changing = {name for held in known.values() for name in _apart(known[first], held)} - _wandering(known, again)
     apart = _apart(known[last], seen[last]) & changing
     counts = {path for path in apart if _is_count(path, seen[last])}
-    # A single look may come before the restart's loop has set a value.
-    others = {path for path in apart & _apart(known[first], seen[first]) - counts if first < last and not _is_of_a_loop(path)}
+    # A single look may come before the restart's loop has set a value; without a second run a clock is not told from others.
+    lasting = apart & _apart(known[first], seen[first]) - counts if first < last and any(again) else set[str]()
+    others = {path for path in lasting if not _is_of_a_loop(path)}
     ordered = [*sorted(counts), *sorted(others, key=lambda path: _order(path, seen[last][path]))]
     return [_told(path, known[last][path], seen[last][path]) for path in ordered], last
 
