@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
+from chaosrun.supervise.find_runs import default_root
 from chaosrun.supervise.interrupts import Interrupts
-from chaosrun.supervise.runs import default_root
 
 if TYPE_CHECKING:
     from chaosrun.campaign.drill import RunResult, resume, run, submit, verify
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from chaosrun.report.landings import Landed
     from chaosrun.report.write import Report, ReportFormat
     from chaosrun.spec.command_line import TypedJob
+    from chaosrun.supervise.find_runs import find_run, list_runs
     from chaosrun.supervise.process import SupervisorProcess
     from chaosrun.supervise.remote import cancel, inject
     from chaosrun.supervise.run import Listener, plan
-    from chaosrun.supervise.runs import find_run, list_runs
     from chaosrun.verify.diagnosis import Diagnosis
     from chaosrun.verify.trajectory import Comparison
 
@@ -89,7 +89,7 @@ _HOMES = {
         "records.run_file": ("RunSummary",),
         "supervise.remote": ("cancel", "inject"),
         "supervise.run": ("plan",),
-        "supervise.runs": ("find_run", "list_runs"),
+        "supervise.find_runs": ("find_run", "list_runs"),
     }.items()
     for name in names
 }

@@ -15,9 +15,9 @@ from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.job_file import load_job
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import has_ended, lock_run
+from chaosrun.supervise.find_runs import default_root, remove_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, Watch, carry_out, create
-from chaosrun.supervise.runs import default_root, remove_run
 from chaosrun.verify.verdict import Verdict, judge
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
-from chaosrun.spec.problems import Problem, spec_error
+from chaosrun.spec.places import Problem, spec_error
 from chaosrun.spec.suite import Expectation, SuiteDrill
 from chaosrun.spec.tree import find
 from chaosrun.spec.validation import nearest

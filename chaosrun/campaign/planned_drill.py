@@ -15,7 +15,7 @@ from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
 from chaosrun.spec.fragment import as_entries, flow
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Problem, spec_error
+from chaosrun.spec.places import Problem, spec_error
 from chaosrun.spec.suite import Expectation, SuiteDrill
 
 NO_LENGTH = "give the suite, or the drill, set: {max_steps: 60}, with as many steps as the job makes"

@@ -27,9 +27,9 @@ from chaosrun.spec.fragment import Entry, as_entries, as_yaml, cleared, schedule
 from chaosrun.spec.job_file import Job, load_job
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import lock_run
+from chaosrun.supervise.find_runs import remove_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, carry_out
-from chaosrun.supervise.runs import remove_run
 from chaosrun.verify.verdict import Verdict
 from chaosrun.wording import count
 

@@ -37,10 +37,10 @@ from chaosrun.spec.fragment import cleared, scheduled
 from chaosrun.spec.job_file import Job, load_job
 from chaosrun.supervise.drill import leg_of
 from chaosrun.supervise.early_end import reference_keys
+from chaosrun.supervise.find_runs import remove_run
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.reference import leg_end, reference_key
 from chaosrun.supervise.run import Listener, expect_startable
-from chaosrun.supervise.runs import remove_run
 
 TYPED = "job.yaml"
 

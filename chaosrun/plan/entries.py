@@ -9,7 +9,7 @@ from chaosrun.plan.rules import only_rank
 from chaosrun.plan.sampling import distinct
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Objection
+from chaosrun.spec.places import Objection
 
 MAX_FAULTS = 10_000
 """Most faults of one plan."""

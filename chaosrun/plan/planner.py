@@ -14,7 +14,7 @@ from chaosrun.plan.replay import replayed
 from chaosrun.plan.rules import objections
 from chaosrun.spec.faults import ScheduledFault
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Objection, Source
+from chaosrun.spec.places import Objection, Source
 
 HINT = "a fault that cannot fire proves nothing: change the entry, or workers (--workers), max_steps or checkpoint"
 

@@ -13,7 +13,7 @@ from chaosrun.plan.sampling import bernoulli, distinct
 from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.faults import PresetFault, PresetSpec
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Objection
+from chaosrun.spec.places import Objection
 
 TRIES = 30
 """How often to draw one entry, until its faults can happen together with those already in the plan."""

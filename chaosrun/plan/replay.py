@@ -23,7 +23,7 @@ from chaosrun.faults.fault import Fault
 from chaosrun.plan.sampling import distinct
 from chaosrun.spec.faults import ReplaySpec
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import LINE_BREAK, Place, Source, refusal
+from chaosrun.spec.places import LINE_BREAK, Place, Source, refusal
 
 SHORTEST_S = 0.001
 """Faults come in steps of one millisecond."""

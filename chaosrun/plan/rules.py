@@ -22,7 +22,7 @@ from chaosrun.plan.timeline import END_OF_STEP, Moment, Timeline
 from chaosrun.records.object_urls import is_url
 from chaosrun.spec.bounds import never_reached, no_such_rank
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Objection
+from chaosrun.spec.places import Objection
 from chaosrun.wording import count
 
 RANK_ZERO_PHASES = frozenset({"checkpoint.rename.before", "checkpoint.rename.after"})

@@ -6,7 +6,7 @@ from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.faults.tracer import SaveNote
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Objection
+from chaosrun.spec.places import Objection
 
 
 def elsewhere(spec: JobSpec, faults: Sequence[Fault]) -> list[Objection]:

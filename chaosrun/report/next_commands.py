@@ -14,7 +14,7 @@ from chaosrun.report.facts import RunFacts
 from chaosrun.wording import LEFT_OUT
 
 if TYPE_CHECKING:
-    from chaosrun.verify.blame import Whose
+    from chaosrun.verify.row import Whose
     from chaosrun.verify.verdict import Verdict
 
 

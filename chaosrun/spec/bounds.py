@@ -4,7 +4,7 @@ file."""
 import math
 from collections.abc import Iterator
 
-from chaosrun.spec.problems import Place, Problem
+from chaosrun.spec.places import Place, Problem
 from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, child
 from chaosrun.wording import count
 

@@ -284,7 +284,7 @@ def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:
 def _changed(job: TypedJob, changes: Sequence[str]) -> TypedJob:
     """The sections, with each key that a change concerns written anew. Raises SpecError."""
     from chaosrun.spec.overrides import apply_overrides
-    from chaosrun.spec.problems import Source, spec_error
+    from chaosrun.spec.places import Source, spec_error
     from chaosrun.spec.tree import Mapping, read_tree
     from chaosrun.spec.tree import flow as flow_of
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaosrun.errors import SpecError, UsageError
-from chaosrun.spec.problems import Problem, Source, refusal
+from chaosrun.spec.places import Problem, Source, refusal
 from chaosrun.spec.tree import Mapping, Node, place_at
 from chaosrun.spec.tree import Sequence as ListNode
 

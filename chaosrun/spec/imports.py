@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chaosrun.spec.job_file import Job
 from chaosrun.spec.launch import attaches, problem_of_script, program_file, syntax_tree
-from chaosrun.spec.problems import Problem
+from chaosrun.spec.places import Problem
 
 LOOKS_ELSEWHERE = re.compile(rb"sys\.(path|meta_path|modules)|addsitedir")
 ATTACH = re.compile(rb"\battach\b")

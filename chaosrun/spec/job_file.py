@@ -16,8 +16,8 @@ from chaosrun.spec.files import JOB, expect_kind, read_named, read_source, why_u
 from chaosrun.spec.launch import attaches, first_file, launch_problems, meaningless, own_loads
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
+from chaosrun.spec.places import Objection, Place, Problem, Source, spec_error
 from chaosrun.spec.preset import with_preset
-from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Scalar, child, find, name_in, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
 from chaosrun.spec.validation import problems_of

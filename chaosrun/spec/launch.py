@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from chaosrun.spec.files import files_like
-from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
+from chaosrun.spec.places import LINE_BREAK, Place, Problem, Source
 from chaosrun.spec.tree import Mapping, Scalar, Sequence, child, name_in
 
 ATTACHES = re.compile(rb"^\s*(?:from|import(?:[^\n#]*,)?)\s+chaosrun\b", re.MULTILINE)

@@ -10,7 +10,7 @@ from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass
 from itertools import product
 
-from chaosrun.spec.problems import Place, Problem
+from chaosrun.spec.places import Place, Problem
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, flow, plain
 from chaosrun.spec.tree import Sequence as List
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping as AnyMapping
 from collections.abc import Sequence as AnySequence
 from dataclasses import dataclass
 
-from chaosrun.spec.problems import Place, Problem, Source
+from chaosrun.spec.places import Place, Problem, Source
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, Sequence, read_tree
 
 PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>[0-9]{1,9})?\]")

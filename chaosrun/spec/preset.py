@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from chaosrun.spec.files import read_named
-from chaosrun.spec.problems import Problem, Source
+from chaosrun.spec.places import Problem, Source
 from chaosrun.spec.tree import Entry, Mapping, Scalar, child, read_tree
 from chaosrun.spec.validation import nearest
 

@@ -19,7 +19,7 @@ from chaosrun.spec.files import SUITE, expect_kind, read_source
 from chaosrun.spec.fragment import flow as bare
 from chaosrun.spec.job_file import Job, load_job
 from chaosrun.spec.matrix import MOST_DRILLS, Combination, axes_of, combinations, matches, matrix_problem, named
-from chaosrun.spec.problems import Place, Problem, refusal, spec_error
+from chaosrun.spec.places import Place, Problem, refusal, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, flow, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
 from chaosrun.spec.validation import problems_of

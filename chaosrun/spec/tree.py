@@ -16,7 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
+from chaosrun.spec.places import LINE_BREAK, Place, Problem, Source
 
 MAX_DEPTH = 24
 MAX_VALUES = 20_000  # an alias can make a few lines expand to billions of values

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Place, Problem
+from chaosrun.spec.places import Place, Problem
 from chaosrun.spec.tree import Mapping, find
 
 Location = tuple[str | int, ...]

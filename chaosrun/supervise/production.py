@@ -20,7 +20,7 @@ from chaosrun.records.run_file import RunInfo, own_leg, read_run
 from chaosrun.records.supervision import is_supervised
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import RESUMABLE, LegRunner, outcome_of, run_files
-from chaosrun.supervise.runs import list_runs, remove_run
+from chaosrun.supervise.find_runs import list_runs, remove_run
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.verdict import Verdict, judge
 

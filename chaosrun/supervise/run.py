@@ -31,15 +31,15 @@ from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.imports import not_there
 from chaosrun.spec.job_file import Job, load_job, refused
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Problem, spec_error
+from chaosrun.spec.places import Problem, spec_error
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Ping, serve
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import Drill, LegRunner, has_ended, leg_of, supervised
+from chaosrun.supervise.find_runs import find_run, remove_run
 from chaosrun.supervise.injections import Injections
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, Task
 from chaosrun.supervise.production import Production, alone
-from chaosrun.supervise.runs import find_run, remove_run
 from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.verify.confirm import UNDISTURBED
 from chaosrun.verify.verdict import Verdict, judge

@@ -5,7 +5,7 @@ A row without blame is of a failure that the first divergence explains, or whose
 
 from collections.abc import Mapping
 
-from chaosrun.verify.blame import OF_NO_STATE, Row, detail, machine, ours, plan, script, unknown
+from chaosrun.verify.row import OF_NO_STATE, Row, detail, machine, ours, plan, script, unknown
 
 NOTICE_TAKEN = script("its own SIGTERM handler replaces the one by which chaosrun saves and leaves")
 NOTICE_TAKEN_HINT = (

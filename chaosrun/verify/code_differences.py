@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from chaosrun.verify.blame import Blame, Row, detail, ours, script
+from chaosrun.verify.row import Blame, Row, detail, ours, script
 
 BESIDE = (
     "the step also uses something that no checkpoint holds: a loss scale, a counter, a buffer of earlier batches, the "

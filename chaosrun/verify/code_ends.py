@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from chaosrun.verify.blame import OF_NO_STATE, Blame, Row, detail, machine, nobody, ours, plan, script, unknown
 from chaosrun.verify.code_checks import NOTICE_TAKEN, NOTICE_TAKEN_HINT, UNREPEATABLE_HINT
+from chaosrun.verify.row import OF_NO_STATE, Blame, Row, detail, machine, nobody, ours, plan, script, unknown
 
 _CHANGED = "that was restored is not what was saved, unless a hook of the script changes it on loading"
 _LEG = "{leg} leg: {message}"

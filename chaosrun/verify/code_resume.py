@@ -3,9 +3,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from chaosrun.verify.blame import Blame, Row, detail, nobody, script
 from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS, OF_EPOCH
 from chaosrun.verify.code_streams import OWN, STREAM_ROWS
+from chaosrun.verify.row import Blame, Row, detail, nobody, script
 
 _MIXED = script("its own resume combines state of different steps")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from chaosrun.verify.blame import Row, detail, script
+from chaosrun.verify.row import Row, detail, script
 
 OWN = script("its own resume, or the library that it uses for it, did not restore it", likely=True)
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaosrun.verify.blame import Blame, Row, unknown
 from chaosrun.verify.code_checks import CHECK_ROWS
 from chaosrun.verify.code_differences import DIFFERENCE_ROWS
 from chaosrun.verify.code_ends import END_ROWS
 from chaosrun.verify.code_resume import RESUME_ROWS
+from chaosrun.verify.row import Blame, Row, unknown
 from chaosrun.wording import count, listed
 
 Params = dict[str, Any]

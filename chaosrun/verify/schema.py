@@ -10,10 +10,10 @@ from typing import Any, get_args
 from chaosrun.faults.kind import PHASES
 from chaosrun.faults.kinds import KINDS
 from chaosrun.records.events import OUTCOMES
-from chaosrun.verify.blame import Whose
 from chaosrun.verify.check import Status
 from chaosrun.verify.codes import public_codes
 from chaosrun.verify.compare import Kind
+from chaosrun.verify.row import Whose
 from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES
 from chaosrun.verify.verdict import VERDICT_VERSION
 

@@ -15,7 +15,6 @@ from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.run_file import RunInfo, read_object, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
-from chaosrun.verify.blame import Blame
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.code_checks import wandering
@@ -23,6 +22,7 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.early_end import EARLY, up_to
 from chaosrun.verify.production import judge_run
+from chaosrun.verify.row import Blame
 from chaosrun.verify.ruling import EXIT_CODES, Ruling, VerdictStatus, rule
 from chaosrun.verify.warnings import masked_loads, warnings
 

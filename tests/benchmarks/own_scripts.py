@@ -18,12 +18,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chaosrun.records.layout import RunLayout
 from tests.benchmarks.launch import LaunchError, chaosrun_command, launch, scratch
 from tests.benchmarks.samples import Samples
 from tests.records import read_lines
+
+if TYPE_CHECKING:
+    from chaosrun.observe.hooks import Listener
+    from tests.benchmarks.on_and_off import Deaf
+
+    _: Listener = Deaf()  # the checker of types sees a method that is missing
 
 __all__ = ["TARGETS", "OwnScriptTimes", "measure_own_scripts"]
 

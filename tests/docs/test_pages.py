@@ -10,7 +10,7 @@ import chaosrun
 from chaosrun.integrations.testing import Chaos
 from chaosrun.protocol.session import Session
 from chaosrun.spec.job_file import load_job
-from chaosrun.spec.problems import Source
+from chaosrun.spec.places import Source
 from chaosrun.spec.suite import load_suite
 from chaosrun.spec.tree import Mapping, plain, read_tree
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, prose, spans
@@ -109,7 +109,7 @@ def test_python_compiles_and_its_names_exist(block: Block) -> None:
 def test_every_room_is_on_the_map() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(
-        r"^\| (`[^|]+`) \| [^|]+ \|$", text[text.index("| room |") : text.index("## The state machine")], re.MULTILINE
+        r"^\| (`[^|]+`) \| [^|]+ \|$", text[text.index("| package |") : text.index("## The state machine")], re.MULTILINE
     )
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == ROOMS - {"__init__", "__pycache__"}

@@ -16,8 +16,8 @@ from chaosrun.preflight.probes.storage import try_objects
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.records.trace_reader import read_trace
+from chaosrun.supervise.find_runs import remove_run
 from chaosrun.supervise.objects import claim_objects
-from chaosrun.supervise.runs import remove_run
 from tests.conftest import WarmDrills, job_file
 from tests.integration.object_server import ObjectServer, dropping_conditions, free_port, object_server
 from tests.records import read_lines

@@ -29,8 +29,8 @@ from chaosrun.records.events import EndCode
 from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import failure_of
 from chaosrun.supervise.lifecycle import Audit, Audited, Death, Finish, Placed, Started, Stopped, begin, decide
-from chaosrun.verify.blame import WHOSE, Blame, Whose
 from chaosrun.verify.codes import REMEDIES, TABLE, Cause
+from chaosrun.verify.row import WHOSE, Blame, Whose
 from chaosrun.verify.ruling import END_CODES
 from chaosrun.verify.verdict import judge
 from tests.sources import parsed

@@ -20,7 +20,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.spec.job_file import load_job
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import lock_run
-from chaosrun.supervise.runs import list_runs, remove_run
+from chaosrun.supervise.find_runs import list_runs, remove_run
 
 DAY_S = 86400.0
 OLD_S = 30 * DAY_S

@@ -18,7 +18,7 @@ import pytest
 from chaosrun import cli
 from chaosrun.errors import UsageError
 from chaosrun.integrations.export import workflow
-from chaosrun.spec.problems import Source
+from chaosrun.spec.places import Source
 from chaosrun.spec.tree import plain, read_tree
 from tests.e2e.drills import eventually
 

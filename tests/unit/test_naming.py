@@ -10,8 +10,8 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import root_arguments, run_argument
 from chaosrun.report.logs import select_logs
 from chaosrun.supervise.drill import lock_run
+from chaosrun.supervise.find_runs import find_run
 from chaosrun.supervise.interrupts import Interrupts
-from chaosrun.supervise.runs import find_run
 
 
 @pytest.fixture(autouse=True)

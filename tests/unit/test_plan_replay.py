@@ -15,7 +15,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.replay import Loss, detect, read_recording
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Source
+from chaosrun.spec.places import Source
 
 BAMBOO = "0,0\r\n10,0\r\n10,4\r\n60,4\r\n60,3\r\n90,3\r\n90,4\r\n100,1\r\n"
 PARCAE = """\

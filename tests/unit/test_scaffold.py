@@ -16,7 +16,7 @@ from chaosrun.errors import UsageError
 from chaosrun.integrations import scaffold as files
 from chaosrun.integrations.scaffold import init
 from chaosrun.spec.job_file import load_job
-from chaosrun.spec.problems import Source
+from chaosrun.spec.places import Source
 from chaosrun.spec.tree import plain, read_tree
 
 TEMPLATES: list[Any] = ["accelerate", "trainer", "lightning", "torch"]

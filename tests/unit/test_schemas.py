@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from chaosrun import cli
 from chaosrun.integrations.schemas import schema
 from chaosrun.spec.model import VERBATIM, JobSpec
-from chaosrun.spec.problems import Source
+from chaosrun.spec.places import Source
 from chaosrun.spec.suite import SuiteSpec
 from chaosrun.spec.tree import plain, read_tree
 from tests.unit.fuzzing import AMOUNTS, tried

@@ -24,8 +24,8 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run, recorded_leg
+from chaosrun.supervise.find_runs import remove_run
 from chaosrun.supervise.run import Watch
-from chaosrun.supervise.runs import remove_run
 from chaosrun.verify.verdict import Verdict
 
 JOB = Path(__file__).parent / "job" / "job.yaml"
