@@ -35,7 +35,10 @@ MOST_ITEMS = 1 << 16
 OWN_ITERATION = tuple(kind.__iter__ for kind in (list, tuple, deque, set, frozenset))
 """Iteration methods that are safe to call: a class with one of its own might change something."""
 SHOWN = 40
-LIBRARIES = ("torch", "accelerate", "chaosrun", "numpy", "ray", "logging", "threading", "torchdata", "datasets", "transformers")
+LIBRARIES = (
+    *("torch", "accelerate", "chaosrun", "numpy", "ray", "logging", "threading", "torchdata", "datasets", "transformers"),
+    "tqdm",
+)
 ITERATORS = (
     *map(type, (iter([]), iter(()), iter(range(0)), enumerate([]), map(abs, ()), zip(), reversed([]), iter(deque()))),
     *(itertools.count, itertools.cycle, itertools.islice, itertools.chain, itertools.repeat),
@@ -202,8 +205,10 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     # Of functools (a method of the script might do anything), around a function that is no library's.
     if isinstance(info, types.MethodDescriptorType) and is_own(value.__module__ or ""):
         yield "cache", str(info(value))
-    if kind.__module__.partition(".")[0] in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
+    top = kind.__module__.partition(".")[0]
+    if top in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return
-    yield from attributes(value)
+    # Of a progress bar only what it goes through: its times and counts are for people.
+    yield from (held for held in attributes(value) if top != "tqdm" or held[0] == "iterable")
     if is_own(kind.__module__):
         yield "class", kind

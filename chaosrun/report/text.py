@@ -90,7 +90,7 @@ def _faults(view: RunView) -> Table:
 
 
 def _attempts(view: RunView) -> Table:
-    table = columns("#", "went on from", "steps", "ended by", "lost", "recovery", right=("#", "lost", "recovery"))
+    table = columns("#", "resumed from", "steps", "ended by", "lost", "recovery", right=("#", "lost", "recovery"))
     for row in view.attempts:
         table.add_row(str(row.number), row.resumed_from, row.steps, row.ended_by_id, row.lost, row.recovery)
     return table

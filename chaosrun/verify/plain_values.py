@@ -58,8 +58,16 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = F
     apart = _apart(expected, seen) & changing - _wandering(known, again)
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
     names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
-    what = [_told(name, expected[name], seen[name]) for name in sorted(names, key=lambda name: _order(name, seen[name]))]
+    what = _told_once(sorted(names, key=lambda name: _order(name, seen[name])), expected, seen)
     return {"had": what, "at": step} if what else {}
+
+
+def _told_once(names: Iterable[str], expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str]:
+    """A value that several variables lead to, or hold a copy of, by the first of the `names`."""
+    first: dict[tuple[str, ...], str] = {}
+    for name in names:
+        first.setdefault((name.rpartition("/")[2], expected[name], seen[name]), name)
+    return [_told(name, expected[name], seen[name]) for name in first.values()]
 
 
 def _told(name: str, expected: str, seen: str) -> str:
@@ -140,7 +148,7 @@ def _left_behind(undisturbed: Sequence[_ByStep], seen: _ByStep) -> tuple[list[st
     lasting = apart & _apart(known[first], seen[first]) - counts if first < last and any(again) else set[str]()
     others = {path for path in lasting if not _is_of_a_loop(path)}
     ordered = [*sorted(counts), *sorted(others, key=lambda path: _order(path, seen[last][path]))]
-    return [_told(path, known[last][path], seen[last][path]) for path in ordered], last
+    return _told_once(ordered, known[last], seen[last]), last
 
 
 def _is_of_a_loop(path: str) -> bool:

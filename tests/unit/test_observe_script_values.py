@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from accelerate import Accelerator
+from tqdm import tqdm
 
 from chaosrun.observe import script_values
 from chaosrun.observe.held import locals_of
@@ -84,6 +85,12 @@ def test_functions_that_keep_nothing_that_changes_are_left_out() -> None:
 
     told = ScriptValues(list).changed()
     assert not [name for name in told if name.startswith("plain/")] and [name for name in told if name.startswith("keeps/")]
+
+
+def test_of_a_progress_bar_what_it_goes_through_counts() -> None:
+    progress = tqdm([1, 2, 3], disable=True)  # noqa: F841
+    told = ScriptValues(list).changed()
+    assert {name: told[name] for name in told if name.startswith("progress/")} == {"progress/iterable": "list of 3: 1, 2, 3"}
 
 
 def test_long_texts_and_secrets_are_told_as_digests() -> None:

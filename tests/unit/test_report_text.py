@@ -182,7 +182,7 @@ Faults: 1 of 1 landed
   F1     SIGKILL rank 1 after step 17  attempt 1, step 17  pid 4211: SIGKILL
 
 Attempts: 2, 7 steps lost and done again, recovery 0.19 s
-  #  went on from   steps  ended by   lost  recovery
+  #  resumed from   steps  ended by   lost  recovery
   1  the beginning  1-17   fault F1      7         -
   2  step-00000010  11-90  completed     -    0.19 s
 

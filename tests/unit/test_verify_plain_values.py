@@ -35,6 +35,12 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ({"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'2' * 16}"}, ""),
         ({"s/_step_count": "4"}, {"s/_step_count": "4"}, {"s/_step_count": "1"}, ""),
         (
+            {"n": "9", "self/n": "9", "self/best": "9"},
+            {"n": "9", "self/n": "9", "self/best": "9"},
+            {"n": "0", "self/n": "0", "self/best": "0"},
+            "the script had n = 0 (reference: 9), self/best = 0 (reference: 9), which",
+        ),
+        (
             {"ema/shadow": "weights a", "n": "9"},
             {"ema/shadow": "weights a", "n": "9"},
             {"ema/shadow": "weights b", "n": "0"},
@@ -43,7 +49,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
     ],
     ids=[
         *("lost", "there", "wanders", "never changes", "not there yet", "rounds last", "a scaler before its use"),
-        *("found out later", "an array, of other samples", "of no effect", "weights first"),
+        *("found out later", "an array, of other samples", "of no effect", "a copy of it", "weights first"),
     ],
 )
 @pytest.mark.parametrize("attached", [True, False])
@@ -57,6 +63,8 @@ def test_values_that_did_not_come_back_are_named(
         "best": "1.0",
         "begun": "0",
         "n": "1",
+        "self/n": "1",
+        "self/best": "1",
         "i": "0",
         "s/_scale": "tensor 8.0",
         "s/_step_count": "0",
