@@ -122,33 +122,40 @@ def _is_to_come(path: str, *held: Mapping[str, str]) -> bool:
 
 def values_left_behind(drill: Drill) -> Iterator[str]:
     """Values that the last restart did not restore and that differ to the end, where no step of the drill depended on them."""
-    attempt = drill.chaos.attempts[-1] if drill.chaos.attempts[1:] else None
-    for rank, trace in sorted(attempt.traces.items()) if attempt else ():
-        what, last = _left_behind(_undisturbed(drill, rank), _values_by_step(trace))
-        if attempt and what:
+    restarts = drill.chaos.attempts[1:]
+    for rank in sorted(restarts[-1].traces) if restarts else ():
+        seen = [_values_by_step(attempt.traces[rank]) for attempt in restarts if rank in attempt.traces]
+        what, last = _left_behind(_undisturbed(drill, rank), seen)
+        if what:
             remedy = "save and load it with the checkpoint" if drill.by_script else "prepare or register what holds it"
             yield (
-                f"not restored by the restart: {listed(what)} at step {last} of attempt {attempt.number} on rank {rank}. No "
+                f"not restored by the restart: {listed(what)} at step {last} of attempt {restarts[-1].number} on rank {rank}. No "
                 "step of this drill depended on it, but later steps, logs or the choice of a best checkpoint may "
                 f"({remedy}; nothing is wrong if it is meant to start anew at a restart)"
             )
             return
 
 
-def _left_behind(undisturbed: Sequence[_ByStep], seen: _ByStep) -> tuple[list[str], int]:
+def _left_behind(undisturbed: Sequence[_ByStep], restarts: Sequence[_ByStep]) -> tuple[list[str], int]:
     """What differs at the last step at which both were looked at, schedules first; and that step."""
-    known, *again = undisturbed
-    first, last = (find(known.keys() & seen.keys(), default=0) for find in (min, max))
-    if not last:
+    (known, *again), seen = undisturbed, restarts[-1]
+    if not (steps := known.keys() & seen.keys()):
         return [], 0
-    changing = {name for held in known.values() for name in _apart(known[first], held)} - _wandering(known, again)
+    last = max(steps)
+    changing = {name for held in known.values() for name in _apart(known[min(steps)], held)} - _wandering(known, again)
     apart = _apart(known[last], seen[last]) & changing
     counts = {path for path in apart if _is_count(path, seen[last])}
-    # A single look may come before the restart's loop has set a value; without a second run a clock is not told from others.
-    lasting = apart & _apart(known[first], seen[first]) - counts if first < last and any(again) else set[str]()
-    others = {path for path in lasting if not _is_of_a_loop(path)}
+    # Without a second run a clock is not told from others.
+    lasting = {path for each in restarts for path in _lasting(known, each)} if any(again) else set[str]()
+    others = {path for path in apart & lasting - counts if not _is_of_a_loop(path)}
     ordered = [*sorted(counts), *sorted(others, key=lambda path: _order(path, seen[last][path]))]
     return _told_once(ordered, known[last], seen[last]), last
+
+
+def _lasting(known: _ByStep, seen: _ByStep) -> set[str]:
+    """What differs at the first and at the last look at a restart: a single one may come before its loop has set a value."""
+    steps = known.keys() & seen.keys()
+    return _apart(known[min(steps)], seen[min(steps)]) & _apart(known[max(steps)], seen[max(steps)]) if len(steps) > 1 else set()
 
 
 def _is_of_a_loop(path: str) -> bool:

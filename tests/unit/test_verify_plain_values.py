@@ -159,3 +159,23 @@ def test_a_value_that_differs_to_the_end_is_warned_of(
         each for each in verdict.warnings if each.startswith(f"not restored by the restart: {path} = {last} (reference: ")
     ]
     assert (verdict.status == "FAIL") == fails and bool(warned) == (told and not fails), verdict.warnings
+
+
+@pytest.mark.parametrize(("second", "third", "told"), [("inf", "inf", True), ("0.2", "inf", False), ("inf", "0.2", False)])
+def test_of_a_single_look_earlier_restarts_are_asked(tmp_path: Path, second: str, third: str, told: bool) -> None:
+    """The last restart came so late that its values were looked at once."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:2])
+    looks = {
+        ("reference", 1): {1: "0.9", 5: "0.5", 9: "0.2"},
+        ("chaos", 1): {1: "0.9", 5: "0.5", 9: "0.2"},
+        ("chaos", 2): {5: "inf", 9: second},
+        ("chaos", 3): {9: third},
+    }
+    for (leg, attempt), values in looks.items():
+        trace = run.leg(leg).attempt(attempt).trace(0)
+        start, *rest = read_lines(trace)
+        held = [{"kind": "holdings", "step": step, "values": {"best": value}} for step, value in values.items()]
+        write_lines(trace, [start, *held, *rest])
+    verdict = judge(run)
+    assert verdict.status == "PASS", verdict.cause
+    assert bool([each for each in verdict.warnings if "best = inf (reference: 0.2) at step 9 of attempt 3" in each]) == told
