@@ -129,8 +129,8 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
         if what:
             remedy = "save and load it with the checkpoint" if drill.by_script else "prepare or register what holds it"
             yield (
-                f"not restored by the restart: {listed(what)} at step {last} of attempt {restarts[-1].number} on rank {rank}. No "
-                "step of this drill depended on it, but later steps, logs or the choice of a best checkpoint may "
+                f"not restored by the restart: {listed(what)} at step {last} of attempt {restarts[-1].number} on rank {rank}. "
+                "No step of this drill depended on it, but later steps, logs or the choice of a best checkpoint may "
                 f"({remedy}; nothing is wrong if it is meant to start anew at a restart)"
             )
             return
@@ -155,7 +155,10 @@ def _left_behind(undisturbed: Sequence[_ByStep], restarts: Sequence[_ByStep]) ->
 def _lasting(known: _ByStep, seen: _ByStep) -> set[str]:
     """What differs at the first and at the last look at a restart: a single one may come before its loop has set a value."""
     steps = known.keys() & seen.keys()
-    return _apart(known[min(steps)], seen[min(steps)]) & _apart(known[max(steps)], seen[max(steps)]) if len(steps) > 1 else set()
+    first, last = (
+        (_apart(known[at], seen[at]) for at in (min(steps), max(steps))) if len(steps) > 1 else (set[str](), set[str]())
+    )
+    return first & last
 
 
 def _is_of_a_loop(path: str) -> bool:
