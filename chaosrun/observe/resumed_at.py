@@ -1,7 +1,8 @@
 """Finds the step at which a script resumed by itself, by comparing what it begins with to every step of an earlier trace.
 
 Pure. No single quantity identifies a step: a warm-up from zero leaves the weights as they are, data repeat in every epoch, an
-optimizer without momentum keeps nothing. The chosen step agrees in the weights, if any does, and in as much else as possible.
+optimizer without momentum keeps nothing. The chosen step agrees in the weights, if any does, and in as much else as possible;
+without weights in its data, unless they are those of the beginning, which any loader yields that was not restored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +52,8 @@ def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, al
     leg. `alone`: no other leg continues after the last moment, of which only weights and optimizer are known then."""
     agreeing = _agreeing(standing, moments, alone=alone)
     judged = [name for name in QUANTITIES if getattr(standing, name) is not None]
-    decisive = next((name for name in ("weights", "data", "optimizer") if agreeing[name]), None)
+    known = ("weights", "data", "optimizer") if any(agreeing["data"]) else ("weights", "optimizer", "data")
+    decisive = next((name for name in known if agreeing[name]), None)
     if decisive is None:
         return Place(step=0, found=Found(step=None, own=own, **_nearest(agreeing, 0)))
     step = max(agreeing[decisive], key=lambda each: (*(each in agreeing[name] for name in QUANTITIES), each))

@@ -275,7 +275,7 @@ def hashed_anew(drill: Drill) -> Iterator[str]:
     if drill.hash_seeds:
         first, last = drill.hash_seeds
         yield (
-            f"the script depends on hash(), or on the order of a set{drill.hash_order}. A new process hashes strings "
+            f"the script may depend on hash(), or on the order of a set{drill.hash_order}. A new process hashes strings "
             f"differently: each restart had another PYTHONHASHSEED, the last {last} (reference: {first}): sort the set, or "
             "set PYTHONHASHSEED in the job's `env`, and wherever the script runs without chaosrun"
         )

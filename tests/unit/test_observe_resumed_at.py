@@ -58,6 +58,15 @@ def test_without_weights_the_data_number_the_attempt_and_without_them_the_optimi
     assert (lost.step, lost.found.step, lost.found.rng) == (0, None, (3,))
 
 
+def test_data_of_the_beginning_do_not_outweigh_an_optimizer_that_was_restored():
+    other_each_epoch = [replace(each, data_after=each.data_after and f"e{each.step}") for each in TRACE]
+    assert find(standing(12, weights="?", data="e0", rng="?"), other_each_epoch).step == 12
+    assert find(standing(12, weights="?", data="e5", rng="?"), other_each_epoch).step == 5
+    assert find(standing(12, weights="?", data="e0", rng="?", optimizer="?"), other_each_epoch).step == 0
+    idle = [replace(each, optimizer="none") for each in other_each_epoch]
+    assert find(standing(12, weights="?", data="e0", optimizer="none"), idle).step == 0
+
+
 def test_rates_that_are_set_after_the_forward_pass_are_still_those_of_the_step_before():
     assert find(standing(10, rates=("r10",)), TRACE).found.step == 10
     assert find(standing(10, rates=("r9",)), TRACE).found.step is None
