@@ -215,6 +215,12 @@ BUGS = (
         drills=(bad("pytorch-lightning==2.6.0", *LIGHTNING, cause="rng_not_restored"),),
     ),
     Bug(
+        name="lightning-7637",
+        thread="Lightning-AI/pytorch-lightning#7637",
+        wrong="a ReduceLROnPlateau that is stepped after each step is stepped after the checkpoint is saved",
+        drills=(bad("pytorch-lightning==2.6.0", *LIGHTNING, cause="lr_scheduler_of_another_step"),),
+    ),
+    Bug(
         name="verl-7401",
         thread="verl-project/verl#7401",
         wrong="its loop over a StatefulDataLoader skips an epoch after a checkpoint at an epoch's last step",

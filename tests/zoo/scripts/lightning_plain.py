@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -17,6 +18,7 @@ parser.add_argument("--output", type=Path, default="checkpoints")
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--every", type=int, default=6)
 parser.add_argument("--stateful", action="store_true")
+parser.add_argument("--plateau", action="store_true", help="halve the learning rate after each step that is not much better")
 options = parser.parse_args()
 
 
@@ -26,10 +28,16 @@ class Regression(pl.LightningModule):
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(8, 1))
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        return nn.functional.mse_loss(self.layers(batch[0]).squeeze(-1), batch[1])
+        loss = nn.functional.mse_loss(self.layers(batch[0]).squeeze(-1), batch[1])
+        self.log("loss", loss)
+        return loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+    def configure_optimizers(self) -> dict[str, object]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        if not options.plateau:
+            return {"optimizer": optimizer}
+        scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss", "interval": "step"}}
 
 
 pl.seed_everything(1, verbose=False)
