@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from chaosrun.records.blocks import frames
 from chaosrun.records.codec import convert, to_plain
+from chaosrun.records.trace_blocks import frames
 from chaosrun.records.trace_reader import all_records
 from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import Line

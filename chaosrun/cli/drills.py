@@ -65,7 +65,7 @@ def submit(
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """Run one drill: the job undisturbed, the job under faults, and the verdict."""
+    """Run one drill: the job without faults, the job under faults, and the verdict."""
     from chaosrun import api
     from chaosrun.report.live import progress
 

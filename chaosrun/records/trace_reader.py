@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from chaosrun.records import blocks, traces
+from chaosrun.records import trace_blocks, traces
 from chaosrun.records.codec import DamagedRecordError, changed
 from chaosrun.records.layout import LegLayout
 
@@ -32,7 +32,7 @@ def _whole(path: Path, attempt: int, rank: int, problems: list[str]) -> "_Found"
         found.read(path.read_bytes(), 0, b"")
     except FileNotFoundError:
         earlier = path.with_suffix(".trace.jsonl")
-        problems.append(blocks.earlier_version(earlier) if earlier.exists() else f"{path.name} is missing")
+        problems.append(trace_blocks.earlier_version(earlier) if earlier.exists() else f"{path.name} is missing")
     except ValueError as error:
         problems.append(f"{path}: record {found.number + 1}: {getattr(error, 'message', error)}")
     return found
@@ -48,7 +48,7 @@ def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> trace
             # Read from behind the first block end that is found here.
             if behind := next(_footers(data, 0), None):
                 _, end, content = behind
-                found.read(data, end, blocks.unpacked_footer(content).running, size - last)
+                found.read(data, end, trace_blocks.unpacked_footer(content).running, size - last)
         except ValueError as error:
             problems.append(f"{path}: {getattr(error, 'message', error)}")
             return found.trace
@@ -120,9 +120,9 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
 
 def all_records(path: Path, attempt: int, rank: int) -> Iterator[traces.Line]:
     """Every record of a trace in the order of time. Raises DamagedRecordError, FileNotFoundError."""
-    reading = blocks.Reading(attempt, rank, names={})
+    reading = trace_blocks.Reading(attempt, rank, names={})
     try:
-        for _, content in blocks.frames(path.read_bytes()):
+        for _, content in trace_blocks.frames(path.read_bytes()):
             if record := reading.record(content):
                 yield record
     except ValueError as error:
@@ -134,9 +134,9 @@ def _opened(
     path: Path, attempt: int, rank: int, tensors: tuple[str, ...], block: traces.Block, count: int
 ) -> Sequence[traces.StepRecord]:
     try:
-        reading = blocks.Reading(attempt, rank, tensors)
+        reading = trace_blocks.Reading(attempt, rank, tensors)
         region = _bytes_at(path, block.at, block.size)
-        contents = (content for _, content in blocks.frames(region) if blocks.is_step(content))
+        contents = (content for _, content in trace_blocks.frames(region) if trace_blocks.is_step(content))
         steps = [reading.step(content) for content in islice(contents, count)]
         if [record.step for record in steps] != list(block.steps[:count]):
             raise ValueError("other steps lie there")
@@ -152,7 +152,7 @@ class _Found:
         self.blocks: list[traces.Block] = []
         self._path, self._attempt, self._rank = path, attempt, rank
         self._lines: list[traces.Line] = []
-        self._names: blocks.Names | None = {}
+        self._names: trace_blocks.Names | None = {}
 
     @property
     def start(self) -> traces.StartRecord | None:
@@ -194,8 +194,8 @@ class _Found:
     def read(self, data: bytes, at: int, running: bytes, offset: int = 0) -> None:
         """Read from the beginning of a block on. `offset`: where `data` begins in the file. Raises ValueError."""
         for head, end, content in _footers(data, at):
-            region, block = memoryview(data)[at:head], blocks.unpacked_footer(content)
-            if block.at != at + offset or block != blocks.summed(block, running, region):
+            region, block = memoryview(data)[at:head], trace_blocks.unpacked_footer(content)
+            if block.at != at + offset or block != trace_blocks.summed(block, running, region):
                 break
             self._full(block, region)
             at, running = end, block.running
@@ -204,18 +204,18 @@ class _Found:
     def _full(self, block: traces.Block, region: memoryview) -> None:
         """Take a block that matches its footer, without decoding its steps."""
         for place in block.others:
-            _, content = next(blocks.frames(region, place))
-            self._take(blocks.unpacked_record(content, self._names))
+            _, content = next(trace_blocks.frames(region, place))
+            self._take(trace_blocks.unpacked_record(content, self._names))
         self._expect_started("step")
         self.blocks.append(block)
         self.number += block.count
 
     def _rest(self, data: memoryview, at: int) -> None:
         """Read what follows the last full block, record by record."""
-        scribe, size = blocks.Scribe(), 0
-        reading = blocks.Reading(self._attempt, self._rank, self.start.tensors if self.start else (), self._names)
+        scribe, size = trace_blocks.Scribe(), 0
+        reading = trace_blocks.Reading(self._attempt, self._rank, self.start.tensors if self.start else (), self._names)
         try:
-            for end, content in blocks.frames(data):
+            for end, content in trace_blocks.frames(data):
                 record = reading.record(content)
                 if record is None:
                     raise ValueError("the block that ends here is not what was written")
@@ -230,7 +230,7 @@ class _Found:
                 size = end
         finally:
             if scribe.first:
-                self.blocks.append(blocks.summed(scribe.block(at, size), b"", data[:size]))
+                self.blocks.append(trace_blocks.summed(scribe.block(at, size), b"", data[:size]))
 
     def _take(self, record: traces.Line) -> None:
         """Take a record. Raises ValueError for one that is out of place."""
@@ -254,20 +254,20 @@ def _first(path: Path) -> traces.Line | None:
     """The first record of a file; None if there is none yet. Raises ValueError, OSError."""
     with path.open("rb") as file:
         data = file.read(ENDS_BYTES)
-        found = next(blocks.frames(data), None) or next(blocks.frames(data + file.read()), None)
-    return found and blocks.unpacked_record(found[1], {})
+        found = next(trace_blocks.frames(data), None) or next(trace_blocks.frames(data + file.read()), None)
+    return found and trace_blocks.unpacked_record(found[1], {})
 
 
 def _footers(data: bytes, at: int) -> Iterator[tuple[int, int, bytes]]:
     """Frames from offset `at` on that look like a block's footer: begin, end and content."""
-    place = data.find(blocks.MARK, at)
+    place = data.find(trace_blocks.MARK, at)
     while place >= 0:
-        head = place - blocks.HEAD_BYTES
+        head = place - trace_blocks.HEAD_BYTES
         with suppress(ValueError):
-            end, content = next(blocks.frames(data, max(at, head)), (0, b""))
-            if blocks.is_footer(content):
+            end, content = next(trace_blocks.frames(data, max(at, head)), (0, b""))
+            if trace_blocks.is_footer(content):
                 yield head, end, content
-        place = data.find(blocks.MARK, place + 1)
+        place = data.find(trace_blocks.MARK, place + 1)
 
 
 def _of(kind: type[_L], lines: Sequence[traces.Line]) -> Iterator[_L]:

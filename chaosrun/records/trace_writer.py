@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from chaosrun.records.blocks import Names, Scribe, framed, packed_footer, packed_record, summed
+from chaosrun.records.trace_blocks import Names, Scribe, framed, packed_footer, packed_record, summed
 from chaosrun.records.traces import BLOCK_STEPS, CheckpointRecord, EndRecord, Line, SaveRecord, StepRecord
 
 

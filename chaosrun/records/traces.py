@@ -1,4 +1,4 @@
-"""The trace: what one rank of one attempt did, a record for each event; how they lie in its file is `records.blocks`'s.
+"""The trace: what one rank of one attempt did, a record for each event; how they lie in its file is `records.trace_blocks`'s.
 
 `start` comes first, then, of rank 0 in the first attempt, `probe`; `source` and `loader_workers` once an epoch; `end` last.
 

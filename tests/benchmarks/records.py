@@ -22,12 +22,12 @@ import xxhash
 
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.blocks import frames, is_footer, is_step
 from chaosrun.records.codec import to_plain
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.position import Position
+from chaosrun.records.trace_blocks import frames, is_footer, is_step
 from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import (
     TRACE_VERSION,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chaosrun.records.blocks import frames
+from chaosrun.records.trace_blocks import frames
 
 AMOUNTS = [50, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 """Inputs to try: `make test`, `make nightly`."""

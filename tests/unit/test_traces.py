@@ -15,10 +15,10 @@ import xxhash
 
 from chaosrun import cli
 from chaosrun.records import trace_reader
-from chaosrun.records.blocks import framed, frames, is_footer, is_step
 from chaosrun.records.codec import changed
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.position import Position
+from chaosrun.records.trace_blocks import framed, frames, is_footer, is_step
 from chaosrun.records.trace_reader import all_records, read_ends, read_moments, read_start, read_trace
 from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import (

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from legs import copy_run, drop, edit_trace, only, put, write_run
 
-from chaosrun.records.blocks import frames
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.trace_blocks import frames
 from chaosrun.verify.lineage import lineage
 from chaosrun.verify.verdict import judge
 from tests.records import read_lines, torn, write_lines
