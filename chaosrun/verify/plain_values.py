@@ -124,8 +124,8 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
     """Values that the last restart did not restore and that differ to the end, where no step of the drill depended on them."""
     restarts = drill.chaos.attempts[1:]
     for rank in sorted(restarts[-1].traces) if restarts else ():
-        seen = [_values_by_step(attempt.traces[rank]) for attempt in restarts if rank in attempt.traces]
-        what, last = _left_behind(_undisturbed(drill, rank), seen)
+        seen = (_values_by_step(attempt.traces[rank]) for attempt in reversed(restarts) if rank in attempt.traces)
+        what, last = _left_behind(_undisturbed(drill, rank), next(seen), seen)
         if what:
             remedy = "save and load it with the checkpoint" if drill.by_script else "prepare or register what holds it"
             yield (
@@ -136,18 +136,19 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
             return
 
 
-def _left_behind(undisturbed: Sequence[_ByStep], restarts: Sequence[_ByStep]) -> tuple[list[str], int]:
-    """What differs at the last step at which both were looked at, schedules first; and that step."""
-    (known, *again), seen = undisturbed, restarts[-1]
+def _left_behind(undisturbed: Sequence[_ByStep], seen: _ByStep, earlier: Iterable[_ByStep]) -> tuple[list[str], int]:
+    """What differs at the last step at which both were looked at, schedules first; and that step. `earlier`: of the restarts
+    before, which are read only where something differs."""
+    known, *again = undisturbed
     if not (steps := known.keys() & seen.keys()):
         return [], 0
     last = max(steps)
     changing = {name for held in known.values() for name in _apart(known[min(steps)], held)} - _wandering(known, again)
     apart = _apart(known[last], seen[last]) & changing
     counts = {path for path in apart if _is_count(path, seen[last])}
+    others = {path for path in apart - counts if not _is_of_a_loop(path)}
     # Without a second run a clock is not told from others.
-    lasting = {path for each in restarts for path in _lasting(known, each)} if any(again) else set[str]()
-    others = {path for path in apart & lasting - counts if not _is_of_a_loop(path)}
+    others &= {path for each in (seen, *earlier) for path in _lasting(known, each)} if others and any(again) else set[str]()
     ordered = [*sorted(counts), *sorted(others, key=lambda path: _order(path, seen[last][path]))]
     return _told_once(ordered, known[last], seen[last]), last
 
@@ -155,10 +156,9 @@ def _left_behind(undisturbed: Sequence[_ByStep], restarts: Sequence[_ByStep]) ->
 def _lasting(known: _ByStep, seen: _ByStep) -> set[str]:
     """What differs at the first and at the last look at a restart: a single one may come before its loop has set a value."""
     steps = known.keys() & seen.keys()
-    first, last = (
-        (_apart(known[at], seen[at]) for at in (min(steps), max(steps))) if len(steps) > 1 else (set[str](), set[str]())
-    )
-    return first & last
+    if len(steps) < 2:
+        return set()
+    return _apart(known[min(steps)], seen[min(steps)]) & _apart(known[max(steps)], seen[max(steps)])
 
 
 def _is_of_a_loop(path: str) -> bool:
