@@ -9,7 +9,8 @@ import contextlib
 import gc
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +51,41 @@ class FoundState:
         self._updated: set[int] = set()
         """The parameters, by id, that optimizers updated then."""
         self._kept: list[torch.optim.Optimizer] = []
+        self._known = weakref.WeakSet(hooks.optimizers())
+        """Optimizers that were there when the training began, or have stepped since."""
+        self._replaced = weakref.WeakSet[torch.optim.Optimizer]()
+        """Optimizers of an earlier phase of the training. The script may keep them, but a restart in a later phase need not
+        build them: nothing that is recorded includes their state, rates or settings."""
 
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
         return next((parameter.device for _, parameter in self.parameters()), torch.device("cpu"))
 
-    def keep(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep an optimizer that has stepped alive, so that its state can be read when the training ends even if the script has
-        dropped it; until another optimizer takes over its parameters."""
-        if not any(kept is optimizer for kept in self._kept):
-            own = {id(parameter) for parameter in parameters_of(optimizer)}
-            others = [kept for kept in self._kept if own.isdisjoint(map(id, parameters_of(kept)))]
-            self._kept = [*others, optimizer]
-            let_go_of_replaced()
+    def keep(self, optimizer: torch.optim.Optimizer, beside: Collection[int] = ()) -> None:
+        """Keep an optimizer that steps alive, so that its state can be read when the training ends even if the script has
+        dropped it, until another optimizer steps the same parameters. If that one was built after the training began, it
+        replaces those that have not stepped with it (`beside`: ids of the step's optimizers so far), until they step again."""
+        self._replaced.discard(optimizer)
+        if any(kept is optimizer for kept in self._kept):
+            return
+        shared = [kept for kept in self._kept if _share(kept, optimizer)]
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            self._replaced.update(each for each in shared if id(each) not in beside)
+        self._kept = [*(kept for kept in self._kept if kept not in shared), optimizer]
+        let_go_of_replaced()
+
+    def suppose_replaced(self) -> bool:
+        """Take each optimizer of which a later one shares parameters for replaced, as it is where the later one was built in
+        the middle of the training. Returns whether there are any."""
+        live = hooks.optimizers()
+        self._replaced.update(each for n, each in enumerate(live) if any(_share(each, later) for later in live[n + 1 :]))
+        return bool(self._replaced)
+
+    def count_all(self) -> None:
+        """Take no optimizer for replaced."""
+        self._replaced.clear()
 
     def added(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
         """Parameters that it updates and that no module had when the training began: they are not among `parameters`."""
@@ -75,7 +97,8 @@ class FoundState:
         return self._updated != {id(parameter) for optimizer in self.optimizers() for parameter in parameters_of(optimizer)}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return hooks.optimizers()
+        """The live ones, without those that others have replaced."""
+        return [each for each in hooks.optimizers() if each not in self._replaced]
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Every parameter of the modules that optimizers update, once; in the optimizers' order if they update all."""
@@ -186,7 +209,7 @@ class FoundState:
         return []
 
     def compared(self) -> list[Any]:
-        return [*self._roots, *self.optimizers()]
+        return [*self._roots, *hooks.optimizers()]
 
     def of_script(self) -> dict[str, str]:
         """Empty: here it cannot be distinguished from what the script trains."""
@@ -263,6 +286,11 @@ def stepped_digest() -> str:
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Any that is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
     return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
+
+
+def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+    """Whether two optimizers update a parameter in common."""
+    return not {id(parameter) for parameter in parameters_of(one)}.isdisjoint(map(id, parameters_of(other)))
 
 
 def named_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.optim.Optimizer]:

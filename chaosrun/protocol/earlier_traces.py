@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from chaosrun.observe.found_state import FoundState
 from chaosrun.observe.resumed_at import Place, Standing, find
+from chaosrun.observe.trace import Beginning, Observer
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace_reader import Moment, read_moments, read_start
@@ -25,6 +27,22 @@ class EarlierTraces:
     def has_trained(self) -> bool:
         """An earlier attempt of this leg has made a step, or begun one."""
         return any(moments for moments, own in self._moments() if own)
+
+    def begin(self, state: FoundState, observer: Observer, data: str | None, *, at_end: bool) -> tuple[Beginning, Place | None]:
+        """What an attempt begins with, and its place. A script may build the optimizers of all phases of its training at a
+        restart: those of earlier phases are left out if the reference had replaced them by then, which shows in what agrees."""
+        began = observer.beginning()
+        if at_end and not observer.parameters:
+            return began, None
+        place = self.place(_standing(began, data, at_end=at_end))
+        if place is None or place.found.step is not None or not state.suppose_replaced():
+            return began, place
+        without = observer.beginning()
+        other = self.place(_standing(without, data, at_end=at_end))
+        if other and (other.found.step is not None or _rates_agree(other) > _rates_agree(place)):
+            return without, other
+        state.count_all()
+        return began, place
 
     def place(self, standing: Standing) -> Place | None:
         """Where an attempt stands that begins with this; None if nothing was recorded before it."""
@@ -51,3 +69,12 @@ class EarlierTraces:
         for attempt in range(order.attempt - 1, 0, -1):
             own = read_moments(self._leg.attempt(attempt).trace(order.rank))
             yield (own if attempt == 1 else [*beginning, *own]), True
+
+
+def _standing(began: Beginning, data: str | None, *, at_end: bool) -> Standing:
+    rates, rng = (None, None) if at_end else (began.rates, began.rng)
+    return Standing(weights=began.weights.value, optimizer=began.optimizer, rates=rates, rng=rng, data=data)
+
+
+def _rates_agree(place: Place) -> bool:
+    return place.step in place.found.rates

@@ -25,9 +25,9 @@ from chaosrun.observe.contents import input_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, has_gradients, let_go_of_replaced, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
-from chaosrun.observe.resumed_at import Due, Standing
+from chaosrun.observe.resumed_at import Due
 from chaosrun.observe.saves import SaveWatch
-from chaosrun.observe.trace import Arrival, Beginning
+from chaosrun.observe.trace import Arrival
 from chaosrun.protocol import seeds
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
@@ -153,8 +153,8 @@ class ScriptTraining:
         if not self._calls and self._steps and not self._busy:
             assert self._state
             with self._undisturbed():
-                self._state.keep(optimizer)
-                if self._backwards or not self._recorded:
+                self._state.keep(optimizer, () if self._recorded else self._stepped)
+                if self._backwards or not (self._recorded or id(optimizer) in self._stepped):
                     self._steps.before_optimizer_step(parameters_of(optimizer))
                 else:
                     self._go_on()  # its backward passes are made in a closure
@@ -190,11 +190,11 @@ class ScriptTraining:
                 self._record()
 
     def gradients_dropped(self, parameters: Iterable[torch.Tensor]) -> None:
-        if not (self._backwards and self._steps) or self._calls:
+        if not (self._backwards and self._steps and self._state) or self._calls:
             return
         self._dropped.update(map(id, parameters))
         # Of one optimizer of several: what the others hold is still to come.
-        if all(id(each) in self._dropped for optimizer in hooks.optimizers() for each in parameters_of(optimizer)):
+        if all(id(each) in self._dropped for optimizer in self._state.optimizers() for each in parameters_of(optimizer)):
             self._backwards = 0
             self._steps.observer.drop_window()
 
@@ -268,8 +268,7 @@ class ScriptTraining:
             let_go_of_replaced()
         state = FoundState(outermost, self._earlier.first_start())
         steps = Steps(state, self._context, state.device)
-        began = steps.observer.beginning()
-        place = None if at_end and not steps.observer.parameters else self._earlier.place(_standing(began, data, at_end=at_end))
+        began, place = self._earlier.begin(state, steps.observer, data, at_end=at_end)
         found = place.found if place else None
         if self._steps and not self._has_rebuilt() and not (found and found.weights):
             return self._steps  # these weights are of no checkpoint
@@ -387,11 +386,6 @@ class ScriptTraining:
 
 class EnoughSteps(SystemExit):
     """Raised when the job has made its max_steps, to end the script."""
-
-
-def _standing(began: Beginning, data: str | None, *, at_end: bool) -> Standing:
-    rates, rng = (None, None) if at_end else (began.rates, began.rng)
-    return Standing(weights=began.weights.value, optimizer=began.optimizer, rates=rates, rng=rng, data=data)
 
 
 def _scalar(root: torch.Tensor) -> torch.Tensor:

@@ -125,7 +125,7 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
     restarts = drill.chaos.attempts[1:]
     for rank in sorted(restarts[-1].traces) if restarts else ():
         seen = (_values_by_step(attempt.traces[rank]) for attempt in reversed(restarts) if rank in attempt.traces)
-        what, last = _left_behind(_undisturbed(drill, rank), next(seen), seen)
+        what, last = _left_behind(_undisturbed(drill, rank), next(seen), seen, str(restarts[-1].start_of(rank)))
         if what:
             remedy = "save and load it with the checkpoint" if drill.by_script else "prepare or register what holds it"
             yield (
@@ -136,9 +136,11 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
             return
 
 
-def _left_behind(undisturbed: Sequence[_ByStep], seen: _ByStep, earlier: Iterable[_ByStep]) -> tuple[list[str], int]:
+def _left_behind(
+    undisturbed: Sequence[_ByStep], seen: _ByStep, earlier: Iterable[_ByStep], resumed_at: str
+) -> tuple[list[str], int]:
     """What differs at the last step at which both were looked at, schedules first; and that step. `earlier`: of the restarts
-    before, which are read only where something differs."""
+    before, which are read only where something differs. The step that the restart resumed at is no value left behind."""
     known, *again = undisturbed
     if not (steps := known.keys() & seen.keys()):
         return [], 0
@@ -146,7 +148,11 @@ def _left_behind(undisturbed: Sequence[_ByStep], seen: _ByStep, earlier: Iterabl
     changing = {name for held in known.values() for name in _apart(known[min(steps)], held)} - _wandering(known, again)
     apart = _apart(known[last], seen[last]) & changing
     counts = {path for path in apart if _is_count(path, seen[last])}
-    others = {path for path in apart - counts if not _is_of_a_loop(path)}
+    others = {
+        path
+        for path in apart - counts
+        if not _is_of_a_loop(path) and {each[path] for each in seen.values() if path in each} != {resumed_at}
+    }
     # Without a second run a clock is not told from others.
     others &= {path for each in (seen, *earlier) for path in _lasting(known, each)} if others and any(again) else set[str]()
     ordered = [*sorted(counts), *sorted(others, key=lambda path: _order(path, seen[last][path]))]

@@ -26,9 +26,11 @@ model = nn.Sequential(
 )
 parameters = dict(model.named_parameters())
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
-if way == "full-batch":
+if way in ("full-batch", "then-closures"):
     optimizer = torch.optim.LBFGS(parameters.values(), lr=0.1, max_iter=4)
 turns: list[Any] = [optimizer]
+if way == "then-closures":
+    turns = [torch.optim.AdamW(parameters.values(), lr=1e-2), optimizer]
 if way == "by-turns":
     turns = [torch.optim.AdamW(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[3].parameters(), lr=1e-2, momentum=0.9)]
 if in_phases:
@@ -37,6 +39,8 @@ if in_phases:
 
 def turn_of(step: int) -> int:
     """Which of them makes a step."""
+    if way == "then-closures":
+        return 0 if step < 8 else 1
     if in_phases:
         return 0 if step < 8 or (way == "in-phases-and-back" and step >= 12) else 1
     return step % len(turns)
@@ -112,7 +116,7 @@ def closure() -> torch.Tensor:
 
 
 while step < 3 * PER_EPOCH:
-    if way == "full-batch":
+    if way == "full-batch" or (way == "then-closures" and turn_of(step)):
         optimizer.step(closure)
     else:
         update(torch.randn(8, 8, generator=torch.Generator().manual_seed(step)))

@@ -20,7 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 way = sys.argv[1]
 PER_EPOCH = 5
+phases = way.startswith("phases")
+"""Of the training, each with an optimizer that the script keeps."""
 every = {way: 3, "local-own": 4, **dict.fromkeys(("anew", "unfreezes", "freezes", "draws-anew"), PER_EPOCH)}[way]
+every = PER_EPOCH if phases else every
 if way in ("on-notice", "by-hand"):
     every = 1000
 within, experts = way in ("within-a-step", "loses-gradients"), way in ("experts", "experts-of-rank-0")
@@ -46,6 +49,8 @@ def build(step: int) -> torch.optim.Optimizer:
         if step >= 7:
             optimizer.add_param_group({"params": list(model[0].parameters())})
         return optimizer
+    if phases and step >= 7:
+        return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
     if way == "freezes":
         trained = head if step >= 7 else parameters
         groups = [[p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]]
@@ -82,6 +87,7 @@ def save() -> None:
 step = batches = 0
 average = [p.detach().clone() for p in parameters]
 optimizer: Any = None if way == "by-hand" else build(step)
+earlier = [optimizer] if way == "phases-built" else []
 if way == "passes-first":
     model(torch.zeros(4, 8)).sum().backward()
     model.zero_grad()
@@ -96,6 +102,7 @@ if path.exists():
         parameter.grad = gradient
     if way != "anew":
         optimizer = build(step) if way != "assigns" else optimizer
+    if way not in ("anew", "phases-anew"):
         optimizer.load_state_dict(state["own"][0 if way == "zero" else rank]["optimizer"])
     average = state["own"][rank]["average"] or average
     for master, kept in zip(masters(), state["own"][rank]["masters"], strict=True):
@@ -147,7 +154,8 @@ while step < 3 * PER_EPOCH:
             dist.all_reduce(parameter.data)
             parameter.data /= ranks
     average = [held.lerp(p.detach(), 0.1) for held, p in zip(average, parameters, strict=True)]
-    if way in ("unfreezes", "freezes") and step == 7:
+    if (way in ("unfreezes", "freezes") or phases) and step == 7:
+        earlier.append(optimizer if phases else None)
         kept = optimizer.state_dict()["state"] if way == "unfreezes" else {}
         optimizer = build(step)
         for index, values in kept.items():

@@ -123,6 +123,8 @@ WAYS = {
     "anew": 10,
     "unfreezes": 10,
     "freezes": 10,
+    "phases": 10,
+    "phases-built": 10,
     "warms-up": 6,
     "draws-anew": 10,
     "copies": 6,
@@ -137,11 +139,12 @@ WAYS = {
     "within-a-step": 6,
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
-PASSES_BY_DAY = ("given", "warms-by-hand")
+PASSES_BY_DAY = ("given", "warms-by-hand", "then-closures")
 PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "measures", "full-batch", "by-turns", "given-by-turns", "loads-late")
-WAYS_BY_DAY = ("anew", "on-notice")
+WAYS_BY_DAY = ("anew", "on-notice", "phases")
 UNUSUAL_AND_WRONG = {
     "assigns": ("weights_not_restored", "tensors that no model has any more"),
+    "phases-anew": ("optimizer_state_not_restored", "the optimizer started new, with the weights of step 10"),
     "clips-late": ("weights_not_restored", "they were saved before that"),
     "loses-gradients": ("accumulation_window", "the place within the window was not restored"),
     "experts-of-rank-0": ("weights_of_another_rank", "rank 1 restored what rank 0 holds"),
@@ -162,7 +165,7 @@ class Drills:
         return result
 
     def unusual(self, way: str) -> Verdict:
-        late = dict.fromkeys(("unfreezes", "freezes", "anew", "draws-anew"), "13")
+        late = dict.fromkeys(("unfreezes", "freezes", "anew", "draws-anew", "phases", "phases-built", "phases-anew"), "13")
         at = {**late, "on-notice": "9, kind: preempt", "local-own": "10"}
         return self._submit(UNUSUAL, args=way, killed=at.get(way, KILLED)).verdict
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from chaosrun.observe import hooks
 from chaosrun.observe.contents import contents
 from chaosrun.observe.found_state import FoundState, rates_of
 from chaosrun.observe.state import ObservedState
@@ -98,3 +99,50 @@ def test_no_rate_is_equal_to_no_rate_in_the_records() -> None:
     one, other = (tuple(rate.hex() for rate in rates_of(optimizers())) for _ in range(2))
     assert one == other
     assert math.isnan(float.fromhex(one[0]))
+
+
+@pytest.fixture
+def phases(monkeypatch: pytest.MonkeyPatch) -> list[torch.optim.Optimizer]:
+    """Optimizers of a model's last layer and of all of it, in the order in which they are built."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    built = [torch.optim.Adam(model[1].parameters(), lr=0.5), torch.optim.SGD(model.parameters(), lr=0.25)]
+    monkeypatch.setattr(hooks, "optimizers", lambda: built)
+    return built
+
+
+def begun(built: list[torch.optim.Optimizer], late: torch.optim.Optimizer) -> FoundState:
+    """A training that began before `late` was built, with a step of the first."""
+    built.remove(late)
+    found = FoundState(None)
+    built.append(late)
+    found.keep(built[0])
+    return found
+
+
+def test_an_optimizer_of_an_earlier_phase_does_not_count(phases: list[torch.optim.Optimizer]) -> None:
+    first, second = phases
+    found = begun(phases, second)
+    assert found.optimizers() == [first, second]  # it has not stepped yet
+    found.keep(second)
+    assert found.optimizers() == [second] and found.learning_rates() == [0.25]
+    found.keep(first)  # it steps again: they go by turns
+    found.keep(second)
+    assert found.optimizers() == [first, second]
+
+
+def test_optimizers_that_share_parameters_count_if_they_step_together(phases: list[torch.optim.Optimizer]) -> None:
+    first, second = phases
+    found = begun(phases, second)
+    found.keep(second, [id(first)])
+    assert found.optimizers() == [first, second]
+
+
+def test_optimizers_built_before_the_training_count(phases: list[torch.optim.Optimizer]) -> None:
+    first, second = phases
+    found = FoundState(None)
+    found.keep(first)
+    found.keep(second)
+    assert found.optimizers() == [first, second]
+    assert found.suppose_replaced() and found.optimizers() == [second]
+    found.count_all()
+    assert found.optimizers() == [first, second]

@@ -136,8 +136,13 @@ def test_a_schedule_that_stands_otherwise_to_the_end_is_warned_of(
         ("wanders", "inf", "inf", False),
         ("meter/i", "inf", "inf", False),
         ("ema/shadow", "weights b", "weights b", True),
+        ("first", "4", "4", False),
+        ("count", "0", "4", True),
     ],
-    ids=["lost", "there at first", "found again", "never changes", "wanders", "of a loop", "weights"],
+    ids=[
+        *("lost", "there at first", "found again", "never changes", "wanders", "of a loop", "weights"),
+        *("the step that it resumed at", "as large by now"),
+    ],
 )
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("attached", [True, False])
