@@ -7,6 +7,7 @@ legs differ, recovery is not what made the training differ.
 
 import torch
 import xxhash
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 LENGTH = 8192
 """Elements of the longest sum: long enough for every kernel to split it."""
@@ -15,7 +16,13 @@ LENGTH = 8192
 def canary(device: torch.device) -> str:
     """16 hex digits, whatever context it is called in. Draws no random number and leaves no gradient behind."""
     hasher = xxhash.xxh3_64()
-    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+    with (
+        torch.inference_mode(False),
+        torch.autocast(device.type, enabled=False),
+        # The first pass may be one whose activations are checkpointed: what is computed here is none of them.
+        torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged),
+        _disable_current_modes(),
+    ):
         # Irregular fractions, so that every order of summation rounds in its own way.
         values = torch.arange(1, LENGTH + 1, dtype=torch.float32, device=device).mul(0.6180339887).frac().sub(0.37)
         square = values[: 64 * 64].view(64, 64)
@@ -35,3 +42,7 @@ def canary(device: torch.device) -> str:
                 assert result is not None
                 hasher.update(result.cpu().contiguous().numpy().tobytes())
     return hasher.hexdigest()
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -255,7 +255,7 @@ def _digests_in_files(tensor: torch.Tensor) -> set[str]:
 def _bare(module: torch.nn.Module) -> torch.nn.Module:
     """The module inside wrappers that only hold another module."""
     while True:
-        inner = module._modules.get("_orig_mod")
+        inner = dict(module.named_children()).get("_orig_mod")  # of torch.jit's modules, _modules is no dict
         if inner is None and isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
             inner = module.module
         if inner is None:

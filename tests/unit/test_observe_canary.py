@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from chaosrun.observe.canary import canary
 
@@ -52,3 +54,25 @@ def test_it_is_the_same_in_whatever_context_the_training_loop_runs() -> None:
         assert canary(CPU) == alone
     with torch.inference_mode():
         assert canary(CPU) == alone
+
+
+@pytest.mark.parametrize("saving", [None, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
+def test_it_may_be_the_first_thing_in_a_pass_whose_activations_are_checkpointed(saving: CheckpointPolicy | None) -> None:
+    layer, inputs = torch.nn.Linear(8, 8), torch.ones(4, 8, requires_grad=True)
+    found: list[str] = []
+
+    def of_all(*_: object, **__: object) -> CheckpointPolicy:
+        assert saving is not None
+        return saving
+
+    def first_pass(values: torch.Tensor) -> torch.Tensor:
+        if not found:
+            found.append(canary(CPU))
+        return layer(values).relu()
+
+    more: Any = {} if saving is None else {"context_fn": lambda: create_selective_checkpoint_contexts(of_all)}
+    checkpoint(first_pass, inputs, use_reentrant=False, **more).sum().backward()
+    given, inputs.grad = inputs.grad, None
+    layer(inputs).relu().sum().backward()
+    assert given is not None and inputs.grad is not None and torch.equal(given, inputs.grad)
+    assert found == [canary(CPU)]

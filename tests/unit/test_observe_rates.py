@@ -146,3 +146,14 @@ def test_optimizers_built_before_the_training_count(phases: list[torch.optim.Opt
     assert found.suppose_replaced() and found.optimizers() == [second]
     found.count_all()
     assert found.optimizers() == [first, second]
+
+
+@pytest.mark.parametrize(
+    "made", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(1, 2))], ids=["script", "trace"]
+)
+def test_modules_of_torchscript_are_read(phases: list[torch.optim.Optimizer], made: Any) -> None:
+    model = made(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval())
+    phases[:] = [torch.optim.SGD(model.parameters(), lr=0.5)]
+    found = FoundState(model)
+    assert [name for name, _ in found.parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert {*found.buffers()} == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
