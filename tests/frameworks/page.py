@@ -16,11 +16,11 @@ PARAMETER = re.compile(r"\{(\w+)[^}]*\}")
 HEAD = """\
 # Frameworks
 
-What chaosrun says of training scripts as their users write them: each saves and resumes by its framework's own means, none
-imports chaosrun. The tests in `tests/frameworks` drill every row, with the versions named here, and compare the verdict with
-what stands in it; `make nightly` runs them all. `chaosrun init --template NAME` writes those marked so.
+The verdicts on typical training scripts: each saves and resumes with its framework's own functions, none imports chaosrun.
+The tests in `tests/frameworks` drill the script of every row, with the versions named here, and compare the verdict with the
+row's; `make nightly` runs them all. `chaosrun init --template NAME` writes the scripts marked with it.
 
-A verdict of FAIL is about the script as it stands in the row: the row above it says what to write instead.
+A FAIL is about the variant in its row: the row above it shows the correct one.
 """
 
 
