@@ -1,2 +1,2 @@
-"""Whether the disturbed leg came out like the undisturbed one: reads records, runs checks, finds the first divergence and gives
-the verdict. Imports no ray."""
+"""Judge whether the chaos leg equals the reference leg: read records, run checks, find the first divergence, give the verdict.
+Imports no ray."""

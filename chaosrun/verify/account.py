@@ -80,7 +80,7 @@ def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
         faults = _faults_that_ended(attempt, plan, chaos)
         later = chaos.attempts[number + 1 :]
         after = next(iter(later), None)
-        # If a script's attempt never began to train, the step that it would have gone on from is unknown.
+        # If a script's attempt never began to train, the step that it would have resumed at is unknown.
         following = next((each for each in later if each.by == "chaosrun" or each.starts), None)
         steps = attempt.steps
         newer = passed_over(drill, attempt) if drill.by_script and attempt.number > 1 and attempt.starts else None
@@ -111,8 +111,7 @@ def _went_on_from(attempt: Attempt) -> str | None:
 
 
 def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:
-    """By id, the description of each fault that ended a process. A fault whose process lived on left a note, and ended
-    nothing."""
+    """Descriptions, by id, of the faults that ended a process. A fault that left a note ended none: its process lived on."""
     known = {fault.id: fault.describe() for fault in plan.faults}
     observed = (record for record in chaos.events(FaultObserved) if record.attempt == attempt.number)
     ended = (record.fault for record in observed if record.how != "note")

@@ -1,4 +1,4 @@
-"""Where attempts of a script that resumes by itself began: the reference's steps whose state they began with. Pure."""
+"""At which step each attempt of a script that resumes by itself resumed, by comparing its state with the reference's. Pure."""
 
 import re
 from collections import Counter
@@ -22,13 +22,13 @@ QUANTITIES: Mapping[str, tuple[str, str, Kind]] = {
     "rates": ("learning rates", "lr_scheduler", "learning rate"),
     "rng": ("RNG", "rng", "rng"),
 }
-"""What an attempt begins with: in words, in codes of causes, and as the kind of a divergence. In the order in which a
-difference is told: an earlier one most likely explains later ones."""
+"""The initial state of an attempt: each quantity in words, in codes of causes, and as the kind of a divergence. In the order in
+which differences are reported: an earlier one most likely explains later ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What an attempt began with, on all ranks that began."""
+    """The state that an attempt began with, on all ranks that began."""
 
     attempt: int
     step: int
@@ -45,8 +45,8 @@ class Standing:
         return tuple(quantity for quantity in QUANTITIES if self.ranks[quantity])
 
     def nearest(self, quantity: str) -> int | None:
-        """The step nearest to `step` that has this value of the quantity; None: no step has it. Where all that is wrong may be
-        of one step, it is of that one: a batch comes again in each epoch, and a rate stays for many steps."""
+        """The step nearest to `step` that has this value of the quantity; None: no step has it. If a single step has the values
+        of all wrong quantities, that step: a batch recurs in each epoch, and a rate stays for many steps."""
         held = {*self.held[quantity]}
         if quantity in self.wrong:
             held &= set.intersection(*({*self.held[each]} or held for each in self.wrong)) or held
@@ -64,7 +64,7 @@ class Standing:
         return ("no step" if step is None else f"step {step}") + where
 
     def beside(self, told: str) -> str:
-        """What else is not as it should be: the end of a hint."""
+        """The other wrong quantities: the end of a hint."""
         others = [f"{QUANTITIES[each][0]} of {self._which(each)}" for each in self.wrong if each != told]
         return f"; also wrong: {', '.join(others)}" if others else ""
 
@@ -76,8 +76,8 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
         return None
     agreeing = {quantity: {rank: _steps(each, quantity) for rank, each in found.items()} for quantity in QUANTITIES}
     step = attempt.resume_step
-    # A quantity that equals step 0's may have been built anew and not restored: it has no vote. Nor have learning rates,
-    # which a script may set anew for every step: those that it begins with may be any step's.
+    # Quantities that equal step 0's do not count, as they may be newly built instead of restored. Neither do learning rates:
+    # a script may set them for every step, so that the initial ones may be any step's.
     voting = (steps for name, by_rank in agreeing.items() if name != "rates" for steps in by_rank.values())
     votes = Counter(of for steps in voting if 0 not in steps for of in steps)
     chosen = [of for of, cast in votes.items() if cast == max(votes.values())]
@@ -97,10 +97,10 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
 
 
 def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -> set[str]:
-    """Quantities that a rank's first step shows to be the reference's, although the rank seemed to begin with others: the
-    script passed other data through its model first and dropped the gradients, or it replaces its optimizer (each epoch, say),
-    after which the optimizer's state and the weights are the reference's; or it sets learning rates after a forward pass. And
-    the optimizer, if only the state of such is not the reference's as make no step any more."""
+    """Quantities that seemed wrong at the start of an attempt, but that a rank's first step shows to be the reference's. The
+    script first passed other data through its model and dropped the gradients; or it replaces its optimizer (each epoch, say),
+    after which the optimizer's state and the weights are the reference's; or it sets learning rates after a forward pass. Also
+    the optimizer, if the only wrong state belongs to optimizers that make no more steps."""
     own, other = attempt.traces[rank].steps.get(step), _done_before(drill, attempt, rank, step)
     idle = {"optimizer"} if (attempt.number, rank) in drill.retired else set[str]()
     if own is None or other is None:
@@ -115,7 +115,7 @@ def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -
 
 
 def _done_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> StepRecord | None:
-    """A step as the reference did it; of a run without one, as the attempts before this one did."""
+    """The reference's record of a step; in a run without a reference, that of the earlier attempts."""
     if drill.reference.attempts:
         return drill.reference_lineage.at(rank, step)
     earlier = (each for each in reversed(drill.chaos.attempts) if each.number < attempt.number)
@@ -123,21 +123,21 @@ def _done_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> StepRe
 
 
 def _steps(found: Found, quantity: str) -> set[int]:
-    """The steps that agree in this quantity, and the one that agrees in all that could be judged, even if this quantity could
-    not."""
+    """The steps that agree in this quantity, and the step that agrees in all quantities that could be judged, even if this one
+    could not."""
     return {*getattr(found, quantity), *(() if found.step is None else (found.step,))}
 
 
 def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) -> Cause:
     """The cause, as a code, of a wrong quantity in the state that an attempt began with."""
     by_hand = quantity == "rates" and not scheduled(drill)
-    # A count that is begun anew gives the rates of the first steps, of which a later one may be nearer.
+    # A scheduler that starts anew gives the rates of the first steps; a later step with the same rate may be nearer.
     nearest = 0 if by_hand and 0 in standing.held[quantity] else standing.nearest(quantity)
     about = {"step": nearest, "base": standing.step, "scope": standing.beside(quantity), "stood": standing.words}
     wrong = standing.ranks[quantity]
     common = set.intersection(*(set(standing.held[each]) for each in standing.wrong))
     if {"optimizer", "data"} <= {*standing.wrong} and common and standing.began - {*wrong}:
-        # Weights may be the same: DDP hands out those of rank 0.
+        # The weights may be equal nevertheless: DDP broadcasts those of rank 0.
         about |= {"rank": min(standing.began - {*wrong}), "step": standing.step, "other": wrong[0], "there": max(common)}
         return Cause("ranks_resume_apart", {**about, "attempt": standing.attempt})
     about |= {"rank": wrong[0], "attempt": standing.attempt, "by": "script", "streams": "random streams"}
@@ -177,7 +177,7 @@ def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:
 
 
 def _left_as_begun(drill: Drill, attempt: Attempt, rank: int, step: int) -> list[str]:
-    """Weights that stand as before the reference's first step, where all others are those after `step`."""
+    """Weights that still have their initial values in the reference, while all others are those after `step`."""
     begun, start = drill.reference_start(rank), attempt.starts.get(rank)
     record = drill.reference_lineage.at(rank, step)
     if begun is None or start is None or record is None or begun.tensors != start.tensors:
@@ -200,14 +200,14 @@ def _held_by(drill: Drill, attempt: Attempt, rank: int, step: int, quantity: str
 
 
 def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> Cause | None:
-    """The checkpoint that the attempt went on from was written by another thread while training changed the tensors: they are
-    of a later step than the checkpoint says."""
+    """Whether another thread wrote the checkpoint that the attempt resumed from while training changed the tensors, so that
+    they are of a later step than the checkpoint says."""
     told = standing.nearest("data")
     held = max(standing.nearest(quantity) or 0 for quantity in ("weights", "optimizer"))
     if told is None or held <= told:
         return None
     earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
-    # The reference saves alike, also where a rank was killed before it had written down that its own save was done.
+    # The reference saves in the same way; a killed rank may not have recorded the end of its own save.
     for save in (
         save for each in (*earlier, *drill.reference.attempts) for trace in each.traces.values() for save in trace.saves
     ):
@@ -218,14 +218,13 @@ def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> 
 
 
 def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -> Params:
-    """The rank whose random streams this rank began with, if they are another's; else the names of its own streams that are
-    wrong."""
+    """The other rank whose random streams this rank began with; if there is none, the names of its streams that are wrong."""
     rank = start.rank
     for other in drill.ranks:
         record = drill.reference_lineage.at(other, step + 1)
         if record and other != rank and record.rng == start.rng:
             return {"other": other}
-    # A stream that nobody restores stays apart to the end.
+    # A stream that is not restored differs to the end.
     ends = [leg.ends[rank] for leg in (drill.reference, drill.chaos) if rank in leg.ends]
     last = attempt is drill.chaos.attempts[-1] and len(ends) == 2
     apart = differing_keys(*(end.digests.get("rng", {}) for end in ends)) if last else []
@@ -233,22 +232,22 @@ def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -
 
 
 def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
-    """The newest complete checkpoint of earlier attempts, if newer than where this one went on. An export is not a
+    """The newest complete checkpoint of earlier attempts, if newer than the step at which this one resumed. An export is not a
     checkpoint."""
     earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number]
     known = [each for saved in earlier if saved.step == attempt.resume_step for each in saved.enough] or _repeated(drill)
     newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= each for each in known)]
     newer = [saved for saved in newer if _published(drill, saved)]
     if attempt.went_on and all(saved.step != attempt.resume_step for saved in earlier):
-        # Saved in the background while training went on: the first save that was complete after that step holds its state.
+        # Saved in the background during training: the first save that was complete after that step holds its state.
         behind = min((saved.step for saved in newer), default=0)
         newer = [saved for saved in newer if saved.step > behind]
     return max(newer, key=lambda saved: (saved.step, saved.attempt), default=None)
 
 
 def newer_elsewhere(drill: Drill, attempt: Attempt) -> tuple[Saved, Saved] | None:
-    """The checkpoint that the attempt went on from, and a newer save of other files that holds all entries that this one has:
-    it is not known whether that is meant to be gone on from."""
+    """The checkpoint that the attempt resumed from, and a newer save to other files that holds all of its entries: whether the
+    script should have resumed from the newer one is unknown."""
     earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number and _published(drill, saved)]
     base = next((saved for saved in reversed(earlier) if saved.step == attempt.resume_step and saved.entries), None)
     newer = [saved for saved in earlier if base and saved.step > base.step and saved.entries >= base.entries]
@@ -256,8 +255,8 @@ def newer_elsewhere(drill: Drill, attempt: Attempt) -> tuple[Saved, Saved] | Non
 
 
 def _published(drill: Drill, saved: Saved) -> bool:
-    """Whether the script has named a save made beside the training, if undisturbed it names each in a file once that is there:
-    the first not before the first save has ended, the last perhaps no more."""
+    """Whether the script has already named a background save in a file. Only if it names each one there in the reference run
+    once the save is complete: the first not before the first save has ended; the last may be missing."""
     if saved.behind_s is None:
         return True
     every = list(_by_kind(drill.reference.attempts))
@@ -275,7 +274,7 @@ def _published(drill: Drill, saved: Saved) -> bool:
 
 
 def _by_kind(attempts: Iterable[Attempt]) -> Iterator[tuple[int, str, SaveRecord]]:
-    """What each rank wrote and renamed, with its path without digits."""
+    """The files that each rank wrote and renamed, by path without digits."""
     for rank, trace in (ranked for attempt in attempts for ranked in attempt.traces.items()):
         for saved in trace.saves:
             yield rank, without_digits(saved.path), saved
@@ -289,13 +288,13 @@ def _repeated(drill: Drill) -> list[frozenset[str]]:
 
 
 def never_saves(drill: Drill) -> bool:
-    """Nobody saw the script save a checkpoint, and no attempt went on from anywhere but the beginning."""
+    """The script was not seen to save a checkpoint, and every attempt started from scratch."""
     seen = any(True for leg in (drill.reference, drill.chaos) for _ in saves(leg))
     return drill.by_script and not seen and not any(attempt.went_on for attempt in drill.chaos.attempts)
 
 
 def resume_evidence(drill: Drill) -> Check:
-    """Every attempt went on from the newest complete checkpoint, on every rank at the same step, with all of its state."""
+    """Every attempt resumed from the newest complete checkpoint, on every rank at the same step, with all of its state."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
     told: list[str] = []
@@ -315,7 +314,7 @@ _Problem = tuple[str, Params]
 
 
 def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
-    """What is wrong with where this attempt went on from; None, too, where no rank began to train."""
+    """The error in the step or state that this attempt resumed with; None if there is none, or if no rank began to train."""
     began = {rank: start.position.step for rank, start in attempt.starts.items()}
     if not began:
         return None

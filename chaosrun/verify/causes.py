@@ -1,4 +1,4 @@
-"""Which cause a difference between the legs has, as a code of the table (see `codes`). Pure: names what `divergence` finds."""
+"""The cause of a difference between the legs, as a code of the table (see `codes`). Pure: names what `divergence` finds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from chaosrun.verify.ulp import float_distances
 from chaosrun.verify.warnings import sample_finding, unrepeatable
 
 Place = Literal["start", "step", "checkpoint"]
-"""Where a difference was found: in the weights that an attempt went on with, in a step, or in what was saved after it."""
+"""Where a difference was found: in the weights that an attempt resumed with, in a step, or in the state saved after it."""
 
 
 def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
@@ -51,7 +51,7 @@ def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
 
 
 _ORDER_OF_A_PASS = ("sampler_epoch_not_set", "sampler_epoch_ahead", "data_order_not_restored")
-"""Causes that a sampler or stream which keeps its own place can have, when a pass is begun anew."""
+"""Causes for a sampler or stream that keeps its own position, when a pass starts anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Moment:
 
     @property
     def restored(self) -> bool:
-        """The attempt went on from a checkpoint."""
+        """The attempt resumed from a checkpoint."""
         return self.attempt.went_on
 
     @property
@@ -72,10 +72,10 @@ class Moment:
 
     @property
     def restored_right(self) -> bool:
-        """It restored the reference's state of that step; where the reference saved none, what the chaos leg had saved."""
+        """It restored the reference's state of that step, or the chaos leg's own save if the reference saved none."""
         if self.attempt.by == "script":
             found = standing(self.drill, self.attempt)
-            return found is not None and found.wrong in ((), ("rng",))  # random streams that matter are a cause of their own
+            return found is not None and found.wrong in ((), ("rng",))  # random streams that matter have their own cause
         starts = [start for start in self.attempt.starts.values() if start.digests]
         known = starts and all(
             reference_state(self.drill, start.rank, start.position.step) or self._restored_own(start) for start in starts
@@ -107,7 +107,7 @@ def of_field(field: Field, moment: Moment, mismatches: list[Mismatch]) -> Cause:
 
 
 def of_position(moment: Moment, start: StartRecord) -> Cause | None:
-    """Where a rank went on, if that is neither what was ordered nor where the reference stood."""
+    """The cause if a rank resumed at a position that is neither the requested one nor the reference's."""
     ordered, step = moment.attempt.resume, start.position.step
     whole = reference_parameters(moment.drill, start.rank, step) == start.param
     if start.restored != ordered or (step != moment.attempt.resume_step and whole):
@@ -140,12 +140,12 @@ def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
 
 
 def other_order(drill: Drill, attempt: Attempt) -> str | None:
-    """How this attempt holds its parameters in another order than the reference, where it does."""
+    """How the order of this attempt's parameters differs from the reference's; None if it does not."""
     return unlike_orders([*drill.reference.attempts[0].starts.values(), *attempt.starts.values()])
 
 
 def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
-    """A restore that left one component as it should not be."""
+    """The cause if a restore left one component wrong."""
     about = {"rank": found.rank, "name": found.names[0], "streams": _streams(found.names), "scope": _scope(moment, found)}
     place = found.held_by(moment.drill)
     if place is not None and place != (found.rank, found.step):
@@ -159,14 +159,14 @@ def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
 
 
 def of_saved_state(moment: Moment, found: StateDifference) -> Cause:
-    """A checkpoint that holds other state than the reference's, although every step up to it agrees."""
+    """The cause if a checkpoint's state differs from the reference's although every step up to it agrees."""
     if found.component == "rng":
         return _drifted(found.names)
     return Cause.of(f"{_part(found)}_drifted", step=found.step, scope=_scope(moment, found))
 
 
 def _part(found: StateDifference) -> str:
-    """What the values that differ belong to."""
+    """The part of the state that the differing values belong to."""
     if found.component != "optimizer":
         return COMPONENTS[found.component][0]
     if is_scaler(found.names[0]):
@@ -177,7 +177,7 @@ def _part(found: StateDifference) -> str:
 
 
 def _scope(moment: Moment, found: StateDifference) -> str:
-    """Which ranks are as they should be, and what else is not: the end of a hint."""
+    """Which ranks are right, and what else is wrong: the end of a hint."""
     parts: list[str] = []
     right = [str(rank) for rank in moment.drill.ranks if rank not in found.ranks]
     if right:
@@ -203,7 +203,7 @@ def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
 
 
 def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None:
-    """A sampler or stream that keeps its own place: its state was not the reference's, or it has no set_epoch."""
+    """The cause if a sampler or stream keeps its own position: its state was not the reference's, or it has no set_epoch."""
     seen = _source_at(moment.attempt.traces[record.rank], record.epoch)
     if apart := _source_apart(moment, record):
         return Cause.of("source_keeps_its_place", **apart)
@@ -215,7 +215,7 @@ def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None
 
 
 def _source_apart(moment: Moment, record: StepRecord) -> Params | None:
-    """What the script's samplers and dataset held otherwise than in the reference when the epoch was opened."""
+    """The state of the script's samplers and dataset that differed from the reference's when the epoch was opened."""
     expected = moment.drill.reference_lineage.at(record.rank, record.step)
     other = moment.drill.reference.trace(expected.attempt, record.rank) if expected else None
     sides = [_source_at(trace, record.epoch) for trace in (other, moment.attempt.traces[record.rank])]
@@ -235,7 +235,7 @@ def _source_at(trace: RankTrace | None, epoch: int) -> SourceRecord | None:
 
 
 def _contents(moment: Moment, record: StepRecord) -> Cause:
-    """Why a sample of the same id holds something else: as the probe saw it, else what is likely."""
+    """Why a sample with the same id has different contents: as the probe saw it, else the likely reason."""
     finding = sample_finding(moment.drill)
     if seen := unrepeatable(finding):
         return Cause.of("batch_contents", because="unrepeatable", probe=seen)
@@ -248,13 +248,13 @@ def _contents(moment: Moment, record: StepRecord) -> Cause:
 
 
 def _streams_lost(moment: Moment) -> bool:
-    """This is the first step after a restart, and the random streams were not the reference's."""
+    """Whether this is the first step after a restart and the random streams were not the reference's."""
     found = standing(moment.drill, moment.attempt) if moment.first_after_restore else None
     return found is not None and "rng" in found.wrong
 
 
 def _fresh(moment: Moment, rank: int) -> set[str | None]:
-    """Where the reference's random streams stood before its first step."""
+    """The state of the reference's random streams before its first step."""
     first, start = moment.drill.reference_lineage.at(rank, 1), moment.drill.reference_start(rank)
     return {first and first.rng, start and start.rng} - {None}
 
@@ -277,7 +277,7 @@ def _drifted(names: list[str]) -> Cause:
 
 
 def _streams_apart(moment: Moment, rank: int) -> list[str]:
-    """The streams that differ where this attempt's state was next recorded after the step; empty where it was not."""
+    """The streams that differ in the next recorded state of this attempt after the step; empty if there is none."""
     trace = moment.attempt.traces[rank]
     for saved in trace.checkpoints:
         expected = reference_state(moment.drill, rank, saved.step) if saved.step >= moment.step else None
@@ -301,7 +301,7 @@ def _loss(moment: Moment) -> Cause:
 
 
 def _rescaled(moment: Moment) -> bool:
-    """Every loss is what it should be times one power of two: it was scaled differently before the backward pass."""
+    """Every loss is the expected one times the same power of two: it was scaled differently before the backward pass."""
     pairs = [
         (float.fromhex(expected), float.fromhex(seen))
         for rank, record in moment.records.items()
@@ -313,13 +313,13 @@ def _rescaled(moment: Moment) -> bool:
 
 
 def _changed_between(moment: Moment) -> bool:
-    """The weights were changed between the last step and this one, and not as in the undisturbed run."""
+    """The weights were changed between the last step and this one, unlike in the reference run."""
     pairs = ((record, moment.drill.reference_lineage.at(rank, moment.step)) for rank, record in moment.records.items())
     return any(other and record.began != other.began for record, other in pairs)
 
 
 def _beside_streams(moment: Moment) -> str:
-    """A variant of a row: what the random streams show, before this step and before the next one."""
+    """The variant of a row by the random streams before this step and before the next one."""
     here, after = (
         any(
             seen.rng != expected.rng
@@ -343,14 +343,14 @@ def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
 
 
 def _since_restore(moment: Moment) -> str | None:
-    """A variant of a row: whether the step is the first after a restore, a later one, or of an attempt without one."""
+    """The variant of a row for the first step after a restore, a later one, or one of an attempt without a restore."""
     if moment.first_after_restore:
         return "first_after_restore"
     return "restored" if moment.restored else None
 
 
 def _apart(moment: Moment) -> str:
-    """How far the losses of this attempt lie from the reference's, in units in the last place."""
+    """Distance of this attempt's losses from the reference's, in units in the last place."""
     pairs = [
         (float.fromhex(left), float.fromhex(right))
         for records in moment.attempt.steps.values()

@@ -1,4 +1,4 @@
-"""A check's result, and the drill that it looks at. A check is a function `(Drill) -> Check`, listed in `checks`. Pure."""
+"""The result of a check, and the drill that it examines. A check is a function `(Drill) -> Check`, listed in `checks`. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -43,7 +43,7 @@ class Check:
     evidence: Params = field(default_factory=dict)
     """JSON values."""
     cause: Cause | None = None
-    """Of a check that did not pass, and was not skipped."""
+    """Set if the check neither passed nor was skipped."""
 
     @property
     def code(self) -> str | None:
@@ -78,7 +78,7 @@ def skipped(summary: str, **evidence: Any) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Drill:
-    """Everything a check may look at."""
+    """All data that a check may use."""
 
     reference: LegHistory
     chaos: LegHistory
@@ -87,19 +87,19 @@ class Drill:
     spec: JobSpec
     plan: FaultPlan
     in_both: int
-    """Steps of the lineages that both hold, over all ranks."""
+    """Number of steps in both lineages, over all ranks."""
     apart: Mapping[tuple[int, int], AbstractSet[int]]
     """By attempt of the chaos leg and rank, the steps whose record differs from the reference's in any field."""
     confirming: LegHistory | None = None
-    """A second undisturbed leg, where there is one."""
+    """The confirming leg, a second one without faults; None if there is none."""
     ended_early: int | None = None
-    """The step at which the chaos leg ended before its training did: both legs are looked at up to there."""
+    """The step at which the chaos leg ended early: both legs are compared up to there."""
     whole: int = 0
     """The last step of the whole reference, if the drill is cut at an earlier one (`ended_early`)."""
     found_whole: bool = False
-    """When the run ended its verdict found both legs' final checkpoints as they have to be."""
+    """The verdict at the end of the run found both legs' final checkpoints valid."""
     began: int = 0
-    """The step that the chaos leg began at, with the reference's checkpoint; see `unproven`."""
+    """The step that the chaos leg started at, from the reference's checkpoint; see `unproven`."""
     retired: Retired = field(default_factory=dict)
     """Optimizers whose lost state does not count."""
 
@@ -115,7 +115,8 @@ class Drill:
         recorded: Lineage | None = None,
         looked_at: Sequence[Attempt] | None = None,
     ) -> "Drill":
-        """`recorded`: what a leg without a reference is compared with; `looked_at`: attempts that are compared, None: all."""
+        """`recorded`: the records that a leg without a reference is compared with; `looked_at`: attempts to compare, None:
+        all."""
         expected, began = recorded or lineage(reference), 0 if recorded else _began_at(reference, chaos, spec)
         seen = lineage(chaos, expected, began)
         idle = retired(reference, chaos, expected) if spec.by == "script" and exact_weights(spec.verify) else {}
@@ -135,29 +136,29 @@ class Drill:
 
     @property
     def confirmed(self) -> LegHistory | None:
-        """The second undisturbed leg, where it came to its end."""
+        """The confirming leg, if it completed."""
         return self.confirming if self.confirming and self.confirming.outcome == "completed" else None
 
     @property
     def hash_seeds(self) -> tuple[object, object] | None:
-        """PYTHONHASHSEED undisturbed, and in the last attempt, where restarts had others: see `spec.hash_order`."""
+        """PYTHONHASHSEED in the reference and in the last attempt, if restarts had different ones: see `spec.hash_order`."""
         first, last = ((leg.environment or {}).get("python_hash_seed") for leg in (self.reference, self.chaos))
         return (first, last) if self.by_script and first and last and first != last else None
 
     @property
     def hash_order(self) -> str:
-        """Where the script depends on hashes (" at file:line"), as a restart was told; empty where that is not recorded."""
+        """Where the script depends on hashes (" at file:line"), as recorded by a restart; empty if it is not recorded."""
         place = (self.chaos.environment or {}).get("hash_order")
         return f" at {place}" if place else ""
 
     @cached_property
     def streams_count(self) -> bool:
-        """Whether random streams that differ count as a difference: not if a script resumes by itself and nothing depends on
+        """Whether differing random streams count as a difference: not if a script resumes by itself and nothing depends on
         them."""
         return not (self.by_script and (self._numbers_agree() or self._streams_rest()))
 
     def _streams_rest(self) -> bool:
-        """In the undisturbed run nothing draws from the random streams."""
+        """Nothing draws from the random streams in the reference run."""
         return all(len({record.rng for record in steps.values()}) == 1 for steps in self.reference_lineage.steps.values())
 
     def _numbers_agree(self) -> bool:
@@ -175,7 +176,7 @@ class Drill:
 
     @cached_property
     def given(self) -> int:
-        """Steps of the chaos leg's lineage, from the first on, that are the reference's own: nothing of them is compared."""
+        """Number of steps at the start of the chaos leg's lineage that are the reference's own, and so are not compared."""
         bases = (attempt.start_of(rank) for attempt in self.chaos.attempts for rank in attempt.traces)
         return min(bases, default=0) if self.began else 0
 
@@ -200,12 +201,12 @@ class Drill:
 
     @property
     def outside(self) -> list[str]:
-        """Names of state that the undisturbed training changes and no checkpoint holds."""
+        """Names of state that the training changes in the reference run and no checkpoint holds."""
         return [name for _, end in sorted(self.reference.ends.items()) for name in end.outside]
 
     @property
     def values_outside(self) -> list[str]:
-        """Likewise, plain values of the script's, not all of which need be state."""
+        """The same for plain values of the script, not all of which need be state."""
         return [name for _, end in sorted(self.reference.ends.items()) for name in end.values]
 
     def apart_in(self, attempt: Attempt) -> set[int]:
@@ -228,14 +229,14 @@ class Drill:
     def mismatch(
         self, expected: StepRecord, seen: StepRecord, fields: Iterable[Field], *, exact: bool = False
     ) -> Mismatch | None:
-        """The first of these fields in which a record of the chaos leg is not what it should be; `exact`: in no bit."""
+        """The first of these fields in which a record of the chaos leg is wrong; `exact`: without a tolerance."""
         aside = {"state"} if (seen.attempt, seen.rank) in self.retired else set[str]()
         losses = EXACT if exact else self.losses_of(seen)
         found = (compare(field, expected, seen, self.chaos, losses) for field in fields if field not in aside)
         return next(filter(None, found), None)
 
     def losses_of(self, record: StepRecord) -> Tolerance:
-        """How far this step's losses may be apart from those expected."""
+        """How far this step's losses may be from the expected ones."""
         verify = self.spec.verify
         if verify.profile == "strict" or not verify.losses.exact:
             return verify.losses
@@ -249,8 +250,8 @@ class Drill:
 
 
 def _apart(expected: Lineage, attempts: Sequence[Attempt], idle: Retired) -> dict[tuple[int, int], set[int]]:
-    """By attempt and rank, the steps whose records differ: only these have to be compared field by field. Blocks of equal
-    digests are not opened. Where some optimizers are `idle`, their state is left out."""
+    """Steps whose records differ, by attempt and rank: only these must be compared field by field. Blocks with equal digests
+    are not opened. The state of `idle` optimizers is left out."""
     found: dict[tuple[int, int], set[int]] = {}
     for attempt in attempts:
         for rank, trace in attempt.traces.items():
@@ -272,13 +273,13 @@ def _excused(known: Lineage, trace: RankTrace, seen: StepRecord) -> bool:
 
 
 def _began_at(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> int:
-    """The step that the first attempt went on from, where that is shown to be the reference's state; else 0."""
+    """The step that the first attempt resumed at, if its state is shown to be the reference's; else 0."""
     first = chaos.attempts[0] if chaos.attempts else None
     return first.resume_step if first and first.resume and not unproven(reference, chaos, spec) else 0
 
 
 def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | None:
-    """Why a first attempt that went on from a checkpoint is not shown to have had the reference's; None: it is. See
+    """Why the records do not show that the first attempt's checkpoint was the reference's; None if they do. See
     docs/exactness.md, "Where a drill begins"."""
     first, began = chaos.attempts[0], chaos.began
     if began is None or not began.states:
@@ -297,7 +298,7 @@ def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | N
 
 
 def streams_apart(check: Check, drill: Drill) -> Check:
-    """A check that found random streams to differ: passed where nothing depends on them (`Drill.streams_count`)."""
+    """The result of a check that found random streams to differ: passed if nothing depends on them (`Drill.streams_count`)."""
     if check.status != "fail" or drill.streams_count:
         return check
     return passed(f"{check.summary}; nothing that was trained depends on them", **check.evidence)

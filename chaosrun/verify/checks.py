@@ -1,4 +1,4 @@
-"""All checks, in the order in which a person wants to read them, and what running one that crashes means.
+"""All checks, in the order in which they are shown, and the function that runs them, also if one crashes.
 
 Add a check here and nowhere else; PREMISES and REQUIRED say what its status does to the verdict.
 """
@@ -58,7 +58,7 @@ SCRIPT_CHECKS: tuple[Callable[[Drill], Check], ...] = tuple(
     for check in CHECKS
     if check not in OF_OUR_CHECKPOINTS
 )
-"""For a script with checkpoints of its own: `resume_evidence` shows where its attempts went on, and with what state."""
+"""For a script with its own checkpoints: `resume_evidence` shows at which step its attempts resumed, and with what state."""
 
 PREMISES = frozenset({"records", "reference", "environment", "own_files", "reproducible"})
 """Without these, no difference between the legs can be blamed on recovery."""
@@ -95,11 +95,11 @@ _BY_KIND: Mapping[Kind, str] = {
     **{"data order": "data_order", "batch": "data_order", "rng": "rng", "loss": "losses"},
     **{"gradient": "gradients", "learning rate": "lr", "saved state": "checkpointed_state"},
 }
-"""The check for each kind of first difference; for other kinds it is the first check that fails."""
+"""The check that reports each kind of first difference; for other kinds, the first check that fails."""
 
 
 def consequences(checks: Sequence[Check], kind: Kind) -> tuple[Check, ...]:
-    """Failed checks that follow from a first difference of this kind: all but the one that tells it."""
+    """Failed checks that follow from a first difference of this kind: all but the one that reports it."""
     found = [check for check in checks if check.status == "fail" and check.code in FOLLOWING]
     own = next((check for check in found if check.name == _BY_KIND.get(kind)), next(iter(found), None))
     return tuple(check for check in found if check is not own)
@@ -114,7 +114,7 @@ def required(drill: Drill) -> frozenset[str]:
 
 
 def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None = None) -> tuple[Check, ...]:
-    """`checks`: None for all that are made of such a drill."""
+    """Run `checks` on a drill; None: all that apply to it."""
     made = (SCRIPT_CHECKS if drill.by_script else CHECKS) if checks is None else checks
     files = _run(finals.final_files, drill)
     found = [_run(check, drill) for check in (*made, *_on_occasion(drill))]
@@ -122,7 +122,7 @@ def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None
 
 
 def _on_occasion(drill: Drill) -> Iterator[Callable[[Drill], Check]]:
-    """Checks of what few drills have. A run in production has no undisturbed run, whose saves would be known."""
+    """Checks that apply to few drills. A run in production has no reference run whose saves would be known."""
     if corruption.corrupts(drill.plan):
         yield corruption.silent_corruption
     has_like = drill.by_script and drill.reference.attempts

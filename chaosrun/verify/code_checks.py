@@ -1,6 +1,6 @@
-"""Rows of the table of causes: what a check that did not pass has found. See `codes`.
+"""Rows of the table of causes: the findings of checks that did not pass. See `codes`.
 
-A row without blame is of a failure that the first divergence explains, or whose cause the records do not show.
+A row without blame is for a failure that the first divergence explains, or whose cause the records do not show.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ UNREPEATABLE_HINT = (
 
 
 def wandering(kind: str) -> str:
-    """The row that says what to set where this quantity is the first that differs between undisturbed runs."""
+    """The row with the advice for runs without faults in which this quantity is the first to differ."""
     return f"wanders.{kind.replace(' ', '_')}"
 
 

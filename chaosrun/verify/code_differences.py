@@ -1,4 +1,4 @@
-"""Rows of the table of causes: what the first difference between the legs is called, and what it suggests. See `codes`."""
+"""Rows of the table of causes: name and hint of the first difference between the legs. See `codes`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -312,7 +312,7 @@ PARTS: Mapping[str, str] = {
     "registered_state": "registered state",
     "rng": "RNG",
 }
-"""What a checkpoint holds, part by part: each may come back wrong in the same five ways."""
+"""The parts of a checkpoint: each may be restored wrongly in the same five ways."""
 _NOT_RESTORED: Mapping[str, tuple[str, str]] = {
     "weights": ("the weights are not those saved", "S3"),
     "buffers": (
@@ -331,7 +331,7 @@ _NOT_RESTORED: Mapping[str, tuple[str, str]] = {
 _DRIFTED = {"weights": "S11", "optimizer_state": "O4", "lr_scheduler": "O9", "rng": "R7"}
 _OF_ANOTHER_RANK = {"weights": "S11", "optimizer_state": "O4", "rng": "R8"}
 _OF_ANOTHER_STEP = {"weights": "S6", "optimizer_state": "S8", "lr_scheduler": "S8", "rng": "S8"}
-"""Hazards, where they are others than that of a part that is not restored."""
+"""Hazards, if not the one for a part that is not restored."""
 _OF_SCRIPT: Mapping[str, Blame] = {
     "learning_rate_not_restored": script("it changes the learning rate after the optimizer's state was loaded", likely=True),
     "optimizer_settings_not_restored": script("it changes the optimizer's settings after its state was loaded"),

@@ -1,4 +1,4 @@
-"""Rows of the table of causes: how a leg ended that did not complete (`records.events.EndCode`), and verdicts. See `codes`."""
+"""Rows of the table of causes: ends of legs that did not complete (`records.events.EndCode`), and verdicts. See `codes`."""
 
 from collections.abc import Mapping
 

@@ -1,5 +1,5 @@
-"""Rows of the table of causes: what the attempts of a script that resumes by itself began with, and who is at fault. See
-`codes`. `<code>.own` is the row of a code that has another row for jobs that chaosrun restores."""
+"""Rows of the table of causes: the state that attempts of a script that resumes by itself began with, and who is to blame. See
+`codes`. `<code>.own` is the variant of a row for these scripts; `<code>` itself is for jobs that chaosrun restores."""
 
 from collections.abc import Iterator, Mapping
 
@@ -217,7 +217,7 @@ _BY_LIBRARY: Mapping[str, Row] = {
         "(save_only_model=True){scope}"
     ),
 }
-"""What the users of a library can do: of a code, where the script trains with it."""
+"""Advice for users of a library, by code, if the script trains with it."""
 _BY_HAND = (
     "the script sets it without a torch scheduler, or with one that it builds while training, from something that a restart "
     "does not restore or counts differently (a count of steps or epochs, the steps left, a best loss): save that with the "
@@ -248,7 +248,7 @@ OF_RATES: Mapping[str, tuple[str, str]] = {
     ),
     "of_several": ("the learning rate is that of other steps", "its schedule is at the wrong place: {scheduler}"),
 }
-"""What is seen of learning rates, and what it comes of where a scheduler of torch's sets them."""
+"""What learning rates show, and the reason if a torch scheduler sets them."""
 
 
 _STATES: Mapping[str, Row] = {

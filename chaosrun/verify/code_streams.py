@@ -1,4 +1,4 @@
-"""Rows of the table of causes: random streams that a script which resumes by itself did not bring back. See `codes`."""
+"""Rows of the table of causes: random streams that a script which resumes by itself did not restore. See `codes`."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a verdict rests on, as codes with parameters; one table has their sentences, hints, whose fault and hazard rows.
+"""The causes of verdicts as codes with parameters; one table has their sentences, hints, blame and hazard rows.
 
 Decide by codes, never by sentences. To add a cause, add a row to `code_differences`, `code_checks`, `code_ends` or
 `code_resume`, and name its code where it is found. docs/causes.md is generated from the rows.
@@ -17,7 +17,7 @@ from chaosrun.verify.row import Blame, Row, unknown
 from chaosrun.wording import count, listed
 
 Params = dict[str, Any]
-"""What a code's sentence is made of; open, as verdict.json has it."""
+"""The parameters of a code's sentence; an open set, as in verdict.json."""
 TABLE: Mapping[str, Row] = {**DIFFERENCE_ROWS, **CHECK_ROWS, **END_ROWS, **RESUME_ROWS}
 
 
@@ -34,7 +34,7 @@ _WORDS = _Words()
 OWN = "own"
 """The `because` of a row that replaces or adds to a code's row if the script resumes by itself."""
 _EVIDENCE = {"had": "values.apart", "ahead": "files.ahead"}
-"""By the parameter that a cause has of it, rows whose hint is put before the cause's own."""
+"""Rows whose hint is put before the cause's own, by the parameter that the cause then has."""
 _SAVED = "save it with the checkpoint, and restore it"
 REMEDIES: Mapping[str, Mapping[str, str]] = {
     "chaosrun": {
@@ -58,8 +58,8 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A code of the table and what its templates are filled with. `because` names a row that says more: its hint and blame
-    stand before the code's own. `<code>.<because>` is looked up first, and may have another sentence."""
+    """A code of the table, and the parameters that fill its templates. `because` names a row that says more: its hint and blame
+    come before the code's own. `<code>.<because>` is looked up first, and may have another sentence."""
 
     code: str
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -120,5 +120,5 @@ def _row(code: str) -> Row:
 
 
 def public_codes() -> tuple[str, ...]:
-    """The codes that a verdict may name, in the order of the table; not the rows that only say more of another."""
+    """The codes that a verdict may name, in the order of the table, without the rows that only add to another."""
     return tuple(name for name in TABLE if "." not in name)

@@ -71,17 +71,17 @@ ENVELOPES: Mapping[str, tuple[Envelope, Envelope]] = {
     "relaxed": (Envelope(atol=1e-4, rtol=7.5e-3), Envelope(atol=1e-2, rtol=7.5e-3)),
 }
 """How far `verify.profile` lets losses differ: in the first step after a restart, which depends only on the restored state, and
-in later steps, over which rounding accumulates. The numbers of NeMo Automodel's test of resuming
+in later steps, over which rounding accumulates. The numbers of NeMo Automodel's resume test
 (tests/functional_tests/checkpoint_robustness), |seen - expected| <= atol + rtol * max(|seen|, |expected|)."""
 
 
 def exact_weights(verify: VerifySpec) -> bool:
-    """Whether weights are to be equal bit for bit, as fingerprints can show; with a tolerance they cannot."""
+    """Whether weights must be equal bit for bit. Fingerprints can show that, but not equality within a tolerance."""
     return verify.weights.exact and verify.profile == "strict"
 
 
 def undecided(spec: JobSpec, reference: LegLayout | None) -> Iterator[str]:
-    """Why equal state would not show that what follows is equal; `reference`: None for a leg that ran to its end."""
+    """Why equal state would not show that the remaining steps are equal; `reference`: None for a leg that ran to its end."""
     if spec.by == "script":
         yield "a script that resumes by itself keeps more than chaosrun knows of"
     if not (exact_weights(spec.verify) and spec.verify.losses.exact):
@@ -91,7 +91,7 @@ def undecided(spec: JobSpec, reference: LegLayout | None) -> Iterator[str]:
 
 
 def compared_fields(spec: JobSpec) -> tuple[Field, ...]:
-    """Fields of a step that can be compared: of a script that resumes by itself `state` in the place of `position`."""
+    """Fields of a step that can be compared: for a script that resumes by itself, `state` instead of `position`."""
     other = {"state"} if spec.by == "chaosrun" else {"position"}
     if not exact_weights(spec.verify):
         other |= {"grad", "param", "state"}
@@ -104,13 +104,13 @@ _EVERYTHING = attrgetter(
 
 
 def alike(expected: StepRecord, seen: StepRecord) -> bool:
-    """Equal in everything that `compare` looks at, so that no field of the two differs, whatever the tolerance."""
+    """Whether two records are equal in everything that `compare` reads, so that no field differs under any tolerance."""
     return _EVERYTHING(expected) == _EVERYTHING(seen)
 
 
 def completes(expected: StepRecord, seen: StepRecord) -> bool:
-    """`seen` is the last part of the step `expected`, with the same result: the part before had no effect (an evaluation in
-    training mode), or an earlier attempt did it and saved the gradients."""
+    """Whether `seen` is the last part of the step `expected`, with the same result: the first part had no effect (an evaluation
+    in training mode), or an earlier attempt did it and saved the gradients."""
     left_out = len(expected.batch) - len(seen.batch)
     whole = (expected.grad, expected.lr, expected.param, expected.state, expected.settings)
     same = whole == (seen.grad, seen.lr, seen.param, seen.state, seen.settings)
@@ -133,8 +133,9 @@ _COMPUTED = attrgetter("batch", "loss", "grad", "grads", "lr", "param", "params"
 def _streams_seen_elsewhere(
     expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
 ) -> bool:
-    """Only the random streams at the beginning of the step differ; its results and the next step's streams are equal. One leg
-    recorded the streams before a pass without effect, which a restart from a checkpoint after that pass does not repeat."""
+    """Whether only the random streams at the beginning of the step differ, while its results and the next step's streams are
+    equal: one leg recorded the streams before a pass without effect, which a restart from a later checkpoint does not
+    repeat."""
     if next_expected is None or next_seen is None or not seen.grad or _COMPUTED(expected) != _COMPUTED(seen):
         return False
     return (next_expected.rng, next_expected.batch) == (next_seen.rng, next_seen.batch)
@@ -164,8 +165,8 @@ def compare(
 
 
 def same_batches(expected: StepRecord, seen: StepRecord) -> bool:
-    """Equal, or their tensors are, and what else went into the model (a list that is logged, say) had no effect: with a loss
-    and gradients, the step came to the same bits."""
+    """Whether the batches are equal, or their tensors are and the other inputs of the model (a list that is logged, say) had no
+    effect: with a loss and gradients, the step gave the same bits."""
     if expected.batch == seen.batch:
         return True
     tensors = expected.tensors == seen.tensors and all(seen.tensors)
@@ -197,7 +198,8 @@ def differing_keys(expected: Mapping[str, object], seen: Mapping[str, object]) -
 
 
 def unlike_orders(starts: Iterable[StartRecord]) -> str | None:
-    """How the first one differs that holds the same parameters in another order (hazard O5); None where all are alike."""
+    """The difference of the first one that holds the same parameters in another order (hazard O5); None if all orders are
+    equal."""
     first: StartRecord | None = None
     for start in starts:
         first = first or start
@@ -213,8 +215,8 @@ def _mismatch(field: Field, seen: StepRecord, expected: Any, value: Any, **more:
 
 
 def _ids(expected: StepRecord, seen: StepRecord, history: LegHistory) -> Mismatch | None:
-    """To a script that resumes by itself, samples of another number are the same where they hold the same bits: it may cut its
-    dataset to what is left of the epoch."""
+    """Compare sample ids. For a script that resumes by itself, samples with other ids are the same if they hold the same bits:
+    it may cut its dataset to the rest of the epoch."""
     if expected.ids is None or seen.ids is None:
         return None
     if len(expected.ids) != len(seen.ids):

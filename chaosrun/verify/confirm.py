@@ -1,4 +1,4 @@
-"""When a difference must not be blamed on recovery yet: whether a second undisturbed run is wanted, and what it says."""
+"""Whether a second run without faults is needed before a difference is blamed on recovery, and what that run shows."""
 
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import CONCLUSIVE, TRAINED
@@ -15,12 +15,13 @@ UNDISTURBED = FaultPlan(seed=0, faults=())
 COMPARABLE = PREMISES | {"completed", "lineage"}
 """If one of these is undecided, nothing can be compared. A second run would not decide the other checks either."""
 WITHIN_A_LEG = frozenset({"rank_agreement"})
-"""Compares no leg with another: ranks that drift apart do so alike in every run."""
+"""Checks that compare no two legs: ranks that drift apart do so in every run."""
 DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
 
 
 def worth_confirming(verdict: Verdict) -> bool:
-    """The legs came to an end and differ: either recovery is not exact, or the job is not, or a cached reference is stale."""
+    """Whether both legs completed and differ: either recovery is not exact, or the job is not, or a cached reference is
+    stale."""
     injected = (check for check in verdict.checks if check.name == "silent_corruption" and check.status == "fail")
     if verdict.outcome not in CONCLUSIVE or any(check.evidence["prompt"] for check in injected):
         return False
@@ -29,13 +30,14 @@ def worth_confirming(verdict: Verdict) -> bool:
 
 
 def agreed_at_first(verdict: Verdict) -> bool:
-    """Up to its first fault the chaos leg, which began at the beginning, equalled the reference: they are of one job."""
+    """Whether the chaos leg started at step 0 and equalled the reference up to its first fault: then both ran the same job."""
     own = (check for check in verdict.checks if check.name == "reproducible" and "began" not in check.evidence)
     return any(check.status == "pass" for check in own)
 
 
 def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> tuple[str, Kind | None] | None:
-    """How two legs without faults differ, or why that cannot be told, and the first quantity that does; None: they do not."""
+    """How two legs without faults differ, or why they cannot be compared, and the first quantity that differs; None: they
+    agree."""
     drill = Drill.of(read_leg(reference), read_leg(second), spec, UNDISTURBED)
     divergence = first_divergence(drill)
     if divergence is not None and divergence.reason.code == "parameter_order":

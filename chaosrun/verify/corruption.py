@@ -1,7 +1,7 @@
 """Injected corruption: where it struck and where it was first seen. Pure.
 
-A difference is attributed to a corruption unless it is older, or comes after a restart from a checkpoint saved before it
-struck.
+A difference is attributed to a corruption unless it came before, or after a restart from a checkpoint saved before the
+corruption.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,31 +37,30 @@ _KINDS: Mapping[str, tuple[Field | None, str, str]] = {
     "registered": (None, "registered state", "checkpointed_state"),
     "saved state": (None, "what the script saves", "resume_evidence"),
 }
-"""By kind of a divergence: the field of a step that differs (None: no step's, of the state after it), its name, its check."""
+"""By kind of divergence: the differing field of a step (None: in the state after the step), its name, its check."""
 
 
 NEVER_CORRUPTED: frozenset[Field] = frozenset({"ids", "batch", "position", "rng"})
-"""Fields that do not depend on the model's numbers: if one of these differs, recovery is wrong, and the corruption is not the
-reason."""
+"""Fields that do not depend on the model's numbers: if one of these differs, recovery is wrong, not just corrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """A corruption that took place, according to the note of the fault that made it."""
+    """A corruption that took place, according to its fault's note."""
 
     fault: Fault
     attempt: int
     step: int
-    """The step computed (phase optimizer) or done (phase step) when it struck."""
+    """The step being computed (phase optimizer) or completed (phase step) when it struck."""
     clean_save: int
     """The last step whose checkpoint, if there was one, was saved before it struck."""
     healed: int | None
-    """The first attempt that went on from a checkpoint saved before it struck; None when there is none."""
+    """The first attempt that resumed from a checkpoint saved before it struck; None if there is none."""
     note: MemoryNote
 
     @property
     def clean_step(self) -> int:
-        """The last step that was whole before it struck."""
+        """The last uncorrupted step before it struck."""
         return self.step - 1 if self.fault.phase == "optimizer" else self.step
 
     @property
@@ -86,7 +85,7 @@ class Injection:
         if field is None:
             return step > self.clean_save
         if step == self.clean_step + 1 and self.fault.phase == "optimizer":
-            return FIELDS.index(field) >= FIELDS.index("grad")  # what comes before the gradients had been recorded by then
+            return FIELDS.index(field) >= FIELDS.index("grad")  # the fields before the gradients had been recorded by then
         return step > self.clean_step
 
     def to_json(self) -> dict[str, object]:
@@ -97,7 +96,7 @@ class Injection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sighting:
-    """A difference, as far as it can be compared with another in time."""
+    """The place of a difference in time, to compare it with another."""
 
     attempt: int
     step: int
@@ -123,7 +122,7 @@ class _Sighting:
 
 
 def corrupts(plan: FaultPlan) -> bool:
-    """The plan holds a fault after which the training is not expected to come out the same."""
+    """Whether the plan holds a fault after which the training's results may differ."""
     return any(fault.facts.family == "memory" for fault in plan.faults)
 
 
@@ -137,7 +136,7 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
             continue
         step, number = asked.step, record.attempt
         clean = step - 1 if fault.phase == "optimizer" else step
-        # A checkpoint that is due is saved before a fault after that step; one that ends the training comes after it.
+        # A periodic checkpoint is saved before a fault after its step; the final checkpoint comes after it.
         due = clean < step or step % drill.spec.checkpoint.every_steps == 0
         later = (attempt.number for attempt in drill.chaos.attempts if attempt.number > number and attempt.resume_step <= clean)
         found.append(
@@ -154,12 +153,12 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
 
 
 def explained(divergence: Divergence, drill: Drill) -> Injection | None:
-    """The injection that this difference comes from: the last of those before it."""
+    """The injection that explains this difference: the last one before it."""
     return _source(_of_legs(divergence, drill), drill)
 
 
 def damage_taken(drill: Drill, divergence: Divergence) -> str | None:
-    """In words, the fault that had damaged a script's newest save, from which the attempt of this difference went on."""
+    """The fault, in words, that had damaged the script's newest save, from which the attempt of this difference resumed."""
     for fault in drill.plan.faults:
         if fault.phase != "save" or fault.facts.note is not DamageNote or fault_problem(fault, drill.chaos):
             continue
@@ -174,7 +173,7 @@ def damage_taken(drill: Drill, divergence: Divergence) -> str | None:
 
 
 def silent_corruption(drill: Drill) -> Check:
-    """Every injected corruption has shown. It never passes: a damaged training is not exact."""
+    """Every injected corruption was detected. This check never passes: a damaged training is not exact."""
     injected = injections(drill)
     evidence: Params = {"injected": [injection.to_json() for injection in injected]}
     if not injected:
@@ -201,7 +200,8 @@ def _source(sighting: _Sighting, drill: Drill) -> Injection | None:
 
 
 def _first_sighting(drill: Drill) -> _Sighting | None:
-    """The first difference, between the legs or between the ranks of the chaos leg; where no step differs, that of the end."""
+    """The first difference, between the legs or between the ranks of the chaos leg; if no step differs, that of the final
+    state."""
     legs, ranks = first_divergence(drill), chaos_drift(drill)
     between_legs = None if legs is None else _of_legs(legs, drill)
     between_ranks = None if ranks is None else _of_ranks(ranks)
@@ -234,7 +234,7 @@ def _of_ranks(found: Drift) -> _Sighting:
         attempt=found.attempt,
         step=found.step,
         field=None if found.at_start else "param",
-        # Of two that differ neither is known to be the wrong one.
+        # If two ranks differ, it is unknown which one is wrong.
         ranks=(found.rank, found.other),
         tensor=found.tensor,
         what="parameters",

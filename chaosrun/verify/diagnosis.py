@@ -1,6 +1,6 @@
-"""What to replay in order to see a difference up close, and what the replays said. Pure.
+"""What to replay in order to examine a difference, and the result of the replays. Pure.
 
-The job runs again undisturbed, and with the faults that led to the difference; both write down the steps around it.
+The job runs again without faults, and with the faults that led to the difference; both record the steps around it.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from chaosrun.wording import listed
 
 DIAGNOSIS_VERSION = 1
 ON_DISK = frozenset({"final_checkpoint", "records", "lineage", "completed"})
-"""Checks whose failure lies in files or in the course of the run: no step shows more of it."""
+"""Checks whose failure lies in files or in the course of the run: replaying a step shows nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,36 +32,36 @@ class Target:
     step: int
     attempt: int
     resume_step: int
-    """What the attempt went on from; 0 for the beginning."""
+    """The step that the attempt resumed at; 0 if it started from scratch."""
     final_step: int
     faults: tuple[Fault, ...]
-    """Those that fired before the attempt, in order, each at the step where it did; and deaths that nobody had planned."""
+    """Faults that fired before the attempt, in order, each at its step; and unplanned deaths."""
     divergence: Divergence | None
-    """None when every step agrees and only the end, or the restore itself, does not."""
+    """None if every step agrees and only the end, or the restore itself, differs."""
     ended: int
-    """Where the chaos leg ended, if it completed: perhaps at another step."""
+    """The step at which the chaos leg ended, if it completed; possibly not the reference's last."""
     hint: str | None
     by: str
-    """Who resumes."""
+    """Who resumes: chaosrun or the script."""
 
     @property
     def inspected(self) -> tuple[int, ...]:
-        """The first step after the restore, where hidden state shows, and the steps around the difference."""
+        """The first step after the restore, in which hidden state shows, and the steps around the difference."""
         wanted = {self.resume_step + 1, self.step - 1, self.step, self.step + 1}
         return tuple(sorted(step for step in wanted if 1 <= step <= self.final_step))
 
     def faults_from(self, start: int) -> FaultPlan:
-        """The plan of a replay that goes on from the checkpoint of step `start` (0: the beginning)."""
+        """The plan of a replay that resumes from the checkpoint of step `start` (0: from scratch)."""
         return FaultPlan(seed=0, faults=tuple(fault for fault in self.faults if (fault.at_step or 0) > start))
 
     def last_step(self, plan: FaultPlan) -> int:
-        """Where a replay under `plan` may stop: every fault has to be reached, and a step after the difference."""
+        """The step at which a replay under `plan` may stop: after every fault, and one step after the difference."""
         reached = max([self.step + 1, *(fault.at_step or 0 for fault in plan.faults)])
         return min(reached, self.final_step + (self.ended > self.final_step))
 
 
 def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
-    """Raises UsageError when there is no difference that a replay could show."""
+    """What to replay. Raises UsageError when there is no difference that a replay could show."""
     if verdict.status == "PASS":
         raise UsageError(f"run {run_id} passed: the legs do not differ", hint="diagnose is for a run that ended with FAIL")
     if drill.reference.outcome != "completed":
@@ -99,7 +99,7 @@ def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
 
 
 def _faults_before(drill: Drill, number: int) -> Iterator[Fault]:
-    """What ended the attempts before this one, as faults; and the restore that the leg began with."""
+    """The ends of the attempts before this one, as faults; and the restore that the leg began with."""
     if drill.began:
         yield Fault(id="U0", rank=0, phase="checkpoint.postcommit", at_step=drill.began, source="where the chaos leg began")
     requested = [(fault, record) for fault in drill.plan.faults for record in requests_of(fault, drill.chaos)]
@@ -115,13 +115,13 @@ def _faults_before(drill: Drill, number: int) -> Iterator[Fault]:
 def _inside(fault: Fault, step: int) -> Fault:
     """A fault that ended the node or the supervisor while a rank waited at its fault point: in a replay the rank dies there by
     itself."""
-    # Whatever it was counted by in the run: in a replay attempts have other numbers.
+    # The count that the run used does not apply: in a replay attempts have other numbers.
     here = dataclasses.replace(fault, at_step=step, occurrence=1, attempt=None)
     return dataclasses.replace(here, kind="kill", options={}, group=None) if fault.facts.inside is None else here
 
 
 def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
-    """An unplanned death, or one caused from outside, as a fault at the last recorded step; None when no step was recorded."""
+    """An unplanned death, or one caused from outside, as a fault at the last recorded step; None if no step was recorded."""
     last = max(attempt.steps, default=0)
     if not last:
         return None
@@ -141,17 +141,17 @@ def repeats(target: Target, replayed: Divergence | None) -> bool | None:
 
 
 SAVED = ("parameters before", "buffers", "optimizer state", "scheduler state", "registered state")
-"""If one of these is the first to differ, the script's other variables do not explain the difference."""
+"""If one of these differs first, the script's other variables do not explain the difference."""
 SHOWN = 5
 
 
 def hint_of(target: Target, comparison: Comparison) -> str | None:
-    """What the verdict says, and which of the script's own values no checkpoint holds."""
+    """The verdict's hint, and the script's own values that no checkpoint holds."""
     names = [candidate.words for candidate in candidates_of(comparison)]
     if not names:
         return target.hint
     found = f"no checkpoint holds {listed(names, SHOWN)}: {REMEDIES[target.by]['named']}"
-    # What the verdict supposes is known now.
+    # The replays show what the verdict could only suppose.
     known = target.divergence is None or target.divergence.reason.hazard == "O8"
     return found if known or target.hint is None else f"{target.hint}; {found}"
 
@@ -168,14 +168,14 @@ def _place(divergence: Divergence) -> tuple[Any, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     start: str | None
-    """The checkpoint that both replays went on from, None for the beginning."""
+    """The checkpoint that both replays resumed from; None: both started from scratch."""
     why: str
     steps: int
-    """The last step of the undisturbed one."""
+    """The last step of the replay without faults."""
     attempts: int
-    """Of the disturbed one."""
+    """Attempts of the replay with faults."""
     faults: tuple[str, ...]
-    """What was done to it, in words."""
+    """The faults of that replay, in words."""
     changed: tuple[str, ...]
     """Local files of the script that have changed since the run."""
 

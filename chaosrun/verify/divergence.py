@@ -1,6 +1,6 @@
-"""The first place where the chaos leg left the reference, and what that suggests. Pure.
+"""The first place where the chaos leg differs from the reference, and its likely cause. Pure.
 
-First in time: attempt by attempt what it restored, its steps (also those cut off), what it saved; in a step by `FIELDS`.
+First in time: for each attempt the restored state, its steps (also those rolled back), the saved state; in a step by `FIELDS`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -76,7 +76,7 @@ def first_divergence(drill: Drill) -> Divergence | None:
 
 
 def divergence_of(drill: Drill, attempts: Iterable[Attempt]) -> Divergence | None:
-    """The first place where these attempts, one after the other, left the reference."""
+    """The first place where these attempts, in order, differ from the reference."""
     for attempt in attempts:
         for found, at in _divergences(drill, attempt):
             if found is not None:
@@ -135,18 +135,18 @@ _NEVER_DRAWN = ("optimizer_settings_not_restored", "accumulation_window")
 
 
 def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
-    """What a script that resumes by itself began with that is not all of one step of the reference."""
+    """The difference if a script that resumes by itself began with state that is not of one step of the reference."""
     found = standing(drill, attempt)
     if found is None or not found.wrong:
         return None
     if found.wrong == ("rng",) and (drill.exact_weights or not drill.streams_count):
-        return None  # wrong streams show in the first number that is drawn from them
+        return None  # wrong streams show in the first number drawn from them
     opening = Moment(drill=drill, attempt=attempt, step=found.step + 1, records={})
     if mixed := saved_while_training(drill, attempt, found):
         return _found(opening, "weights", found.began, mixed, expected=f"all of step {mixed.params['base']}", seen=found.words)
     quantity = found.wrong[0]
     if quantity == "data":
-        # The batches of its first steps tell more.
+        # The batches of its first steps say more.
         first = next((moment for moment in _moments(drill, attempt)), None)
         seen = None if first is None else _in_step(first)
         strange = seen is not None and (seen.reason.code, seen.reason.because) in _STRANGE
@@ -154,7 +154,7 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             because = seen.reason.because
             if because == "at_first" and "rng" in found.wrong and {*found.held["rng"]} & {*found.held["data"]}:
-                because = "as_drawn"  # by the streams, which stand at that step, too
+                because = "as_drawn"  # by the streams, which are of that step, too
             return replace(seen, reason=seen.reason.explained(because, stood=found.words))
         # Batches that no step of the reference had were drawn from wrong random streams.
         quantity = "rng" if drawn else quantity
@@ -162,7 +162,7 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     start = attempt.traces[ranks[0]].start
     reason = cause_of(drill, attempt, found, quantity)
     if message := causes.other_order(drill, attempt):
-        # The same parameters in another order are other weights for optimizers, which go by number.
+        # The same parameters in another order are different weights to an optimizer, which identifies them by index.
         reason = Cause.of("parameter_order", message=message, stood=found.words)
     tensor = _first_tensor(drill, ranks[0], start, found.step) if start and quantity == "weights" else None
     return _found(opening, QUANTITIES[quantity][2], ranks, reason, tensor=tensor, **_stood(found))
@@ -191,8 +191,7 @@ def _at_step(moment: Moment) -> Divergence | None:
 
 
 def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
-    """The difference with the random streams as its cause, if the script's streams were not the reference's and were drawn
-    from."""
+    """The difference with the random streams as its cause, if the script's streams were wrong and it drew from them."""
     drill, attempt = moment.drill, moment.attempt
     follows = attempt.by == "script" and found.code not in _NEVER_DRAWN and found.reason.because != "each_pass"
     if not follows or not may_explain(drill, attempt, found.rank, moment.step, found.kind):
@@ -205,7 +204,7 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
 
 
 def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
-    """The first of these fields that differs; none named: of all but a script's random streams."""
+    """The first of these fields that differs; by default, of all fields except a script's random streams."""
     drill = moment.drill
     all_but_streams: list[Field] = [each for each in drill.fields if each != "rng" or moment.attempt.by == "chaosrun"]
     for field in fields or all_but_streams:
@@ -219,7 +218,7 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
             if moment.attempt.by == "chaosrun" and moment.restored_right:
                 reason = of_updates(reason, expected, record)
             if field == "ids":
-                # Ranks of whose samples nothing is known: one rank's loader may hand them out.
+                # Ranks whose samples are unknown: another rank's loader may hand them out.
                 other_batches = {mismatch.rank for mismatch in _mismatches(moment, "batch")}
                 ranks |= {rank for rank in other_batches if not moment.records[rank].knows_ids}
             seen = {name: getattr(mismatches[0], name) for name in ("tensor", "micro_batch", "expected", "seen")}
@@ -228,7 +227,7 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
 
 
 def _mismatches(moment: Moment, field: Field) -> list[Mismatch]:
-    """By rank, where the records of this step are not the reference's in this field."""
+    """By rank, the mismatches between the records of this step and the reference's in this field."""
     drill = moment.drill
     return [
         mismatch
@@ -240,7 +239,7 @@ def _mismatches(moment: Moment, field: Field) -> list[Mismatch]:
 
 
 def _position(moment: Moment) -> Divergence | None:
-    """The place that ranks went on from, if it is not the one that was ordered and where the reference stood."""
+    """The position that ranks resumed at, if it is not the requested one and the reference's."""
     starts = moment.attempt.starts
     found = {rank: cause for rank, start in starts.items() if (cause := causes.of_position(moment, start))}
     if not found:
@@ -269,7 +268,7 @@ def _weights(moment: Moment) -> Divergence | None:
 
 
 def _first_tensor(drill: Drill, rank: int, start: StartRecord, step: int) -> str | None:
-    """The first parameter that is not the reference's after `step`; None where it cannot be told."""
+    """The first parameter that is not the reference's after `step`; None if it is not known."""
     record = drill.reference_lineage.at(rank, step)
     if record is None:
         return None
@@ -280,8 +279,8 @@ def _first_tensor(drill: Drill, rank: int, start: StartRecord, step: int) -> str
 
 
 def _unlike(drill: Drill, rank: int, start: StartRecord, step: int) -> int | None:
-    """Where the reference has no words of each parameter after `step`: the first that is other than at its beginning, though it
-    never changes, or still as at its beginning, though it does."""
+    """If the reference recorded no digests of single parameters after `step`: the first one that differs from its initial value
+    although it never changes, or still has its initial value although it does change."""
     begun = drill.reference.attempts[0].traces[rank].start
     steps = drill.reference_lineage.of(rank).values()
     later = next((record.params for record in steps if record.step > step and record.params), b"")

@@ -8,14 +8,15 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.compare import Kind
 
 SHOWN = 8
-"""So many steps that drew from other streams than the reference's, and yet came to the same bits, show that nothing depends on
-what they draw."""
+"""This many steps that drew from other streams than the reference's and still gave the same bits show that nothing depends on
+their draws."""
 _RESULTS = attrgetter("batch", "loss", "grad", "param")
 
 
 def may_explain(drill: Drill, attempt: Attempt, rank: int, step: int, kind: Kind) -> bool:
-    """`kind`: what differs first, in this step of a rank. Batches may have been drawn before it, a whole epoch's in one go. A
-    learning rate does not depend on random numbers: batch, loss and gradients of its step agree."""
+    """Whether the streams may explain a difference of this `kind`, the first in this step of a rank. Batches may have been
+    drawn earlier, a whole epoch's at once. A learning rate does not depend on random numbers: batch, loss and gradients of its
+    step agree."""
     if kind == "learning rate":
         return False
     if kind in ("data order", "batch"):
@@ -25,8 +26,8 @@ def may_explain(drill: Drill, attempt: Attempt, rank: int, step: int, kind: Kind
 
 
 def _draws(drill: Drill, rank: int, step: int) -> bool:
-    """Whether this step itself draws from the streams in the undisturbed run: a loader that is opened for a new epoch draws its
-    seed, too. For an epoch's last step, the step before it is taken."""
+    """Whether this step itself draws from the streams in the reference run: a loader that is opened for a new epoch draws its
+    seed, too. For an epoch's last step, the step before it decides."""
     known = [drill.reference_lineage.at(rank, each) for each in (step - 1, step, step + 1)]
     for one, other in ((known[1], known[2]), (known[0], known[1])):
         if one and other and one.epoch == other.epoch:

@@ -1,4 +1,4 @@
-"""A chaos leg that ended before its training did: what it is compared with, and whether it was allowed to end. Pure.
+"""A chaos leg that ended early: the drill cut at that step, and whether the leg was allowed to end. Pure.
 
 docs/exactness.md has the argument; its conditions are checked again here, from the records alone.
 """
@@ -21,7 +21,7 @@ EARLY = ("settled", "differed")
 
 
 def up_to(drill: Drill, step: int) -> Drill:
-    """The drill as far as both legs went together: each ends with the checkpoint of that step."""
+    """The drill up to the step at which the chaos leg ended: both legs end with the checkpoint of that step."""
     legs = [_up_to(leg, step) for leg in (drill.reference, drill.chaos)]
     whole = drill.reference_lineage.final_step
     cut = Drill.of(legs[0], legs[1], drill.spec, drill.plan, drill.confirming)
@@ -29,7 +29,7 @@ def up_to(drill: Drill, step: int) -> Drill:
 
 
 def _up_to(leg: LegHistory, step: int) -> LegHistory:
-    """Only its last attempt is cut: what earlier attempts did beyond that step stays visible."""
+    """Cut only the last attempt: steps of earlier attempts beyond that step stay visible."""
     if not leg.attempts:
         return leg
     last = leg.attempts[-1]
@@ -62,7 +62,7 @@ def _trace(trace: RankTrace, step: int) -> RankTrace:
 
 
 def _part(block: Block, step: int) -> Block:
-    """A part of a block has no digests of its own, only its records."""
+    """Part of a block has no digests, only records."""
     return block if block.last <= step else changed(block, count=step - block.first + 1, digest=b"", param=b"")
 
 
@@ -84,7 +84,7 @@ def early_end(drill: Drill) -> Check:
 
 
 def settled_step(drill: Drill) -> int | None:
-    """The step at which a leg that ran to its end could have ended; None where it never settled."""
+    """The step at which a leg that ran to its end could have ended; None if it never settled."""
     attempt = drill.chaos.attempts[-1] if drill.chaos.attempts else None
     steps = sorted({saved.step for trace in attempt.traces.values() for saved in trace.states}) if attempt else []
     for step in (step for step in steps if step > _came_to(drill) and step < drill.reference_lineage.final_step):
@@ -113,7 +113,7 @@ def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str
 
 
 def _late(plan: FaultPlan, chaos: LegHistory, last: int) -> list[str]:
-    """Faults that had not been seen before the last attempt began."""
+    """Faults that were not observed before the last attempt began."""
     over = {seen.fault for seen in chaos.events(FaultObserved) if seen.attempt < last}
     return [fault.id for fault in plan.faults if fault.id not in over] or ([] if plan.faults else ["no fault was planned"])
 
@@ -128,6 +128,6 @@ def _states(drill: Drill, step: int) -> list[tuple[State, str]]:
 
 
 def _saved(leg: LegHistory, rank: int, step: int) -> StateRecord | None:
-    """What the last attempt recorded of its state at this step; where it took a checkpoint to leave, before that."""
+    """The state that the last attempt recorded at this step, before the checkpoint that it may have saved in order to leave."""
     trace = leg.attempts[-1].traces.get(rank) if leg.attempts else None
     return next((saved for saved in trace.states if saved.step == step), None) if trace else None

@@ -1,4 +1,5 @@
-"""Checks of where the two legs ended; one each, since equal weights can hide other state that drifts (hazard X4).
+"""Checks of the final state of the two legs; one for each part, since equal weights can hide other state that drifts (hazard
+X4).
 
 Digests decide; only a tolerance on weights makes this module read tensors (and import torch).
 """
@@ -21,7 +22,8 @@ TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
 
 
 def final_weights(drill: Drill) -> Check:
-    """Final parameters and buffers of every rank; with a tolerance, tensors of final checkpoints of ours within it."""
+    """Final parameters and buffers of every rank are equal; with a tolerance, tensors of chaosrun's final checkpoints are
+    within it."""
     verify = drill.spec.verify
     if not drill.exact_weights and (verify.weights.exact or drill.by_script):
         return skipped(f"{TOLERANCE_GIVEN}; losses decide")
@@ -66,7 +68,7 @@ def final_position(drill: Drill) -> Check:
 
 
 def final_files(drill: Drill) -> Check:
-    """Files of tensors that the script itself left, of those that every undisturbed run leaves alike; skipped without any."""
+    """Files of tensors that the script left, if every run without faults leaves them equal; skipped if there are none."""
     if found := left_difference(drill):
         return failed(found.cause.code, because=found.cause.because, **found.cause.params)
     if not (paths := compared(drill)):
@@ -75,7 +77,7 @@ def final_files(drill: Drill) -> Check:
 
 
 def final_checkpoint(drill: Drill) -> Check:
-    """Both legs' final checkpoints hold what their manifests promise, and the manifests promise the same state."""
+    """Both legs' final checkpoints match their manifests, and the manifests list the same state."""
     if drill.ended_early is not None:
         found = _audited(drill.chaos, drill)
         told = "files as the manifest promises; of the reference's checkpoint of this step the digests are kept, and compared"
@@ -106,7 +108,7 @@ def final_checkpoint(drill: Drill) -> Check:
 
 
 def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
-    """The manifest of the leg's final checkpoint, or the check that says why there is none to trust."""
+    """The manifest of the leg's final checkpoint, or a check that says why no valid one exists."""
     report = failed if leg is drill.chaos else inconclusive
     because = "since" if drill.found_whole else None
     names = {leg.ends[rank].checkpoint for rank in drill.ranks if rank in leg.ends}
@@ -130,12 +132,12 @@ def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
 
 
 def _required(check: Check, what: str) -> Check:
-    """Every job has this state: if the records hold none of it, the check is not skipped, but inconclusive."""
+    """Check state that every job has: if the records hold none of it, the check is inconclusive instead of skipped."""
     return inconclusive("final_state_not_digested", what=what) if check.status == "skip" else check
 
 
 def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
-    """Compare these groups of the end records, rank by rank. Skips with a tolerance, and where the first is empty."""
+    """Compare these groups of the end records, rank by rank. Skipped with a tolerance, and if the first is empty."""
     if not drill.exact_weights and groups != ("rng",):
         return skipped(TOLERANCE_GIVEN)
     compared = 0
@@ -162,7 +164,7 @@ def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
         compared += sum(len(expected.digests[group]) for group in groups)
     if len(empty) == len(drill.ranks):
         return skipped(f"the job has no {what}")
-    if empty and groups != ("registered",):  # which a script may do on some ranks alone: in both legs on the same
+    if empty and groups != ("registered",):  # which a script may do on some ranks only: on the same ones in both legs
         return inconclusive("final_ranks_differ", ranks=empty, what=what)
     with_any = count(len(drill.ranks) - len(empty), "rank")
     return passed(f"{compared} digests of {what} on {with_any} are equal", compared=compared)
@@ -202,7 +204,7 @@ def _tensors(directory: Path) -> dict[str, object]:
 
 
 def _apart(expected: Any, seen: Any, tolerance: Tolerance) -> float | str:
-    """Largest absolute difference of two tensors, or how they are not within the tolerance. NaN equals NaN."""
+    """Largest absolute difference of two tensors, or how they exceed the tolerance. NaN equals NaN."""
     import torch
 
     if (expected.dtype, expected.shape) != (seen.dtype, seen.shape):

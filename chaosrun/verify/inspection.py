@@ -1,6 +1,6 @@
-"""Two inspected replays, compared quantity by quantity: the first that differs, on which ranks, in which tensor, by how much.
+"""Compare two inspected replays: the first quantity that differs, on which ranks, in which tensor, by how much.
 
-First in time, and within a step in the order of diagnosis. Reads what `records.inspection` describes, without torch.
+First in time, and within a step in the order of diagnosis. Reads the files of `records.inspection`, without torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ Entries = Mapping[Key, Mapping[str, Entry]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One quantity that is not what it should be, as the lowest of `ranks` has it."""
+    """One wrong quantity, with the values of the lowest of `ranks`."""
 
     quantity: Quantity
     step: int
@@ -35,16 +35,16 @@ class Finding:
     rank: int
     ranks: tuple[int, ...]
     micro_batch: int | None
-    """None for what belongs to the step as a whole."""
+    """None for a quantity of the whole step."""
     tensor: str
-    """The first that differs: gradients as they arrived, others as in the model. Empty where there is only one value."""
+    """The first that differs: gradients in order of arrival, others in the model's order. Empty if there is only one value."""
     tensors: int
     of: int
     expected: str | None
-    """The value where it is a text; None where it is a tensor, or absent."""
+    """The value if it is a text; None if it is a tensor, or absent."""
     seen: str | None
     difference: TensorDifference | None
-    """None for texts, and where dtype or shape differ or one side has no such tensor: `problem` says it then."""
+    """None for texts, and if dtype or shape differ or one side has no such tensor, which `problem` then says."""
     problem: str | None
     worst: str | None
     """The tensor with the largest distance in ULP, and that distance, over all that differ on this rank."""
@@ -53,12 +53,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantityComparison:
-    """One quantity of the step of the finding: equal on every rank when `finding` is None."""
+    """One quantity of the finding's step: equal on every rank if `finding` is None."""
 
     quantity: Quantity
     micro_batch: int | None
     compared: int
-    """Values, over all ranks."""
+    """Number of values, over all ranks."""
     finding: Finding | None
 
 
@@ -80,7 +80,7 @@ class Candidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     moments: int
-    """Inspected steps and ends that both replays have, over attempts."""
+    """Number of inspected steps and ends that both replays have, over all attempts."""
     candidates: tuple[Candidate, ...] = ()
     """Variables that differed when the step of the finding began; without a finding, at the first inspected step."""
     quantities: tuple[QuantityComparison, ...] = ()
@@ -92,12 +92,12 @@ class Comparison:
 
     @property
     def at_end(self) -> bool:
-        """The quantities are of the end of the training, not of a step."""
+        """Whether the quantities are of the end of the training, not of a step."""
         return self.finding is not None and self.finding.at_end
 
 
 def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) -> Comparison:
-    """Compare the moments that both replays wrote down. Raises UsageError when one of them cannot be read."""
+    """Compare the moments that both replays recorded. Raises UsageError when one of them cannot be read."""
     moments = 0
     kept: tuple[Candidate, ...] = ()
     for attempt in chaos.attempts():
@@ -111,7 +111,7 @@ def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) ->
             first = first or here
             quantities = tuple(_quantities(reference, chaos, attempt, name, pairs))
             if any(entry.finding for entry in quantities):
-                # A variable that differed from the restore on is a likelier cause than one that first differs in this step.
+                # A variable that differs since the restore is a likelier cause than one that first differs in this step.
                 lasting = tuple(entry for entry in here if entry.name in {other.name for other in first})
                 return Comparison(moments=moments, quantities=quantities, candidates=lasting or here or first)
         kept = kept or first
@@ -119,7 +119,7 @@ def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) ->
 
 
 def _candidates(pair: "_Pair") -> tuple[Candidate, ...]:
-    """By variable; without those that one side has not set yet: a loop sets them before it reads them."""
+    """Candidates by variable, without those that one side has not set yet: a loop sets them before it reads them."""
     apart: dict[str, list[str]] = {}
     for path in differing_keys(pair.expected_script, pair.seen_script):
         apart.setdefault(_variable(path), []).append(path)
@@ -137,7 +137,7 @@ def _candidates(pair: "_Pair") -> tuple[Candidate, ...]:
 
 
 def _variable(path: str) -> str:
-    """Of a prepared object ("model 0/…") each attribute is one."""
+    """The variable of a name; each attribute of a prepared object ("model 0/…") counts as one."""
     first, _, rest = path.partition("/")
     return f"{first}/{rest.partition('/')[0]}" if " " in first else first
 
@@ -161,7 +161,7 @@ def _pairs(reference: LegLayout, chaos: LegLayout, attempt: int, name: str, rank
     pairs: dict[int, _Pair] = {}
     for rank in ranks:
         path = chaos.attempt(attempt).inspection(rank) / name
-        # If the reference was killed on the way, the last attempt has written it.
+        # If the reference was killed, the last attempt has written it.
         others = [reference.attempt(number).inspection(rank) / name for number in reversed(reference.attempts())]
         other = next((candidate for candidate in others if candidate.exists()), None)
         if other is None or not path.exists():
@@ -219,7 +219,7 @@ def _order(key: Key) -> tuple[bool, int, int, int]:
 def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apart: list[str]) -> Params:
     expected, seen = pair.expected.get(key, {}), pair.seen.get(key, {})
     differences = {name: _difference(reference, chaos, expected.get(name), seen.get(name)) for name in apart}
-    # A value that is missing says more than the one in its place.
+    # A missing value says more than the one in its place.
     first = next((name for name in apart if name in expected), apart[0])
     measured = {name: found.max_ulp for name, found in differences.items() if found and found.max_ulp is not None}
     worst = max(measured, key=lambda name: measured[name]) if measured else None

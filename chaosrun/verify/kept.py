@@ -1,7 +1,7 @@
-"""What a script's own checkpoints hold after a restart, against the reference's of the same steps. Pure.
+"""Compare a script's own checkpoints after a restart with the reference's of the same steps. Pure.
 
-Compared are only entries that an undisturbed run saves with the reference's values, so that clocks and paths do not count:
-those that the first attempt saved, and for saves that it did not reach, those of a second undisturbed leg.
+Only entries that a run without faults saves with the reference's values are compared, so that clocks and paths do not count:
+those that the first attempt saved, and for saves that it did not reach, those of the confirming leg.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,19 +22,19 @@ _BY_NAME: Mapping[str, tuple[str, frozenset[str]]] = {
     "_growth_tracker": ("grad_scaler", frozenset({"scale"})),
     "last_epoch": ("lr_scheduler", frozenset({"base_lrs", "_step_count", "_last_lr"})),
 }
-"""Whose state it is, by the names that torch's state dicts give it: one of these others lies beside it there."""
+"""Whose state an entry is, by its name in torch's state dicts, which also hold one of the other names."""
 _OF_NO_EFFECT = frozenset({"_step_count", "_get_lr_called_within_step", "_is_initial"})
-"""Entries that a scheduler keeps for its warnings only: one that is built anew at the right step computes the same."""
+"""Entries that a scheduler keeps only for its warnings: a scheduler newly built at the right step computes the same."""
 _DIGITS = 12
-"""At most so many digits has a number that counts something; digests are longer."""
+"""The most digits of a number that counts something; digests are longer."""
 _UNKNOWN = "kept_state_not_restored"
 _OF_A_PROCESS = frozenset({"session", "process", "launch"})
 _OF_A_START = _OF_A_PROCESS | {"start", "started", "begin", "began", "init", "initial", "first", "scratch", "fresh"}
 _STEPS = frozenset({"step", "steps", "iter", "iters", "iteration", "iterations", "update", "updates"})
 _UNITS = _STEPS | {"global", "num", "n", "count", "since", "at", "from", "of", "in", "the"}
 _FOLDERS = frozenset({"meta", "metadata", "info", "log", "logs", "extra", "state"})
-"""Words in names. A name with another word (`window_start`, `num_ema_updates`) may be that of state which a script has lost and
-begun anew: its values are then those that a process's own beginning has."""
+"""Words in names. A name with another word (`window_start`, `num_ema_updates`) may be of state that a script has lost and
+started anew: its values then look like those of a process start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class KeptDifference:
 
 
 def own_checkpoints(drill: Drill) -> Check:
-    """What a script's own checkpoints hold after a restart, against those of the same steps of undisturbed runs."""
+    """A script's own checkpoints after a restart equal those of the same steps in runs without faults."""
     among, saves, held = comparable(drill), 0, 0
     if found := first_kept_difference(drill, drill.chaos.attempts[1:], among):
         *_, difference = found
@@ -83,8 +83,8 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
 
 
 def _differing(expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str]:
-    """Names of entries that differ. Of several objects of one name that are alive one leg may have more: what a checkpoint held
-    may be alive yet."""
+    """Names of entries that differ. If several live objects share a name, one leg may have more of them: objects loaded from a
+    checkpoint may still be alive."""
 
     def nested(name: str) -> bool:
         one, other = ({*held.get(name, "").split()} for held in (expected, seen))
@@ -95,7 +95,7 @@ def _differing(expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str
 
 def _not_seen_before(drill: Drill) -> set[tuple[str, str]]:
     """Entries that the reference saved and the first attempt did not: their saves come later, or only at the end. If one of
-    them differs, a second undisturbed leg is run, and shows whether the restart is the reason."""
+    them differs, a confirming leg is run and shows whether the restart is the reason."""
     return _saved(drill.reference.traces) - _saved(drill.chaos.attempts[0].traces.values())
 
 
@@ -129,8 +129,8 @@ def _words(name: str) -> set[str]:
 
 
 def _tells_its_start(drill: Drill, kind: str, name: str) -> bool:
-    """Whether an entry tells where its process began, by its name and by all its values: the step that the attempt went on
-    from, the steps since, or one text in attempts that began anew and one other in those that went on."""
+    """Whether an entry depends on where its process began, by its name and all its values: the step that the attempt resumed
+    at, the steps since, or one text in attempts that started from scratch and another in those that resumed."""
     *folders, last = (_words(part) for part in name.split("/"))
     if not last & _OF_A_START or not last <= _OF_A_START | _UNITS or not all(each <= _FOLDERS for each in folders):
         return False
@@ -157,8 +157,8 @@ def _tells_its_start(drill: Drill, kind: str, name: str) -> bool:
 def first_kept_difference(
     drill: Drill, attempts: Iterable[Attempt], among: frozenset[tuple[str, str]]
 ) -> tuple[Attempt, int, KeptDifference] | None:
-    """The first of these attempts, and its first step, after which it saved one of these entries otherwise. No step's record is
-    read for it."""
+    """The first of these attempts, and its first step, after which it saved one of these entries differently. Reads no step
+    records."""
     for attempt in attempts:
         saved = {save.step for trace in attempt.traces.values() for save in trace.saves if save.held}
         for step in sorted(saved & attempt.steps.keys()):
@@ -168,8 +168,8 @@ def first_kept_difference(
 
 
 def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
-    """The first of these entries whose value differs in what this attempt saved after `step`; entries whose part of the state
-    is known come first."""
+    """The first of these entries that differs in this attempt's save after `step`; entries whose part of the state is known
+    come first."""
     saved_before = {kind for kind, _ in _saved(drill.chaos.attempts[0].traces.values())}
     earlier = _saved(trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values())
     differences = [
@@ -187,7 +187,7 @@ def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset
 def _difference(
     drill: Drill, rank: int, names: list[str], expected: SaveRecord, seen: SaveRecord, earlier: set[tuple[str, str]]
 ) -> KeptDifference:
-    """`earlier`: what the attempts before saved, and a restart could load."""
+    """`earlier`: the saves of the attempts before, which a restart could load."""
     buffers = drill.reference.ends[rank].digests.get("buffers", {}) if rank in drill.reference.ends else {}
     parts = {each: "buffers" if each.split("/")[-1] in buffers else _part(each, seen.held) for each in names}
     name = next((each for each in names if parts[each]), names[0])
@@ -206,7 +206,7 @@ def _difference(
 
 
 def _part(name: str, held: Iterable[str]) -> str | None:
-    """The part of the state that an entry belongs to; None: one of the script's own."""
+    """The part of the state that an entry belongs to; None for the script's own values."""
     *folder, last = name.split("/")
     part, siblings = _BY_NAME.get(last, (None, ()))
     paths = [each.split("/") for each in held]
@@ -215,7 +215,8 @@ def _part(name: str, held: Iterable[str]) -> str | None:
 
 
 def _pairs(drill: Drill, attempt: Attempt, rank: int) -> Iterator[tuple[SaveRecord, SaveRecord]]:
-    """Saves of this attempt, with the reference's of the same step and path, else the only one alike by step or name."""
+    """Saves of this attempt, each with the reference's of the same step and path, else with the only one of that step or
+    name."""
     reference = [trace for each in drill.reference.attempts if (trace := each.traces.get(rank))]
     if rank not in attempt.traces or not reference:
         return

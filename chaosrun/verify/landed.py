@@ -1,5 +1,5 @@
-"""Whether every planned fault happened to the process and at the point that it was planned for, by the records of who struck
-and of who saw it. Pure."""
+"""Whether every planned fault happened to the planned process at the planned point, by the records of the striking and of the
+observing side. Pure."""
 
 from collections.abc import Sequence
 
@@ -23,11 +23,11 @@ NAMED = frozenset(
         "notice_taken",
     )
 )
-"""Problems that have a row of their own."""
+"""Problems that have their own row."""
 
 
 def faults_landed(drill: Drill) -> Check:
-    """Every planned fault was requested once and then seen to happen to the very process it was meant for."""
+    """Every planned fault was requested once and then observed in exactly the process that it was meant for."""
     if altered := _altered(drill):
         return inconclusive("plan_altered", how=altered, planned=len(drill.plan.faults))
     if not drill.plan.faults:
@@ -36,7 +36,7 @@ def faults_landed(drill: Drill) -> Check:
     injected = sum(fault.source == INJECTED for fault in drill.plan.faults)
     which = f"faults ({len(planned) - injected} planned, {injected} injected)" if injected else "planned faults"
     requested = {fault.id for fault in drill.plan.faults if requests_of(fault, drill.chaos)}
-    # Drawn in seconds, or replayed: the training may end before their time comes.
+    # Faults drawn in seconds, or replayed: the training may end before they are due.
     may_be_late = [fault.id for fault in drill.plan.faults if not fault.required and fault.source != INJECTED]
     outrun = [fault for fault in may_be_late if fault not in requested]
     if len(outrun) == len(planned):
@@ -58,7 +58,7 @@ def faults_landed(drill: Drill) -> Check:
 
 
 def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, Params]:
-    """What is known of why a fault cannot be shown to have happened: a row of the table of causes, and what fills it."""
+    """The known reason why a fault is not shown to have happened: a row of the table of causes, and its parameters."""
     asked = next(iter(requests_of(fault, drill.chaos)), None)
     if asked is None:
         late = _late(drill)
@@ -77,14 +77,14 @@ def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, 
 
 
 def _late(drill: Drill) -> Params:
-    """Faults planned for steps after the training's end, and that end; nothing when there are none."""
+    """Faults planned for steps after the training's end, and that end; empty if there are none."""
     end = drill.chaos_lineage.final_step
     late = [fault.id for fault in drill.plan.faults if fault.at_step is not None and fault.at_step > end]
     return {"late": late, "end": end} if late else {}
 
 
 def _altered(drill: Drill) -> str | None:
-    """How plan.json differs from the plan that the leg ran under, according to its journal; None when it does not."""
+    """How plan.json differs from the plan that the leg ran under, according to its journal; None if it does not."""
     planned = {fault.id: fault for fault in drill.plan.faults}
     chaos = drill.chaos
     gone = {record.fault: "fired" for kind in (FaultRequested, FaultObserved) for record in chaos.events(kind)}

@@ -1,4 +1,4 @@
-"""Where in the reference the batches that a resumed rank saw lie: ahead, behind, in another epoch, on another rank. Pure."""
+"""Find the batches that a resumed rank saw in the reference: ahead, behind, in another epoch, on another rank. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +8,14 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 
 WINDOW = 16
-"""Micro-batches followed to tell one occurrence of a batch from another."""
+"""Number of micro-batches followed to distinguish occurrences of a batch."""
 NEAR = 8
-"""A shift across an epoch's end by at most this many batches is called a shift, a longer one another epoch's order."""
+"""A shift across an epoch's end by at most this many batches is reported as a shift, a longer one as another epoch's order."""
 
 _BY_ALL = ", or the global step count was skipped within the epoch instead of the epoch's own"
 _OF_THE_STEP = ("accumulation_window", "batch_contents", "data_order_not_restored", "forward_pass", "gradient", "more_batches")
 _AFTER_RESTORE = ("restored_right", "drew_before", "first_after_restore", "restored")
-"""Variants of rows that say of a loss or gradient that it differs although everything was restored."""
+"""Variants of rows for a loss or gradient that differs although everything was restored."""
 SHIFTED = ("batches_skipped", "batches_repeated")
 
 
@@ -29,9 +29,9 @@ class _Entry:
 
 
 def other_count(expected: StepRecord, seen: StepRecord) -> Cause | None:
-    """A step took more or fewer micro-batches than it should, some of them equal, or the same samples split differently. If the
-    number of losses (one for each backward pass) changed as well, the accumulation window did; else additional batches went
-    through the model."""
+    """The cause if a step took more or fewer micro-batches than expected, some of them equal, or split the same samples
+    differently. If the number of losses (one per backward pass) also changed, so did the accumulation window; else additional
+    batches went through the model."""
     counts: Params = {"seen": len(seen.batch), "expected": len(expected.batch)}
     both = min(len(seen.batch), len(expected.batch))
     if len(seen.batch) == len(expected.batch):
@@ -46,14 +46,14 @@ def other_count(expected: StepRecord, seen: StepRecord) -> Cause | None:
 
 
 def of_turns(found: Cause, expected: StepRecord | None, seen: StepRecord) -> Cause:
-    """The cause, where it says but which part of a step differs, as that of another optimizer's turn."""
+    """The cause as another optimizer's turn, if it only said which part of a step differs."""
     if found.code in _OF_THE_STEP and expected and expected.stepped and seen.stepped not in ((), expected.stepped):
         return Cause.of("other_optimizer_stepped", seen=seen.stepped, expected=expected.stepped)
     return found
 
 
 def of_updates(found: Cause, expected: StepRecord | None, seen: StepRecord) -> Cause:
-    """The cause, where everything had been restored, as that of a step which but one of the legs left out."""
+    """The cause as a step that only one of the legs skipped, if everything had been restored."""
     if found.because not in _AFTER_RESTORE or not expected or bool(expected.lr) == bool(seen.lr):
         return found
     made = "was made here, but skipped in the reference run" if seen.lr else "was skipped here, but made in the reference run"
@@ -61,7 +61,7 @@ def of_updates(found: Cause, expected: StepRecord | None, seen: StepRecord) -> C
 
 
 def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
-    """Explain micro-batch `micro_batch` of the chaos leg's record `first`, which is not the reference's."""
+    """Explain micro-batch `micro_batch` of the chaos leg's record `first`, which differs from the reference's."""
     trace = drill.chaos.trace(first.attempt, first.rank)
     following = [record for record in trace.steps.values() if record.step >= first.step] if trace else [first]
     expected = _reference_steps(drill, first.rank)
@@ -92,14 +92,14 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
 
 
 def fetched_alike(expected: StepRecord, seen: StepRecord, micro_batch: int) -> bool:
-    """The loader handed out the same samples for this micro-batch, and the script made other inputs of them."""
+    """Whether the loader returned the same samples for this micro-batch, and the script made other inputs from them."""
     known = [_fetched(record, micro_batch) for record in (expected, seen)]
     return known[0] is not None and known[0] == known[1]
 
 
 def fetched_alike_later(drill: Drill, seen: StepRecord) -> bool:
-    """What the loader handed out for this step is not known of both (around the end of a pass), and is the same in all later
-    steps of which it is."""
+    """Whether the loader's samples for this step are unknown in one leg (around the end of a pass), and equal in all later
+    steps in which both are known."""
     trace, expected = drill.chaos.trace(seen.attempt, seen.rank), drill.reference_lineage.at(seen.rank, seen.step)
     if trace is None or expected is None or (expected.fetched and seen.fetched):
         return False
@@ -109,7 +109,7 @@ def fetched_alike_later(drill: Drill, seen: StepRecord) -> bool:
 
 
 def other_size(drill: Drill, first: StepRecord) -> Cause | None:
-    """The batches of the rest of the pass are of another size, not counting its last one, which may be short."""
+    """The cause if the batches of the rest of the pass have another size, not counting the last one, which may be short."""
     trace, expected = drill.chaos.trace(first.attempt, first.rank), drill.reference_lineage.at(first.rank, first.step)
     if trace is None or expected is None:
         return None
@@ -121,7 +121,7 @@ def other_size(drill: Drill, first: StepRecord) -> Cause | None:
 
 
 def _sizes(records: Iterable[StepRecord]) -> set[int | None]:
-    """The sizes of these records' batches; None among them: the size of some is not known."""
+    """The sizes of these records' batches; includes None if some sizes are unknown."""
     known = [ids for record in records for ids in record.ids or record.fetched or (None,)]
     return {None if ids is None else len(ids) for ids in known[:-1]}
 
@@ -132,7 +132,7 @@ def _fetched(record: StepRecord, micro_batch: int) -> Sequence[object] | None:
 
 def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
     same_epoch = expected.epoch == found.epoch
-    # In the first epoch the count of all steps is that of the epoch's.
+    # In the first epoch the total count of steps equals the epoch's.
     about = {"by_all": _BY_ALL if shift > 0 and expected.epoch else "", "shift": shift}
     if not same_epoch and (expected.index == found.index or abs(shift) > NEAR):
         where = "at the same place" if expected.index == found.index else f"from its batch {found.index} on"
@@ -140,7 +140,7 @@ def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
         return Cause.of(code, epoch=found.epoch, where=where, expected=expected.epoch, **about)
     batches = abs(found.index - expected.index) if same_epoch else abs(shift)
     code = "batches_skipped" if shift > 0 else "batches_repeated"
-    # At an epoch's first batch no count of batches can be wrong.
+    # At an epoch's first batch, no batch count can be wrong.
     because = None if found.index else "at_first" if same_epoch else "rest_of_epoch"
     return Cause.of(code, because=because, batches=batches, step=found.step, index=found.index, epoch=found.epoch, **about)
 
@@ -150,8 +150,8 @@ def _before(steps: Sequence[StepRecord], step: int) -> int:
 
 
 def _skips_again(ledger: Sequence[_Entry], start: int, here: int, place: int, seen: Sequence[_Entry]) -> bool:
-    """Whether an attempt that went on rightly at `start` began a later pass behind its first batch; or, of a stream that counts
-    its passes itself, with all that it went on with."""
+    """Whether an attempt that resumed correctly at `start` began a later pass after its first batch; or, for a stream that
+    counts its passes itself, resumed with the right state."""
     if ledger[start].epoch < ledger[here].epoch and ledger[here].index == 0 < ledger[place].index:
         return _goes_on(ledger, place, seen)
     again = [entry.key for entry in seen[: here - start]]
@@ -159,7 +159,7 @@ def _skips_again(ledger: Sequence[_Entry], start: int, here: int, place: int, se
 
 
 def _goes_on(ledger: Sequence[_Entry], place: int, seen: Sequence[_Entry]) -> bool:
-    """Whether `seen` equals the batches from this place on, up to the end of either epoch or of the records."""
+    """Whether `seen` equals the batches from this index on, up to the end of either epoch or of the records."""
     length = _in_common(ledger, place, [entry.key for entry in seen])
     rests = ledger[place + length - 1 :], seen[length - 1 :]
     return any(len(rest) < 2 or rest[0].epoch != rest[1].epoch for rest in rests)
@@ -173,7 +173,7 @@ def _in_common(ledger: Sequence[_Entry], place: int, seen: Sequence[tuple[object
 
 
 def _best(ledger: Sequence[_Entry], seen: Sequence[tuple[object, ...]], here: int) -> int | None:
-    """Index in the ledger where the longest beginning of `seen` lies; of equals, the same epoch's, then the nearest."""
+    """Index in the ledger where the longest prefix of `seen` matches; of equal ones, the same epoch's, then the nearest."""
     epoch = ledger[here].epoch if here < len(ledger) else -1
     found: tuple[tuple[int, bool, int], int] | None = None
     for place, entry in enumerate(ledger):

@@ -1,5 +1,5 @@
-"""What a script's files of tensors held at the end of the training, against the reference's: shows state that the script saves
-in any way and that a restart did not restore. Pure. A second undisturbed leg decides: what differs there, too, does not count.
+"""Compare a script's files of tensors at the end of the training with the reference's: shows state that the script saves in any
+way and that a restart did not restore. Pure. The confirming leg decides: entries that differ there, too, do not count.
 """
 
 import math
@@ -19,17 +19,17 @@ from chaosrun.verify.own_saves import REMOVED
 from chaosrun.verify.rhythm import Saves, is_of_its_start
 
 _TICK_S = 0.01
-"""By so much the time of a file may lie before the moment at which it was written."""
+"""How far a file's modification time may lie before the moment at which it was written."""
 Entries = Mapping[str, Entry]
 """By name."""
 _Compared = tuple[str, Entries, Entries, Entries]
-"""A file that the chaos leg left: what it holds, what it holds in the reference, and in a second undisturbed leg (in the
-reference, too, as long as none has been run)."""
+"""A file that the chaos leg left: its entries there, in the reference, and in the confirming leg (again in the reference, if
+none has been run)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """A file that was left; with `by_kind`, all files that are called alike."""
+    """A file that was left; with `by_kind`, all files with the same name apart from digits."""
 
     path: str
     by_kind: bool = False
@@ -41,7 +41,7 @@ class _File:
         return self._seen_in(attempt) if self.was_seen(leg) else self._told_by_its_time(leg, attempt)
 
     def was_seen(self, leg: LegHistory) -> bool:
-        """A rank of this leg was seen to save it."""
+        """Whether a rank of this leg was seen to save it."""
         return (self.path in leg.left.saves and not self.by_kind) or any(self._seen_in(attempt) for attempt in leg.attempts)
 
     def _seen_in(self, attempt: Attempt) -> Mapping[int, Mapping[int, float]]:
@@ -57,7 +57,7 @@ class _File:
         return {rank: times for rank, times in found.items() if times}
 
     def _told_by_its_time(self, leg: LegHistory, attempt: Attempt) -> Mapping[int, Mapping[int, float]]:
-        """The last save of a file that another process or native code wrote, of whichever rank."""
+        """The last save of a file that another process or native code wrote, of any rank."""
         sought = self._called(self.path)
         times = [changed_s for path, changed_s in leg.left.changed.items() if self._called(path) == sought]
         rank, begun = next(iter(attempt.starts.items()), (0, None))
@@ -71,8 +71,8 @@ class _File:
 
 
 def left_difference(drill: Drill) -> KeptDifference | None:
-    """The first entry that was otherwise in a file which a restarted attempt wrote, or the first file that only one leg has;
-    None: there is none, or nobody can tell."""
+    """The first entry that differs in a file which a restarted attempt wrote, or the first file that only one leg has; None if
+    there is none, or if it cannot be decided."""
     if not _is_judged(drill):
         return None
     by_name = _of_contents(drill, _by_path(drill)) or (_of_names(drill) if drill.by_script else None)
@@ -80,7 +80,7 @@ def left_difference(drill: Drill) -> KeptDifference | None:
 
 
 def compared(drill: Drill) -> list[str]:
-    """The files that the last attempt wrote, of which both legs must leave the same, and do."""
+    """The files that the last attempt wrote and that both legs must leave, and do leave."""
     files = _by_path(drill) if _is_judged(drill) else ()
     alike = [(path, held) for path, held, expected, _ in files if held.items() <= expected.items()]
     return [path for path, held in alike if _comparable(drill, _File(path=path), held) is not None]
@@ -88,7 +88,7 @@ def compared(drill: Drill) -> list[str]:
 
 def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = False) -> KeptDifference | None:
     for path, held, expected, confirmed in files:
-        # An entry of another size is gathered while the script runs (losses, samples): not compared.
+        # An entry of another size is collected while the script runs (losses, samples): not compared.
         differing = [
             name
             for name, seen in held.items()
@@ -103,12 +103,12 @@ def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = Fa
 
 
 def _of_names(drill: Drill) -> KeptDifference | None:
-    """A file that is not there, or, where names tell their steps (best-00036.pt), others that are. That a restart which saved
-    at the same steps has not removed older ones (see `left_over`) is no such difference."""
+    """A missing file or, if names contain steps (best-00036.pt), extra ones. Older files that a restart which saved at the same
+    steps has not removed (see `left_over`) do not count."""
     for expected, seen in _by_kind(drill):
         extra = {path for path in seen - expected if _saved_on_leaving(drill, path)}
         if seen - extra <= expected and len(expected - seen) <= len(extra):
-            continue  # each of those may have taken the place of an older one
+            continue  # each of those may have replaced an older one
         path = min(seen ^ expected)
         held = drill.chaos.left.files.get(path) or drill.reference.left.files[path]
         rank = _comparable(drill, _File(path=path, by_kind=True), held, same_saves=bool(expected - seen))
@@ -121,14 +121,15 @@ def _of_names(drill: Drill) -> KeptDifference | None:
 
 
 def left_over(drill: Drill) -> list[str]:
-    """Files of a name with a step that every undisturbed run removes, and the restarted one did not."""
+    """Files with a step in their names that every run without faults removes, and the restarted one did not."""
     kinds = _by_kind(drill) if drill.by_script and _has_restarted(drill) else ()
     over = (path for expected, seen in kinds if seen > expected for path in seen - expected)
     return sorted(path for path in over if not _saved_apart(drill, path))
 
 
 def _saved_apart(drill: Drill, path: str) -> bool:
-    """It was saved, as on a notice, at steps after which the undisturbed run saves none of its kind: it had none to remove."""
+    """Whether it was saved, as on a notice, only after steps at which the reference run saves none of its kind, and so had none
+    to remove."""
     named = ((drill.reference, _File(path=path, by_kind=True)), (drill.chaos, _File(path=path)))
     usual, own = (
         {step for attempt in leg.attempts for steps in file.savers(leg, attempt).values() for step in steps}
@@ -138,14 +139,15 @@ def _saved_apart(drill: Drill, path: str) -> bool:
 
 
 def _saved_on_leaving(drill: Drill, path: str) -> bool:
-    """It was saved as an attempt was told to leave, at steps after which the undisturbed run saves none of its kind."""
+    """Whether it was saved when an attempt was told to leave, after steps at which the reference run saves none of its kind."""
     savers = [(attempt, _File(path=path).savers(drill.chaos, attempt)) for attempt in drill.chaos.attempts]
     last = [attempt.traces[rank].steps.last == max(times) for attempt, ranks in savers for rank, times in ranks.items()]
     return all(last) and not savers[-1][1] and _saved_apart(drill, path)
 
 
 def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
-    """Entries that grow while a script trains, and hold less than after any undisturbed run: name, bytes there, bytes here."""
+    """Entries that grow while a script trains, and are smaller than after any run without faults: name, bytes there, bytes
+    here."""
     if not _has_restarted(drill):
         return
     for path, held, expected, confirmed in _by_path(drill):
@@ -155,8 +157,8 @@ def fewer_bytes(drill: Drill) -> Iterator[tuple[str, int, int]]:
 
 
 def other_figures(drill: Drill) -> Iterator[tuple[str, str, str]]:
-    """Numbers in files for people, and beside the tensors of checkpoints, that are not what every undisturbed run leaves there:
-    name, there, here."""
+    """Numbers in text files, and next to the tensors of checkpoints, that differ from those of every run without faults: name,
+    value there, value here."""
     if not _has_restarted(drill):
         return
     undisturbed, again = drill.reference.left.figures, (drill.confirmed or drill.reference).left.figures
@@ -171,18 +173,18 @@ def other_figures(drill: Drill) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_of_last_attempt(drill: Drill, path: str) -> bool:
-    """Not of one that was killed, whose file the next leaves as it is and writes another beside (`version_1`)."""
+    """Not of a killed attempt, whose file the next attempt keeps while it writes another (`version_1`)."""
     begun = [start.time_s for start in drill.chaos.attempts[-1].starts.values()]
     return drill.chaos.left.changed.get(path, math.inf) >= min(begun, default=0.0)
 
 
 def _is_judged(drill: Drill) -> bool:
-    """A second undisturbed leg may be asked what of a difference is the restart's."""
+    """Whether a confirming leg can show which differences are due to the restart."""
     return bool(drill.spec.verify.confirm) and drill.exact_weights and _has_restarted(drill)
 
 
 def _has_restarted(drill: Drill) -> bool:
-    """A leg that did not come to its end never left what it would have left there."""
+    """A leg that did not complete has not left its final files."""
     completed = drill.chaos.outcome == "completed"
     return completed and len(drill.chaos.attempts) > 1 and drill.ended_early is None and not drill.given
 
@@ -194,11 +196,11 @@ def _by_path(drill: Drill) -> Iterator[_Compared]:
 
 
 def _of_other_names(drill: Drill) -> Iterator[_Compared]:
-    """Of files of like names that no two legs share (a folder that is named by the time), the one that was written last, where
-    the reference has none that holds the same."""
+    """Of files whose names differ in every leg (a folder named by the time), the one written last, if the reference has none
+    with the same contents."""
     lefts = [leg.left for leg in (drill.chaos, drill.reference, drill.confirmed) if leg]
     for kind in sorted({unnumbered(path) for path in drill.chaos.left.files}):
-        # The last one first.
+        # Newest first.
         named = [
             sorted((path for path in left.files if unnumbered(path) == kind), key=lambda path: -left.changed.get(path, 0.0))
             for left in lefts
@@ -215,7 +217,7 @@ def _named(path: str, name: str) -> str:
 
 
 def _by_kind(drill: Drill) -> Iterator[tuple[set[str], set[str]]]:
-    """The files of like names that undisturbed runs leave, and those of the chaos leg, where they are not the same."""
+    """Files with similar names that runs without faults leave, and those of the chaos leg, if they are not the same."""
     legs = [drill.reference, drill.chaos, *([drill.confirmed] if drill.confirmed else [])]
     if any(leg.left.left_out for leg in legs):
         return
@@ -237,12 +239,12 @@ def _told(
 
 
 def _comparable(drill: Drill, file: _File, entries: Iterable[str], *, same_saves: bool = True) -> int | None:
-    """The rank that saved a file of which both legs must leave the same; None: what it holds depends on when it is saved.
+    """The rank that saved a file which both legs must leave equal; None if its contents depend on when it is saved.
 
-    They must where it is written when a training is complete; where the last attempt saved it after the same steps as the
-    reference, or last after the same one; and unless when an attempt started explains that it did not (see `rhythm`), or
-    undisturbed legs save it at other steps, too: by the clock.
-    `same_saves`: they differ even where these were saved at the same steps.
+    They must be equal if it is written when training is complete, or if the last attempt saved it after the same steps as the
+    reference, or last after the same step. Otherwise, too, unless the start time of an attempt explains the other steps (see
+    `rhythm`), or runs without faults save it at varying steps, too: by the clock.
+    `same_saves`: False excludes files that were saved at the same steps.
     """
     left, reference = drill.chaos.left, drill.reference.attempts[-1]
     if file.path in left.ranks and file.path not in left.saves:
@@ -257,8 +259,8 @@ def _comparable(drill: Drill, file: _File, entries: Iterable[str], *, same_saves
     weights = any(name.endswith(start.tensors) for name in entries for start in reference.starts.values())
     unlike: list[tuple[RankTrace, dict[int, float], int]] = []
     alike = False
-    # With chaosrun.attach only the last attempt counts, as what a killed rank has saved is not known; so does where no save was
-    # seen, and the file's own time tells of the last.
+    # With chaosrun.attach only the last attempt counts, because a killed rank's saves are not known; so, too, if no save was
+    # seen and only the file's modification time shows the last.
     known = drill.by_script and file.was_seen(drill.chaos)
     for attempt in drill.chaos.attempts[1 if known else -1 :]:
         own = attempt.traces.get(rank)
@@ -267,7 +269,7 @@ def _comparable(drill: Drill, file: _File, entries: Iterable[str], *, same_saves
         begun, last = attempt.start_of(rank), attempt is drill.chaos.attempts[-1]
         saved = file.savers(drill.chaos, attempt).get(rank, {})
         seen = {step: time_s for step, time_s in saved.items() if step >= begun}
-        # A save that was due at the step at which the rank was killed may be missing.
+        # A save at the step at which the rank was killed may be missing.
         final = own.steps.last if last or own.steps.last in seen else own.steps.last - 1
         due = {step for step in savers[rank] if begun < step <= final or step in seen}
         alike = last and bool(seen) and (seen.keys() == due or (max(seen) == max(savers[rank]) and not file.by_kind))

@@ -1,7 +1,7 @@
 """Known bugs of the libraries that a script trains with: a difference that looks like one is reported with the link to its
 issue. Pure.
 
-A library is named only where its version has the bug and what was seen fits it.
+A library is named only if its version has the bug and the observations fit it.
 """
 
 import re
@@ -31,14 +31,14 @@ class Known:
     what: str
     thread: str
     before: str | None = None
-    """The first release without it; None: none is known."""
+    """The first fixed release; None if none is known."""
     since: str = "0"
     beside: tuple[str, ...] = ()
     fits: Callable[[Drill, Divergence], bool] = lambda drill, found: True
 
 
 def _expected(drill: Drill, found: Divergence) -> StepRecord:
-    """The undisturbed run's step."""
+    """The reference run's step."""
     record = drill.reference_lineage.at(found.rank, found.step)
     assert record is not None, "a difference of data is one from it"
     return record
@@ -54,18 +54,18 @@ def _streams_wrong(drill: Drill, found: Divergence) -> bool:
 
 
 def _begun_anew(drill: Drill, found: Divergence) -> bool:
-    """The attempt began with the first data of the training."""
+    """Whether the attempt began with the first data of the training."""
     began = _began(drill, found)
     return began is not None and 0 in began.held["data"]
 
 
 def _stream(drill: Drill, found: Divergence) -> bool:
-    """Whether the data is a stream: its loader records no sample ids, as one of a dataset with indices does."""
+    """Whether the data is a stream: its loader records no sample ids, unlike that of a dataset with indices."""
     return not _expected(drill, found).knows_ids
 
 
 def _skips_at_once(drill: Drill, found: Divergence) -> bool:
-    """A stream that skips as it goes on; what it skips in later passes alone has another reason."""
+    """Whether a stream skips batches when it resumes; skips only in later passes have another reason."""
     return _stream(drill, found) and found.reason.because != "each_pass"
 
 
@@ -79,22 +79,22 @@ def _resumed_twice(drill: Drill, found: Divergence) -> bool:
 
 
 def _within_a_later_pass(drill: Drill, found: Divergence) -> bool:
-    """Batches of a later pass had to be skipped, and the first pass's batches were seen instead."""
+    """Whether batches of a later pass had to be skipped, and the first pass's batches were seen instead."""
     record = _expected(drill, found)
     return record.epoch > 0 and record.batches > len(record.batch) and found.reason.params.get("epoch", 0) == 0
 
 
 def _before_accelerate_1_15(drill: Drill, found: Divergence) -> bool:
-    """Whether accelerate is older than 1.15, which fixed what it does wrong below Trainer."""
+    """Whether accelerate is older than 1.15, which fixed its errors under Trainer."""
     return _within_a_later_pass(drill, found) and _numbers(libraries(drill)["accelerate"]) < (1, 15)
 
 
 _FILES = {"optimizer_state_not_restored": "optimizer", "rng_not_restored": "rng_state"}
-"""How the names of Trainer's files begin that hold this state."""
+"""Prefixes of the names of Trainer's files that hold this state."""
 
 
 def _saves(code: str, attempts: Iterable[Attempt]) -> list[SaveRecord]:
-    """What these attempts saved into Trainer's files that hold the state of this code."""
+    """These attempts' saves to Trainer's files that hold the state of this code."""
     saves = (save for attempt in attempts for trace in attempt.traces.values() for save in trace.saves)
     return [save for save in saves if PurePath(save.path).name.startswith(_FILES[code])]
 
@@ -110,7 +110,7 @@ def _file_lost(drill: Drill, found: Divergence) -> bool:
 
 
 def _saved_later_weights(drill: Drill, found: Divergence) -> bool:
-    """In another thread than the one that trains."""
+    """Whether another thread than the training's saved later weights."""
     step, base = found.reason.params.get("step"), found.reason.params.get("base")
     aside = any(save.aside for trace in drill.chaos.traces for save in trace.saves)
     return aside and isinstance(step, int) and isinstance(base, int) and step > base
@@ -209,17 +209,17 @@ KNOWN: tuple[Known, ...] = (
         thread="Lightning#16101",
     ),
 )
-"""Of several that fit, the first is told."""
+"""If several fit, the first is reported."""
 
 
 def libraries(drill: Drill) -> Mapping[str, str]:
-    """What the script had imported when it began to train, by name, with the version."""
+    """Versions, by name, of the libraries that the script had imported when it began to train."""
     found = (drill.chaos.environment or {}).get("libraries")
     return found if isinstance(found, Mapping) else {}
 
 
 def known_of(divergence: Divergence, drill: Drill) -> Known | None:
-    """The bug of a library that this difference looks like."""
+    """The library bug that this difference looks like."""
     imported = libraries(drill)
     for bug in KNOWN:
         if divergence.reason.code not in bug.codes or any(name not in imported for name in (bug.library, *bug.beside)):
@@ -245,7 +245,7 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
     """The divergence in these words, with the library bug that it looks like, advice for the library's users, and the entries
     that are suspects."""
     reason, bug = told(divergence.reason), known_of(divergence, drill)
-    # The hint for rates that stand still holds for both: a scheduler of an optimizer around another is not recorded.
+    # The hint for constant rates fits both: a scheduler of an optimizer that wraps another is not recorded.
     if f"{reason.code}.by_hand" in TABLE and reason.because != "still" and not scheduled(drill):
         seen, _ = OF_RATES.get(reason.because or "", (reason.params.get("where"), ""))
         reason = reason.explained("by_hand", seen=seen)
@@ -273,7 +273,7 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         and reason.because not in ("drew_before", "modules")
         and (found := saved_beside(drill, divergence))
     ):
-        # Where the ranks that saved it are right, it was loaded.
+        # If the ranks that saved it are right, it was loaded.
         of_one = {rank for rank, _ in found}.isdisjoint(divergence.ranks)
         about = {
             "beside": _holding(found),
@@ -294,14 +294,14 @@ def _holding(held: Mapping[tuple[int, str], list[str]]) -> str:
 
 
 def _beside_data(drill: Drill, found: Divergence) -> str:
-    """What the checkpoint holds beside, where nothing but the data was wrong on the rank that saved it."""
+    """The checkpoint's other entries, if only the data was wrong on the rank that saved it."""
     began = _began(drill, found)
     held = saved_beside(drill, found) if began is not None and {*began.wrong} <= {"data"} else {}
     return _holding({place: names for place, names in held.items() if place[0] in found.ranks})
 
 
 def _saved_before_update(drill: Drill, found: Divergence) -> bool:
-    """Data and random streams stand where they stood a step after weights and optimizer, on every rank."""
+    """Whether data and random streams are one step ahead of weights and optimizer, on every rank."""
     began = _began(drill, found)
     if found.reason.code != "batches_skipped" or began is None or began.wrong != ("data", "rng"):
         return False
@@ -314,7 +314,7 @@ def _right_ranks(drill: Drill, found: Divergence) -> list[int]:
 
 
 def _returned(drill: Drill, found: Divergence) -> Params:
-    """In words, what came back, and what differs all the same."""
+    """In words, what was restored, and what differs nevertheless."""
     began = _began(drill, found)
     returned = "model, optimizer and data" if began and "rng" in began.wrong else "model, optimizer, data and random streams"
     passes = found.reason.because == "passes"
@@ -322,7 +322,7 @@ def _returned(drill: Drill, found: Divergence) -> Params:
 
 
 def _advisable(divergence: Divergence, drill: Drill) -> bool:
-    """Whether the advice that the table has for users of a library fits this difference, too."""
+    """Whether the table's advice for users of a library also fits this difference."""
     reason = divergence.reason
     match reason.code:
         case "batches_repeated":

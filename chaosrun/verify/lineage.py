@@ -1,6 +1,6 @@
 """The chain of attempt segments that leads to a leg's final state, and the tails that restarts cut off. Pure.
 
-Gaps and repetitions are reported by the checks. Steps stay in their files until somebody looks at them.
+Gaps and repetitions are reported by the checks. Steps are read from their files only when they are needed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ class Lineage:
     steps: Mapping[int, Steps]
     """By rank."""
     cut_off: Sequence[Span] = ()
-    """Steps that were done, rolled back, and (where the job went on) done again."""
+    """Steps that were done, rolled back and (if the job resumed) done again."""
     repeated: tuple[StepRecord, ...] = ()
-    """Records of a step that the same attempt, or the state it went on from, already holds: never legitimate."""
+    """Records of a step that the same attempt, or the state that it resumed from, already includes: always an error."""
 
     @cached_property
     def final_step(self) -> int:
@@ -34,11 +34,11 @@ class Lineage:
         return self.of(rank).get(step)
 
     def of(self, rank: int) -> Steps:
-        """Empty for a rank that left no trace."""
+        """The steps of a rank; empty if it left no trace."""
         return self.steps.get(rank, Steps())
 
     def missing(self, rank: int, final: int) -> list[int]:
-        """Of steps 1 to `final`."""
+        """The missing ones of steps 1 to `final`."""
         held = self.of(rank)
         return [] if held.last == len(held) == final else [step for step in range(1, final + 1) if step not in held]
 
@@ -54,8 +54,8 @@ class Lineage:
 
 
 def lineage(history: LegHistory, before: Lineage | None = None, began: int = 0) -> Lineage:
-    """Follow each rank through the attempts: an attempt that went on from step r cuts off everything after r. A leg that was
-    given the state of step `began` of another one has the steps up to there from `before`."""
+    """Follow each rank through the attempts: an attempt that resumed at step r cuts off everything after r. A leg that started
+    from the state of step `began` of another leg takes the steps up to there from `before`."""
     ranks = sorted({rank for attempt in history.attempts for rank in attempt.traces})
     chains = {rank: Steps(before.of(rank).over(range(1, began + 1)) if before else ()) for rank in ranks}
     tails: list[Span] = []

@@ -1,4 +1,4 @@
-"""The checkpoints that a script completed by itself: which files, and after which step. Pure."""
+"""The checkpoints that a script itself completed: which files, and after which step. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,43 +10,44 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
 
 WRITERS = frozenset({"torch.save", "safetensors", "dcp", "file"})
-"""What writes tensors (`SaveRecord.how`): files written by anything else are not taken for checkpoints."""
+"""Writers of tensors (`SaveRecord.how`): files written by anything else do not count as checkpoints."""
 
 REMOVED = "remove"
 
 _DIGEST = 16
-"""So many hex digits has the digest of a tensor."""
+"""Number of hex digits in the digest of a tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint that a script completed: it trained on after it."""
+    """A checkpoint that a script completed: it continued to train after it."""
 
     attempt: int
     step: int
     path: str
     kinds: frozenset[str]
-    """Its files, on all ranks, by their paths without digits."""
+    """Paths, without digits, of its files on all ranks."""
     needed: frozenset[str]
-    """Those that hold tensors, as written and as renamed: a link beside them may be made once."""
+    """Files that hold tensors, as written and as renamed: a link to them may be made only once."""
     written: tuple[SaveRecord, ...]
     renames: tuple[SaveRecord, ...]
     behind_s: float | None
-    """When the last of it was written, if that was beside the training."""
+    """When its last file was written, if it was written in the background."""
 
     @property
     def enough(self) -> tuple[frozenset[str], ...]:
-        """Sets of `needed`, of which each holds what all hold: a copy of the best weights may lie beside a checkpoint."""
+        """Subsets of `needed` that each have all the contents: a copy of the best weights may exist in addition to a
+        checkpoint."""
         return _enough(self.needed, self.written, self.renames)
 
     @property
     def entries(self) -> frozenset[str]:
-        """Names of what they hold, as far as that was seen."""
+        """Names of their entries, as far as they were seen."""
         return frozenset(name for saved in self.written for name in saved.held if ALIVE not in name)
 
 
 def saves(leg: LegHistory) -> Iterator[Saved]:
-    """The checkpoints that the attempts of this leg completed, in the order of time."""
+    """The checkpoints that the attempts of this leg completed, oldest first."""
     for attempt, step, own in _written(leg):
         if _is_complete(own) and _went_on(attempt, own):
             every = [saved for _, saved in own]
@@ -64,7 +65,7 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
 
 
 def _enough(needed: frozenset[str], written: Sequence[SaveRecord], renames: Sequence[SaveRecord]) -> tuple[frozenset[str], ...]:
-    """`needed`, without files that others hold all of; several, where it depends on with which one begins."""
+    """`needed` without files whose contents other files hold; several sets, if the result depends on the order."""
     held: dict[str, set[tuple[str, str]]] = {}
     names: dict[str, set[str]] = {}
     for saved in written:
@@ -83,12 +84,12 @@ def _enough(needed: frozenset[str], written: Sequence[SaveRecord], renames: Sequ
 
 
 def _entry(name: str, value: str) -> tuple[str, str]:
-    """What is alike in two files: a tensor, whatever it is called, or a plain value of this name."""
+    """The identity of an entry across files: a tensor by its digest alone, a plain value by its name."""
     return ("", value) if len(value) == _DIGEST and not set(value) - set("0123456789abcdef") else (name.split("/")[-1], value)
 
 
 def _is_held_by(own: set[tuple[str, str]], others: list[set[tuple[str, str]]]) -> bool:
-    """Another file holds all of it, or all its tensors and more tensors."""
+    """Whether another file holds all its entries, or all its tensors and more."""
     tensors, *more = ({entry for entry in each if not entry[0]} for each in (own, *others))
     return bool(tensors) and (any(own <= other for other in others) or any(tensors < other for other in more))
 
@@ -122,7 +123,7 @@ def _folder(saved: SaveRecord) -> str:
 
 
 def _numbered_folders(leg: LegHistory) -> set[str]:
-    """Folders into which files were saved and of which there are others alike: one for each checkpoint."""
+    """Folders into which files were saved and that have siblings with similar names: one for each checkpoint."""
     saved = {_folder(each) for attempt in leg.attempts for trace in attempt.traces.values() for each in trace.saves}
     alike = Counter(map(without_digits, saved))
     return {folder for folder in saved if alike[without_digits(folder)] > 1}
@@ -133,13 +134,13 @@ def without_digits(path: str) -> str:
 
 
 def cut_short(leg: LegHistory) -> bool:
-    """Whether an attempt was seen to end inside a save of the script's."""
+    """Whether an attempt was seen to end inside a save by the script."""
     written = (own for *_, own in _written(leg))
     return any(not _is_complete(own) for own in written if any(saved.how in WRITERS for _, saved in own))
 
 
 def named_since(save: SaveRecord, others: Iterable[SaveRecord]) -> str:
-    """The file's path after the script has renamed it, or the folder that it is in."""
+    """The file's path after the script has renamed it, or its folder."""
     path = PurePath(save.path)
     for rename in (each for each in others if each.how == "rename" and each.step == save.step and each.before):
         if path.is_relative_to(rename.before):
@@ -148,7 +149,7 @@ def named_since(save: SaveRecord, others: Iterable[SaveRecord]) -> str:
 
 
 def _is_complete(own: list[tuple[int, SaveRecord]]) -> bool:
-    """Every call that writes tensors has returned; DCP renames its metadata last."""
+    """Whether every call that writes tensors has returned; DCP renames its metadata last."""
     calls = [(rank, saved) for rank, saved in own if saved.how in WRITERS]
     begun, done = (Counter((r, s.path) for r, s in calls if s.done is is_done and s.how != "dcp") for is_done in (False, True))
     renamed = any(saved.how == "rename" and saved.done for _, saved in own)
@@ -156,12 +157,12 @@ def _is_complete(own: list[tuple[int, SaveRecord]]) -> bool:
 
 
 def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
-    """Each rank that saved went on: whatever follows the last file, such as a rename, was done."""
+    """Whether each rank that saved continued: anything that follows the last file, such as a rename, was then done."""
     return all(_is_past(attempt.traces[rank], max(saved.time_s for by, saved in own if by == rank)) for rank, _ in own)
 
 
 def _is_past(trace: RankTrace, time_s: float) -> bool:
-    """Whether the script came to the end of a step, or of its training, after this moment."""
+    """Whether the script reached the end of a step, or of its training, after this moment."""
     newest = trace.steps.last
     done = bool(newest and trace.steps[newest].time_s > time_s)
     return bool(trace.end) or done or any(each.time_s >= time_s for each in trace.saved)

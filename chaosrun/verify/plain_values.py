@@ -1,4 +1,4 @@
-"""A script's plain values where a restart went on, held against the undisturbed run's. Pure."""
+"""Compare a script's plain values at a restart with the reference run's. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ _ByStep = Mapping[int, Mapping[str, str]]
 _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
-"""How an array is told: its type and shape, and a digest."""
+"""The text of an array: its type and shape, and a digest."""
 _ROUNDS = ("i", "j", "idx", "index", "batch_idx", "batch_index", "iteration")
 _COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
-"""Names in what a scheduler of learning rates, and a gradient scaler, count; each with another that lies beside it."""
+"""Names of counts in a learning rate scheduler, and in a gradient scaler; each with another name that is stored with it."""
 
 
 def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
-    """With the script's plain values that were not the undisturbed run's as the restart went on."""
+    """Add the script's plain values that differed from the reference run's when the restart resumed."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     if reason.code not in _OF_VALUES or attempt.number < 2:
         return found
@@ -42,15 +42,15 @@ def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
 
 
 def told_of_end(drill: Drill, reason: Cause) -> Cause:
-    """An end at another step, with the plain values of the first restart that had others."""
+    """Add to an end at another step the plain values of the first restart that had different ones."""
     begun = ((attempt, rank) for attempt in drill.chaos.attempts[1:] for rank in sorted(attempt.traces))
     about = next(filter(None, (_values_apart(drill, attempt, rank) for attempt, rank in begun)), {})
     return reason.explained(reason.because, **about)
 
 
 def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False) -> Params:
-    """Left out are values that never change undisturbed (the step that it went on from), and those that no two runs have
-    alike. `arrays`: with NumPy's, which are other ones of other samples."""
+    """Values that differ, without those that never change in the reference run (the step that it resumed at), and those that
+    differ between any two runs. `arrays`: with NumPy's, which differ if the samples do."""
     trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
     known, *again = _undisturbed(drill, rank)
     expected, seen = known.get(step, {}), _values_by_step(trace).get(step, {}) if trace else {}
@@ -63,7 +63,8 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = F
 
 
 def _told_once(names: Iterable[str], expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str]:
-    """A value that several variables lead to, or hold a copy of, by the first of the `names`."""
+    """Values without duplicates: one that several variables refer to, or hold a copy of, appears under the first of the
+    `names`."""
     first: dict[tuple[str, ...], str] = {}
     for name in names:
         first.setdefault((name.rpartition("/")[2], expected[name], seen[name]), name)
@@ -78,7 +79,7 @@ def _told(name: str, expected: str, seen: str) -> str:
 
 
 def _undisturbed(drill: Drill, rank: int) -> list[_ByStep]:
-    """Those of the reference, and of the first attempt under faults."""
+    """Values of the reference, and of the first attempt under faults."""
     legs = (drill.reference.attempts, drill.chaos.attempts)
     return [*(_values_by_step(leg[0].traces[rank]) for leg in legs if leg and rank in leg[0].traces), {}]
 
@@ -88,7 +89,7 @@ def _wandering(known: _ByStep, again: Iterable[_ByStep]) -> set[str]:
 
 
 def _values_by_step(trace: RankTrace) -> _ByStep:
-    """The values of wanted paths at each step at which any was told."""
+    """The values of wanted paths at each step at which any was recorded."""
     held: dict[str, str] = {}
     found: dict[int, dict[str, str]] = {}
     for record in trace.holdings:
@@ -99,13 +100,12 @@ def _values_by_step(trace: RankTrace) -> _ByStep:
 
 
 def _found_out_later(known: _ByStep, name: str, seen: str) -> bool:
-    """It was None, and becomes a yes or a no once somebody has looked: again after each start."""
+    """Whether it was None and becomes True or False when first determined: again after each start."""
     return seen == "None" and {held[name] for held in known.values() if name in held} <= {"None", "True", "False"}
 
 
 def _order(path: str, seen: str) -> tuple[bool, bool, int, bool, str]:
-    """In which they are told: weights count for more than a number; what counts the rounds of a loop, most often of no
-    consequence, comes last."""
+    """The order in which values are reported: weights before numbers; counts of a loop's rounds, mostly harmless, come last."""
     *above, name = path.split("/")
     return not seen.startswith("weights "), path in _ROUNDS, len(above), name.startswith("_"), path
 
@@ -115,13 +115,14 @@ def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
 
 
 def _is_to_come(path: str, *held: Mapping[str, str]) -> bool:
-    """A gradient scaler takes in what was loaded when it is first used."""
+    """Whether a gradient scaler, which applies its loaded state at its first use, has not yet done so."""
     name = path.rpartition("/")[2]
     return name in ("_scale", "_growth_tracker") and any(each[path] == "None" for each in held)
 
 
 def values_left_behind(drill: Drill) -> Iterator[str]:
-    """Values that the last restart did not restore and that differ to the end, where no step of the drill depended on them."""
+    """Values that the last restart did not restore and that differ to the end, although no step of the drill depended on
+    them."""
     restarts = drill.chaos.attempts[1:]
     for rank in sorted(restarts[-1].traces) if restarts else ():
         seen = (_values_by_step(attempt.traces[rank]) for attempt in reversed(restarts) if rank in attempt.traces)
@@ -139,8 +140,8 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
 def _left_behind(
     undisturbed: Sequence[_ByStep], seen: _ByStep, earlier: Iterable[_ByStep], resumed_at: str
 ) -> tuple[list[str], int]:
-    """What differs at the last step at which both were looked at, schedules first; and that step. `earlier`: of the restarts
-    before, which are read only where something differs. The step that the restart resumed at is no value left behind."""
+    """Values that differ at the last step at which both legs were observed, schedules first; and that step. `earlier`: those of
+    the restarts before, which are read only if something differs. The step that the restart resumed at does not count."""
     known, *again = undisturbed
     if not (steps := known.keys() & seen.keys()):
         return [], 0
@@ -153,14 +154,15 @@ def _left_behind(
         for path in apart - counts
         if not _is_of_a_loop(path) and {each[path] for each in seen.values() if path in each} != {resumed_at}
     }
-    # Without a second run a clock is not told from others.
+    # Without a second run a clock cannot be distinguished.
     others &= {path for each in (seen, *earlier) for path in _lasting(known, each)} if others and any(again) else set[str]()
     ordered = [*sorted(counts), *sorted(others, key=lambda path: _order(path, seen[last][path]))]
     return _told_once(ordered, known[last], seen[last]), last
 
 
 def _lasting(known: _ByStep, seen: _ByStep) -> set[str]:
-    """What differs at the first and at the last look at a restart: a single one may come before its loop has set a value."""
+    """Values that differ in the first and in the last snapshot of a restart: a single one may be older than its loop's first
+    value."""
     steps = known.keys() & seen.keys()
     if len(steps) < 2:
         return set()
@@ -168,7 +170,7 @@ def _lasting(known: _ByStep, seen: _ByStep) -> set[str]:
 
 
 def _is_of_a_loop(path: str) -> bool:
-    """It counts the rounds of a loop, or what has no effect."""
+    """Whether it counts the rounds of a loop, or has no effect."""
     return path.rpartition("/")[2] in _ROUNDS or path.endswith(_OF_NO_EFFECT)
 
 

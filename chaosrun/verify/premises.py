@@ -1,5 +1,5 @@
-"""Checks of what a judgement rests on: complete records, an undisturbed reference, the same environment in both legs. Pure. If
-one fails, the drill is inconclusive: neither success nor failure can be attributed to recovery.
+"""Checks of a verdict's premises: complete records, a reference without faults, the same environment in both legs. Pure. If one
+fails, the drill is inconclusive: neither success nor failure can be attributed to recovery.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ def records(drill: Drill) -> Check:
 
 
 def records_damaged(problems: Sequence[str]) -> Check | None:
-    """None where there are none."""
+    """The inconclusive check if records are damaged; None if none are."""
     if not problems:
         return None
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -53,7 +53,7 @@ def completed(drill: Drill) -> Check:
     other = [rank for rank in drill.ranks if seen[rank] != step]
     if other:
         about = {"leg": drill.chaos.name, "rank": other[0], "step": seen[other[0]], "expected": step}
-        # Ended by the script as it was told to leave, and for good.
+        # The script ended for good when it was told to leave.
         taken = any((record.found or {}).get("problem_code") == "notice_taken" for record in drill.chaos.events(FaultObserved))
         return failed("ended_on_notice" if taken else "ended_at_another_step", **about, seen=list(seen.values()))
     if drill.ended_early is not None:
@@ -64,7 +64,7 @@ def completed(drill: Drill) -> Check:
 
 
 def not_ended(leg: LegHistory, drill: Drill, outcomes: Sequence[str]) -> Check | None:
-    """None where it came to one of these ends, on every rank."""
+    """Why the leg did not end; None if it reached one of these ends on every rank."""
     if leg.finished is None:
         return inconclusive("leg_unfinished", leg=leg.name)
     if leg.outcome not in outcomes:
@@ -74,7 +74,7 @@ def not_ended(leg: LegHistory, drill: Drill, outcomes: Sequence[str]) -> Check |
 
 
 def reference(drill: Drill) -> Check:
-    """The reference leg is what it is called: one attempt, no fault, every step of every rank recorded once."""
+    """The reference leg is valid: one attempt, no fault, every step of every rank recorded once."""
     leg, chain = drill.reference, drill.reference_lineage
     faults = [record.fault for record in leg.events(FaultRequested)]
     if faults:
@@ -104,7 +104,7 @@ def _not_from_the_beginning(attempt: Attempt, drill: Drill) -> str | None:
 
 
 def _reference_gap(drill: Drill) -> str | None:
-    """What keeps the reference from holding each step of each rank exactly once."""
+    """Why the reference does not hold each step of each rank exactly once; None if it does."""
     chain = drill.reference_lineage
     if sorted(chain.steps) != list(drill.ranks):
         return f"it has traces of ranks {sorted(chain.steps)}, the job has {drill.spec.workers} workers"
@@ -138,14 +138,14 @@ def environment(drill: Drill) -> Check:
 
 
 def _comparable(environment: Mapping[str, object] | None, drill: Drill) -> Mapping[str, object] | None:
-    """The environment without what may differ between legs: the libraries that the script uses (known only as far as it had
-    imported them), and what a restart sets anew."""
+    """The environment without facts that may differ between legs: the libraries that the script uses (known only as far as it
+    had imported them), and settings that a restart changes."""
     left_out = {"libraries", "python_hash_seed", "hash_order"} if drill.by_script else {"libraries"}
     return environment and {key: value for key, value in environment.items() if key not in left_out}
 
 
 def canaries(*legs: LegHistory) -> Iterator[tuple[str, str]]:
-    """For each process its name and the digest of what it computed from the same numbers."""
+    """For each process, its name and the digest of its results from the same numbers."""
     for leg in legs:
         for trace in leg.traces:
             if trace.start and trace.start.canary is not None:
@@ -153,7 +153,7 @@ def canaries(*legs: LegHistory) -> Iterator[tuple[str, str]]:
 
 
 def bits_differ(heard: Sequence[tuple[str, str]]) -> Check | None:
-    """`heard`: as `canaries`. None where all are alike."""
+    """How the results of processes differ; None if they are equal. `heard`: as `canaries` returns."""
     for where, value in heard[1:]:
         if value != heard[0][1]:
             return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=dict(heard))
@@ -161,7 +161,7 @@ def bits_differ(heard: Sequence[tuple[str, str]]) -> Check | None:
 
 
 def own_files(drill: Drill) -> Check:
-    """No leg read files that another leg's training had left: results made from them would say nothing about checkpoints."""
+    """No leg read files that another leg's training had left: results based on them would say nothing about checkpoints."""
     found = [(leg, opened) for leg, files in drill.opened() for opened in of_a_training(files)]
     if not found:
         return passed("no leg read a file that another leg had left")
@@ -169,7 +169,7 @@ def own_files(drill: Drill) -> Check:
 
 
 def file_that_differs(drill: Drill) -> Cause | None:
-    """A likely reason why undisturbed legs differ: a file of another leg that one of them read, whenever it was made."""
+    """A likely reason why legs without faults differ: a file of another leg that one of them read, whenever it was written."""
     found = [(leg, opened) for leg, files in drill.opened() for opened in files]
     return Cause.of("file_of_another_leg", **_about_files(found)) if found else None
 
@@ -224,8 +224,8 @@ def reproducible(drill: Drill) -> Check:
 
 
 def _repeated_before(drill: Drill) -> Check:
-    """For a leg that began at a checkpoint of the reference: the steps before are the reference's own, and those after follow a
-    restore."""
+    """The check for a leg that began at a checkpoint of the reference: the steps before are the reference's own, and those
+    after follow a restore."""
     if how := _alone(drill):
         return inconclusive("job_not_repeatable", because="restored_twice", how=how)
     before = "the steps before are the reference's own, which was shown to repeat itself"
@@ -233,7 +233,7 @@ def _repeated_before(drill: Drill) -> Check:
 
 
 def _alone(drill: Drill) -> str | None:
-    """How one of two restarts from the same checkpoint differs from the reference where the other does not."""
+    """How one of two restarts from the same checkpoint differs from the reference at a place where the other does not."""
     first = drill.chaos.attempts[0] if drill.began else None
     restored = [attempt for attempt in drill.chaos.attempts if attempt.went_on and attempt is not first]
     for one, other in permutations(restored, 2):
@@ -262,13 +262,13 @@ def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[Kind, str, str, str]
 
 
 def _in_both(drill: Drill, attempt: Attempt, until: int) -> int:
-    """How many records of the attempt, up to a step, the reference has, too."""
+    """Number of the attempt's records, up to a step, that the reference has, too."""
     spans = (span.part(span.first, until) for trace in attempt.traces.values() for span in trace.spans)
     return sum(map(drill.reference_lineage.common, spans))
 
 
 def _pairs_apart(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
-    """Records of the attempt with the reference's, in the order of time, where they are not alike."""
+    """Records of the attempt that differ, each with the reference's, in time order."""
     steps = attempt.steps
     apart = drill.apart_in(attempt)
     for step in (step for step in steps if step in apart):

@@ -1,5 +1,5 @@
-"""Whether each recovery of a run without a reference was right, judged by the run's own records. Pure. Steps that an attempt
-does again are compared with the earlier records of them, and the state that it restores with what was saved.
+"""Judge each recovery of a run without a reference by the run's own records. Pure. Steps that an attempt repeats are compared
+with their earlier records, and the state that it restores with the saved state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,25 +27,25 @@ Judged = Literal["steps", "state", "nothing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """A restart of a run, as far as its attempt has come."""
+    """A restart of a run, judged as far as its attempt has run."""
 
     attempt: int
     began: int = 0
-    """The step that it went on from."""
+    """The step that it resumed at."""
     steps: int = 0
     """Number of steps done again and compared, on any rank."""
     last: int = 0
     states: int = 0
-    """Number of ranks whose restored state was compared with what was saved, or recorded after that step."""
+    """Number of ranks whose restored state was compared with the saved state, or with the state recorded after that step."""
     source: Source | None = None
     trained: bool = False
     lost: bool = True
-    """A step had been done before the restart, so that something could be lost."""
+    """Whether a step had been done before the restart, so that something could be lost."""
     divergence: Divergence | None = None
     astray: Cause | None = None
-    """What is wrong with where it went on from: a complete checkpoint that it passed over, say."""
+    """The error in the step that it resumed at, such as a complete checkpoint that it ignored."""
     problem: str | None = None
-    """Why it could not be looked at."""
+    """Why it could not be judged."""
 
     @property
     def wrong(self) -> Cause | None:
@@ -57,7 +57,7 @@ class Recovery:
 
     @property
     def words(self) -> str:
-        """How a recovery with which nothing is wrong was judged."""
+        """The judgement in words, for a correct recovery."""
         restored = "state" if self.source else "weights and optimizer"
         states = f"{count(self.states, 'rank')} resumed with the recorded {restored}"
         match self.judged:
@@ -74,7 +74,7 @@ class Recovery:
 def judge_recovery(
     history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, *, since: int = 1, begun: bool = False
 ) -> Recovery:
-    """Compare attempt `number` with those before it; of one that has only `begun`, where it went on from. `since`: see
+    """Compare attempt `number` with those before it; if it has only `begun`, check the step that it resumed at. `since`: see
     `recorded`. Never raises: a judgement must not end a training."""
     try:
         return _judge(history, number, spec, plan, since, begun=begun)
@@ -86,7 +86,7 @@ def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, sin
     whole, look = _up_to(history, number), _began if begun else _compared
     found = look(whole, number, spec, plan, since)
     if found.wrong and since > 1:
-        # The attempt that differed may have been repaired since: then this one agrees with those before that attempt.
+        # A later restart may have repaired the difference: then this attempt agrees with those before the one that differed.
         before = replace(whole, attempts=tuple(each for each in whole.attempts if each.number != since))
         mended = look(before, number, spec, plan, 1)
         known = begun or mended.judged != "nothing"
@@ -95,7 +95,7 @@ def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, sin
 
 
 def _began(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
-    """Where an attempt went on from, once all of its ranks have begun."""
+    """The step that an attempt resumed at, once all of its ranks have begun."""
     drill, attempt = _drill_of(whole, spec, plan, since, looked_at=()), whole.attempts[-1]
     return Recovery(attempt=number, began=attempt.resume_step, source=attempt.source, astray=_astray(drill, whole))
 
@@ -122,7 +122,7 @@ def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, si
 
 
 def _astray(drill: Drill, whole: LegHistory) -> Cause | None:
-    """What is wrong with where the last attempt went on from. Of state that is not of one step, the comparison says more."""
+    """The error in the step that the last attempt resumed at. If its state is not of one step, the comparison says more."""
     drill = replace(drill, chaos=whole, reference=_up_to(whole, whole.attempts[-1].number - 1))
     if not drill.by_script:
         return [wrong for _, wrong in recovery.went_on_from(drill)][-1]
@@ -131,7 +131,7 @@ def _astray(drill: Drill, whole: LegHistory) -> Cause | None:
 
 
 def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int) -> tuple[Drill, Divergence | None]:
-    """The last of these attempts as a drill, and its first difference."""
+    """The last of these attempts compared as a drill with those before, and its first difference."""
     attempts = history.attempts[-1:]
     drill = _drill_of(history, spec, plan, since, looked_at=attempts)
     divergence = divergence_of(drill, attempts)
@@ -139,14 +139,14 @@ def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: in
 
 
 def _drill_of(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int, *, looked_at: Sequence[Attempt]) -> Drill:
-    """A drill whose reference are the attempts before the last."""
+    """A drill whose reference is made of the attempts before the last."""
     before = _up_to(history, history.attempts[-1].number - 1)
     return Drill.of(before, history, spec, plan, recorded=recorded(before, since), looked_at=looked_at)
 
 
 def _near(history: LegHistory) -> LegHistory:
-    """Without the blocks of steps before the last attempt's first step: the comparison does not need them, however long the run
-    is."""
+    """The leg without the blocks of steps before the last attempt's first step, which the comparison does not need: its cost
+    does not grow with the run."""
     last = history.attempts[-1]
     first = min((start.position.step for start in last.starts.values()), default=last.resume_step)
 
@@ -158,7 +158,7 @@ def _near(history: LegHistory) -> LegHistory:
 
 
 def recorded(history: LegHistory, since: int = 1) -> Lineage:
-    """One record for each step: the one that the job went on from, else the last one made in attempt `since` or later."""
+    """One record for each step: the one that the job continued from, else the last one made in attempt `since` or later."""
     known = lineage(history)
     for span in reversed(known.cut_off):
         if span.trace.attempt >= since:
@@ -182,7 +182,7 @@ def _is_comparable(drill: Drill, attempt: Attempt, rank: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What a run's files show."""
+    """The account of a run from its files."""
 
     drill: Drill
     """The whole leg, compared with all of its own records."""
@@ -205,7 +205,7 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
     empty = LegHistory(name=history.name, layout=history.layout)
     drill = Drill.of(empty, history, spec, plan, recorded=recorded(history))
     points = alignment.resume_evidence if drill.by_script else recovery.resume_points
-    # A script that starts anew leaves gaps in its lineage: the evidence of where it went on says more.
+    # A script that starts from scratch leaves gaps in its lineage: the evidence of where it resumed says more.
     came_back = (points, recovery.lineage) if drill.by_script else (recovery.lineage, points)
     asked = (records, completed, environment, *came_back, replicas.rank_agreement)
     checks = run_checks(drill, (*asked, *([landed.faults_landed] if plan.faults else [])))
@@ -224,7 +224,7 @@ def records(drill: Drill) -> Check:
 
 
 def completed(drill: Drill) -> Check:
-    """It ran to its end, on every rank at the same step."""
+    """The run reached its end, on every rank at the same step."""
     leg = drill.chaos
     if lacking := not_ended(leg, drill, ("completed",)):
         return lacking
@@ -258,7 +258,8 @@ def _check_of(found: Recovery) -> Check:
 
 
 def _in_part(drill: Drill, judged: Sequence[Recovery]) -> str:
-    """What was not compared of the attempts that did no step twice. With chaosrun.attach all is restored and compared."""
+    """In words, what was not compared of attempts that repeated no step. With chaosrun.attach, all state is restored and
+    compared."""
     attempts = [str(each.attempt) for each in judged if not each.steps]
     if not attempts or not drill.by_script:
         return ""

@@ -1,4 +1,4 @@
-"""Where the schedule of a script's attempt stood, by the learning rates that it went on to use, or by what it saved. Pure."""
+"""The position of an attempt's learning rate schedule, from the rates that it then used, or from its saves. Pure."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,11 +11,11 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 
 _Rates = Mapping[int, tuple[str, ...]]
-"""Of all parameter groups, by step."""
+"""Learning rates of all parameter groups, by step."""
 _ROUNDED = 1e-9
 """Tolerance for schedules that multiply the current rate: rounding depends on the steps on the way."""
 _OFTEN = 3
-"""So many changes that are missing are no schedule that is merely late."""
+"""If this many changes are missing, the schedule is not merely late."""
 
 
 def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause | None:
@@ -34,7 +34,7 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
     if seen[first] != kept and _fits(-start, expected, later):
         return Cause.of("lr_scheduler_not_restored", because="of_the_beginning")
     shifts = [step - first for step in expected if step != first and _fits(step - first, expected, seen)]
-    # A scheduler that is begun anew goes on from a rate that is right: of an exponential one, a wrong first rate tells.
+    # A new scheduler continues from the right rate: for an exponential one, only a wrong first rate shows a wrong step.
     if _begins_anew(expected, seen, start) and (kept or len(shifts) != 1):
         return Cause.of("lr_scheduler_not_restored", because="begun_anew")
     if len(shifts) == 1 and (kept is None or _changes(seen) > 1):
@@ -49,20 +49,20 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
 
 
 def stays(drill: Drill, attempt: Attempt, rank: int) -> str | None:
-    """A variant of a row: the rates of this attempt, which chaosrun restored, never change from what it began with."""
+    """The variant of a row for an attempt restored by chaosrun whose rates never change from the first ones."""
     expected, seen = _rates(drill, attempt, rank)
     return "still" if attempt.by == "chaosrun" and attempt.went_on and _stands_still(expected, seen) else None
 
 
 def _rates(drill: Drill, attempt: Attempt, rank: int) -> tuple[_Rates, _Rates]:
-    """By step, those of the undisturbed run and of this attempt, without skipped steps, which have none."""
+    """Rates of the reference run and of this attempt, by step, without skipped steps, which have none."""
     expected = {step: record.lr for step, record in drill.reference_lineage.of(rank).items() if record.lr}
     seen = {step: record.lr for step, record in attempt.traces[rank].steps.items() if record.lr}
     return expected, seen
 
 
 def where_used(drill: Drill, rank: int, step: int, rates: tuple[str, ...]) -> str:
-    """The steps of the reference with these rates: those up to `step`, if they only stayed what they were, or the first."""
+    """The steps of the reference with these rates: those up to `step`, if the rates did not change, or else the first."""
     having = {each for each, record in drill.reference_lineage.of(rank).items() if record.lr == rates}
     if not having:
         return "no recorded step has this learning rate"
@@ -94,14 +94,14 @@ def _counted_twice(start: int, expected: _Rates, later: _Rates) -> bool:
 
 
 def _stands_still(expected: _Rates, seen: _Rates) -> bool:
-    """Whether the rates never change where the undisturbed run's do, time and again."""
+    """Whether the rates never change while the reference run's change repeatedly."""
     meanwhile = {step: expected[step] for step in seen if step in expected}
     return _changes(seen) == 0 and _changes(meanwhile) >= _OFTEN
 
 
 def _begins_anew(expected: _Rates, seen: _Rates, start: int) -> bool:
-    """Whether the rates, after the first one that the optimizer kept, change by the same factors as the undisturbed run's do
-    after its first."""
+    """Whether the rates, after the first one that the optimizer kept, change by the same factors as the reference run's after
+    its first."""
     if 1 not in expected or start + 1 not in seen or all(rates == seen[start + 1] for rates in seen.values()):
         return False
     pairs = [(rates, expected[step - start]) for step, rates in seen.items() if step - start in expected]
@@ -117,7 +117,8 @@ def _value(rate: str) -> float:
 
 
 def schedule_behind(drill: Drill) -> Iterator[str]:
-    """Of a run without a reference: the optimizer keeps the rate itself, so that a lost count shows only at the next change."""
+    """A warning if a scheduler's count was lost in a run without a reference: the optimizer keeps the rate itself, so that a
+    lost count shows only at the next change."""
     for attempt in [] if drill.reference.attempts else drill.chaos.attempts:
         found = _count_behind(drill, attempt)
         if found is None:
@@ -133,15 +134,15 @@ def schedule_behind(drill: Drill) -> Iterator[str]:
 
 
 def _count_behind(drill: Drill, attempt: Attempt) -> tuple[str, int, int, int] | None:
-    """A scheduler of torch's that counts less in what this attempt saved than it had when it was saved at the step that the
-    attempt went on from: its name, that count, the later step and the count there. None, too, where rates never change."""
+    """A torch scheduler whose count in this attempt's saves is lower than in the save that the attempt resumed from: its name,
+    that count, the later step and the count there. None, too, if rates never change."""
     base = attempt.resume_step
     earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
     for rank, trace in attempt.traces.items() if base else ():
         saved = [entry for each in earlier if rank in each.traces for entry in _counts(each.traces[rank])]
         before = {place: counted for step, place, counted in saved if step == base}
         for step, place, counted in _counts(trace):
-            # One that counts each step goes on to do so; any other does not go back.
+            # A scheduler that counts each step continues to do so; any other never counts backwards.
             if place in before and counted < before[place] + (step - base) * (before[place] // base):
                 rates = {record.lr for record in drill.chaos_lineage.of(rank).values() if record.lr}
                 return (place[1], before[place], step, counted) if len(rates) > 1 else None
@@ -149,8 +150,8 @@ def _count_behind(drill: Drill, attempt: Attempt) -> tuple[str, int, int, int] |
 
 
 def _counts(trace: RankTrace) -> Iterator[tuple[int, tuple[str, str], int]]:
-    """By step, and by file and name, what schedulers count in what was saved. Of one that is made of several, each of these may
-    rest."""
+    """Counts of schedulers in saved files, by step, and by file and name; without the parts of a combined one, which may
+    pause."""
     for saved in trace.saves:
         for name, value in saved.held.items():
             *folder, last = name.split("/")

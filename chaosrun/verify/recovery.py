@@ -1,4 +1,4 @@
-"""Checks of how the job came back: an unbroken lineage, the right checkpoint, replays that agree. Pure."""
+"""Checks of recovery: an unbroken lineage, the right checkpoint, replays that agree. Pure."""
 
 import re
 from collections import Counter
@@ -43,7 +43,7 @@ def lineage(drill: Drill) -> Check:
 
 
 def resume_points(drill: Drill) -> Check:
-    """Every attempt went on from the newest valid checkpoint committed before it, on every rank, at the right position."""
+    """Every attempt resumed from the newest valid checkpoint committed before it, on every rank, at the right position."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
     points: list[Params] = []
@@ -60,7 +60,7 @@ def resume_points(drill: Drill) -> Check:
 
 
 def went_on_from(drill: Drill) -> Iterator[tuple[Params, Cause | None]]:
-    """The point that each attempt went on from, and what is wrong with it."""
+    """The checkpoint that each attempt resumed from, and any error in it."""
     began = drill.chaos.began if drill.began else None
     committed = {name: checkpoint_step(name) or 0 for name in began.states} if began else {}
     reached = began.step if began else 0
@@ -83,14 +83,14 @@ def went_on_from(drill: Drill) -> Iterator[tuple[Params, Cause | None]]:
 
 
 def set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
-    """Checkpoints that went to quarantine and that no planned fault had damaged: the storage did, or something from outside."""
+    """Checkpoints in quarantine that no planned fault had damaged: the storage did, or something external."""
     notes = [record.found for record in drill.chaos.events(FaultObserved)]
     spoiled = {str(note.get("checkpoint")) for note in notes if isinstance(note, Mapping)}
     return [record for record in drill.chaos.events(CheckpointQuarantined) if record.name not in spoiled]
 
 
 def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str, str] | None:
-    """Name and reason of a whole checkpoint that was put aside because the script's objects twice refused it."""
+    """Name and reason of a valid checkpoint that was quarantined because the script's objects twice failed to load it."""
     for name in attempt.quarantined:
         tried = [other for other in attempts if other.number < attempt.number and other.resume == name and other.unplanned]
         if len(tried) > 1 and all(map(died_in_restore, tried)):
@@ -105,7 +105,7 @@ def died_in_restore(attempt: Attempt) -> bool:
 
 
 def _raised_in_restore(attempt: Attempt, death: DeathUnplanned) -> bool:
-    """Whether the script raised an error before it began to train that is not the machine's (storage, memory)."""
+    """Whether the script raised an error before it began to train, other than one of the machine (storage, memory)."""
     error, trace = death.error, None if death.rank is None else attempt.traces.get(death.rank)
     if error is None or (trace is not None and trace.start is not None):
         return False
@@ -113,8 +113,8 @@ def _raised_in_restore(attempt: Attempt, death: DeathUnplanned) -> bool:
 
 
 def _wrong_resume(attempt: Attempt, newest: int, reached: int) -> str | None:
-    """A checkpoint whose rank died before it wrote the trace record of the commit may be newer than the newest recorded one: it
-    is as good."""
+    """How an attempt's checkpoint is wrong. A checkpoint newer than the newest recorded one is right, too: its rank may have
+    died before it recorded the commit."""
     step = attempt.resume_step
     named = checkpoint_step(attempt.resume) if attempt.resume is not None else 0
     if named != step:
@@ -228,8 +228,8 @@ def bucket_layout(drill: Drill) -> Check:
 
 
 def reduces_alike(seen: BucketsRecord, expected: BucketsRecord) -> bool:
-    """Whether both have the same layout, as far as a model trains in both: a model that trains only at times has no layout
-    before that."""
+    """Whether both have the same layout for models that train in both: a model that trains only at times has no layout
+    before."""
     if seen.layout is None or expected.layout is None:
         return seen.layout == expected.layout
     one, other = (Counter(map(tuple, each)) for each in (seen.layout, expected.layout))
@@ -237,7 +237,7 @@ def reduces_alike(seen: BucketsRecord, expected: BucketsRecord) -> bool:
 
 
 def _whole(buckets: Counter[tuple[int, ...]]) -> bool:
-    """Whether these are all buckets of some models, or none: each model numbers its parameters from 0."""
+    """Whether these are all the buckets of some models, or none: each model numbers its parameters from 0."""
     numbers = Counter(number for bucket in buckets.elements() for number in bucket)
     return all(numbers[number - 1] >= seen for number, seen in numbers.items() if number)
 
@@ -254,7 +254,8 @@ def _in_force(trace: RankTrace | None, step: int) -> BucketsRecord | None:
 
 
 def _stretches(drill: Drill, trace: RankTrace) -> Iterator[tuple[range, RankTrace]]:
-    """The steps of a trace that the reference has, too, as far as no layout changes in either; and the reference's trace."""
+    """Ranges of a trace's steps that the reference has, too, in which no layout changes in either; and the reference's
+    trace."""
     for own in trace.spans:
         for held in drill.reference_lineage.of(trace.rank).over(own.steps):
             steps = held.steps
@@ -269,6 +270,6 @@ def _same_gradient(drill: Drill, trace: RankTrace, step: int) -> bool:
 
 
 def refused_by_load(message: str) -> str | None:
-    """The class that torch.load, which takes tensors and plain values alone since 2.6, says that a file holds besides."""
+    """The class that torch.load refuses: since 2.6 it accepts only tensors and plain values."""
     found = re.search(r"Weights only load failed.*Unsupported global: GLOBAL (\S+)", message, re.DOTALL)
     return found and found[1]

@@ -1,4 +1,4 @@
-"""How long each restart took, by phase; which work was done twice; how much of the time was useful. Judges nothing. If a time
+"""How long each restart took, by phase; how much work was repeated; how much of the time was useful. Judges nothing. If a time
 was not recorded, or clocks disagree, the span is None: nothing is guessed.
 """
 
@@ -18,21 +18,21 @@ Pauses = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryTimes:
-    """From the end of the attempt before to the first step of this one, in seconds; without pauses."""
+    """Seconds from the end of the previous attempt to the first step of this one, without pauses."""
 
     attempt: int
     detect_s: float | None
-    """From the death (the kernel's time of it) until the supervisor knew of it; of a hang, from the last heartbeat; if nobody
-    could see it (a lost node, a dead supervisor), from the last recorded step."""
+    """From the death (by the kernel's time) until the supervisor detected it; for a hang, from the last heartbeat; if it could
+    not be observed (a lost node, a dead supervisor), from the last recorded step."""
     stop_s: float | None
-    """Until every process of the attempt before was gone."""
+    """Until every process of the previous attempt was gone."""
     start_s: float | None
     """Until the last rank was ready to restore: restart decided, ranks forked, script imported, process group joined, model
     built."""
     restore_s: float | None
-    """Until the last rank held the state that it went on from."""
+    """Until the last rank had restored its state."""
     first_step_s: float | None
-    """Until the first rank recorded a step; the priming of DDP's buckets is in it."""
+    """Until the first rank recorded a step; includes the priming of DDP's buckets."""
     total_s: float | None
 
     @property
@@ -42,16 +42,16 @@ class RecoveryTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a leg's time went into. Seconds of steps are those of the slowest rank."""
+    """How a leg's time was spent. Seconds of steps are those of the slowest rank."""
 
     kept_s: float
     """Of steps that lead to the final weights, each counted once."""
     lost_s: float
     lost_steps: int
     before_s: float | None
-    """Before the first attempt: placement and, where nobody had started it yet, Ray's start."""
+    """Before the first attempt: placement and, if Ray was not running yet, its start."""
     wall_s: float | None
-    """From the first attempt on, without the time in which nobody supervised it because it had been interrupted."""
+    """From the first attempt on, without the time in which the leg was interrupted and had no supervisor."""
 
     @property
     def goodput(self) -> float | None:
@@ -74,10 +74,10 @@ def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
 
 
 def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attempt, paused: Pauses) -> RecoveryTimes:
-    """`how`: what ended the attempt before it."""
+    """`how`: how the previous attempt ended."""
     known = list(attempt.starts.values())
     entered = [start.entered_s for start in known if start.entered_s is not None]
-    # Ranks that wrote nothing may have been the last ones.
+    # Ranks that recorded nothing may have been the last ones.
     whole = bool(known) and len(known) == len(attempt.pids or attempt.traces)
     gone = events.AttemptStopped | events.SupervisorResumed
     gone_s = next((record.time_s for record in how if isinstance(record, gone)), None)
@@ -105,7 +105,7 @@ def _last_step_s(attempt: Attempt) -> float | None:
 
 
 def _end_of(attempt: Sequence[events.JournalEvent]) -> tuple[float | None, float] | None:
-    """When the attempt's end began, and when the supervisor was told of it; None where it saw neither hang nor death."""
+    """When the attempt's end began, and when the supervisor learnt of it; None if it saw neither hang nor death."""
     for record in attempt:
         if isinstance(record, events.HangDeclared) and record.silent_s is not None:
             return record.time_s - record.silent_s, record.time_s
@@ -131,7 +131,7 @@ def work_of(leg: LegHistory, chain: Lineage) -> Work:
         before = max((start.time_s for start in attempt.starts.values()), default=0.0)
         for is_kept, steps in groupby(attempt.steps, kept[attempt.number].__contains__):
             done = list(steps)
-            # The last rank's record of the last of them: the others need not be read.
+            # The last rank's record of the last step counts: the other steps need not be read.
             end_s = max(record.time_s for record in attempt.steps[done[-1]].values())
             kept_s += max(0.0, end_s - before) if is_kept else 0.0
             lost_s += 0.0 if is_kept else max(0.0, end_s - before)
@@ -148,14 +148,14 @@ def work_of(leg: LegHistory, chain: Lineage) -> Work:
 
 
 def from_first_attempt(journal: Sequence[events.JournalEvent]) -> Sequence[events.JournalEvent]:
-    """The leg's events since its first attempt was decided, when its ranks had been placed; all events if there was no
+    """The leg's events since its first attempt was decided on, after its ranks were placed; all events if there was no
     attempt."""
     begins = next((number for number, record in enumerate(journal) if isinstance(record, events.AttemptStarting)), 0)
     return journal[begins:]
 
 
 def pauses(journal: Sequence[events.JournalEvent]) -> Pauses:
-    """Beginning and end of each time in which nobody supervised the leg because it had been interrupted."""
+    """Start and end of each interruption, in which the leg had no supervisor."""
     between = [
         (before.time_s, after.time_s)
         for before, after in pairwise(journal)

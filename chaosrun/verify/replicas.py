@@ -1,5 +1,5 @@
 """Whether the ranks' replicas of the model are equal after every restore and every step, in both legs (hazard C8). Pure. In a
-sharded model, ranks are replicas where they hold the same part of a tensor, by its name in the trace ("weight[8:16]").
+sharded model, ranks are replicas if they hold the same part of a tensor, by its name in the trace ("weight[8:16]").
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, sk
 from chaosrun.verify.compare import first_difference, unlike_orders
 
 OWN_STEPS = 64
-"""The gradients of so many first steps of a leg show which tensors each rank trains on its own."""
+"""The gradients of this many first steps of a leg show which tensors each rank trains on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """The first place in a leg where one rank's weights are not those of the others."""
+    """The first place in a leg where one rank's weights differ from the others'."""
 
     leg: str
     attempt: int
@@ -27,7 +27,7 @@ class Drift:
     """The weights are those after it: 0 before the first."""
     rank: int
     other: int
-    """A rank of those that agree."""
+    """One of the ranks that agree."""
     tensor: str | None
     at_start: bool
     """The ranks differed before the first step: they began, or restored, different weights."""
@@ -76,12 +76,12 @@ class Replicas:
 
     @property
     def in_part(self) -> bool:
-        """Ranks have some tensors, or parts of them, of their own."""
+        """Whether some tensors, or parts of them, belong to single ranks."""
         return self.sharded or bool(self.own)
 
     @cached_property
     def exist(self) -> bool:
-        """Two ranks hold the same part of a tensor, or the whole of it."""
+        """Whether two ranks hold the same part of a tensor, or all of it."""
         starts = (start for attempt in self._leg.attempts[:1] for start in attempt.starts.values())
         held = [name for start in starts for name in set(self._held(start))]
         return not self.in_part or len(set(held)) < len(held)
@@ -120,8 +120,8 @@ class Replicas:
         return longest
 
     def drift(self, usual: int | None = None) -> Drift | None:
-        """None if all ranks agree in everything that they recorded, or if no two hold the same part. `usual`: the
-        `longest_parting` of the undisturbed leg; None: of this one."""
+        """The first drift; None if all ranks agree in everything that they recorded, or if no two hold the same part. `usual`:
+        the reference leg's `longest_parting`; None: this leg's."""
         usual = self.longest_parting if usual is None else usual
         for attempt in self._leg.attempts if self.exist else ():
             until = 0
@@ -143,7 +143,7 @@ class Replicas:
         return found
 
     def _held(self, start: StartRecord) -> tuple[str, ...]:
-        """Names of what it has; none where it does not say which parts of what is sharded."""
+        """Names of the rank's tensors; none if its record does not say which parts of sharded tensors it has."""
         if start.sharded and not start.parts:
             return ()
         whose = {name: by_rank.get(start.rank) for name, by_rank in self.own.items()}
@@ -157,7 +157,7 @@ class Replicas:
         return list(groups.values())
 
     def _partings(self, attempt: Attempt) -> Iterator[Parting]:
-        """In the order of time."""
+        """The partings, oldest first."""
         groups = self._groups(attempt)
         for records in _perhaps_apart(attempt):
             for group in groups:
@@ -168,7 +168,7 @@ class Replicas:
                 yield found
 
     def _apart_in(self, attempt: Attempt, records: Mapping[int, StartRecord | StepRecord]) -> Parting | None:
-        """Of ranks that hold some tensors alike: the first that is not, where words of tensors were recorded."""
+        """The first tensor that differs between ranks that share some, if digests of single tensors were recorded."""
         words: dict[str, dict[int, tuple[int, int]]] = {}
         for rank, record in records.items():
             start = attempt.starts.get(rank)
@@ -191,8 +191,8 @@ def of_undisturbed(drill: Drill) -> Replicas:
 
 
 def rank_agreement(drill: Drill) -> Check:
-    """All ranks hold the same parameters when an attempt begins and after each step, in both legs; if the undisturbed script
-    lets them differ for some steps (Local SGD), whenever it has synchronised them."""
+    """All ranks hold the same parameters when an attempt begins and after each step, in both legs; if the script lets them
+    differ for some steps in the reference run (Local SGD), whenever it has synchronised them."""
     if drill.spec.workers == 1:
         return skipped("one worker: there is nothing to compare")
     replicas = of_undisturbed(drill)
@@ -225,7 +225,7 @@ def rank_agreement(drill: Drill) -> Check:
 
 
 def chaos_drift(drill: Drill) -> Drift | None:
-    """The drift of the chaos leg, in which ranks may differ for as many steps as in the undisturbed one."""
+    """The drift of the chaos leg, in which ranks may differ for as many steps as in the reference leg."""
     return Replicas(drill.chaos).drift(of_undisturbed(drill).longest_parting)
 
 
@@ -234,7 +234,7 @@ def is_sharded(leg: LegHistory) -> bool:
 
 
 def _words_by_name(attempt: Attempt, words: Mapping[int, bytes]) -> dict[str, dict[int, int]]:
-    """Of each tensor, by rank, as far as they were recorded."""
+    """Digests of each tensor, by rank, as far as they were recorded."""
     found: dict[str, dict[int, int]] = {}
     for rank, packed in words.items():
         start = attempt.starts.get(rank)
@@ -274,7 +274,8 @@ def _blocks(attempt: Attempt, ranks: Iterable[int]) -> Iterator[Block]:
 
 
 def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:
-    """What ranks recorded at the same moment: the starts, then each step but those in blocks of equal parameter digests."""
+    """Records of the ranks at the same moment: the starts, then each step except those in blocks with equal parameter
+    digests."""
     yield attempt.starts
     values: dict[int, set[tuple[range, bytes]]] = {}
     for block in {(block.steps, block.param) for block in _blocks(attempt, attempt.traces)}:
@@ -287,7 +288,7 @@ def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | Step
 def _drift(leg: LegHistory, attempt: Attempt, parting: Parting) -> Drift:
     records, values, index = parting.records, parting.values, parting.index
     seen = list(values.values())
-    # The weights that most ranks hold, of equally many those of the lowest rank.
+    # The weights of the majority; on a tie, those of the lowest rank.
     common = max(seen, key=seen.count)
     rank = next(rank for rank, value in values.items() if value != common)
     other = next(rank for rank, value in values.items() if value == common)

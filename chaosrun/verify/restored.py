@@ -22,8 +22,8 @@ COMPONENTS: Mapping[str, tuple[str, Kind]] = {
     "registered": ("registered_state", "registered"),
     "rng": ("rng", "rng"),
 }
-"""What a checkpoint holds: its part (`code_differences.PARTS`), and the kind of a divergence in it. In the order in which a
-difference is told: an earlier one most likely explains later ones."""
+"""The components of a checkpoint: their part (`code_differences.PARTS`), and the kind of divergence in it. In the order in
+which differences are reported: an earlier one most likely explains later ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class StateDifference:
         return len(self.names) > 1 and values[0] == values[1]
 
     def held_by(self, drill: Drill) -> tuple[int, int] | None:
-        """Rank and step at which the reference holds what was seen here; None where it never does."""
+        """Rank and step at which the reference has the state seen here; None if it never has."""
         places = [(rank, self.step) for rank in drill.ranks]
         places += [(self.rank, step) for step in reversed(range(1, drill.reference_lineage.final_step + 1))]
         for rank, step in places:
@@ -68,31 +68,32 @@ class StateDifference:
 
 
 def is_setting(name: str) -> bool:
-    """A value of the optimizer's parameter groups, by its path in what was saved."""
+    """Whether a path in the saved state is a value of the optimizer's parameter groups."""
     return "param_groups" in name.split("/")[1:-1]
 
 
 def is_scaler(name: str) -> bool:
-    """A value of the GradScaler, which is saved with the optimizer."""
+    """Whether a path is a value of the GradScaler, which is saved with the optimizer."""
     return name.split("/")[0] == "scaler"
 
 
 def reference_state(drill: Drill, rank: int, step: int) -> Digests | None:
-    """What the reference saved at `step` on this rank; None where it saved no checkpoint, or did not digest it."""
+    """The state that the reference saved at `step` on this rank; None if it saved no checkpoint, or did not digest it."""
     span = drill.reference_lineage.of(rank).span_of(step)
     return next((saved.digests for saved in span.trace.checkpoints if saved.step == step), None) if span else None
 
 
 def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> CheckpointRecord | None:
-    """What the chaos leg saved last at `step` on this rank, before this attempt."""
+    """The state that the chaos leg saved last at `step` on this rank, before this attempt."""
     earlier = [other.traces[rank] for other in drill.chaos.attempts if other.number < attempt.number and rank in other.traces]
     saved = [checkpoint for trace in earlier for checkpoint in trace.checkpoints if checkpoint.step == step]
     return saved[-1] if saved else None
 
 
 def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, list[str]] | None:
-    """The first of these ranks whose model began with other buffers than it had when its script saved at that step, and which:
-    of those that differ at the end, too, since a pass may compute some anew. What another rank had saved, DDP hands out."""
+    """The first of these ranks whose model began with other buffers than it had when its script saved at that step, and those
+    of them that differ at the end, too, since a pass may recompute some. Buffers that another rank had saved do not count: DDP
+    broadcasts them."""
     saved = _as_saved(drill, attempt, "buffers")
     for rank in sorted(saved.keys() & attempt.starts.keys() & ranks):
         began = attempt.starts[rank].buffers
@@ -105,15 +106,15 @@ def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, 
 
 
 def buffers_came_back(drill: Drill, rank: int) -> bool:
-    """Whether each attempt of a script that resumes by itself began with the buffers that this rank had when it saved."""
+    """Whether each attempt of a script that resumes by itself began with the buffers that this rank had at the save."""
     restarted = [attempt for attempt in drill.chaos.attempts if attempt.went_on and rank in attempt.starts]
     pairs = [(attempt.starts[rank].buffers, _as_saved(drill, attempt, "buffers").get(rank)) for attempt in restarted]
     return bool(pairs) and all(began and began == saved for began, saved in pairs)
 
 
 def lost_optimizers(drill: Drill, attempt: Attempt, ranks: Collection[int]) -> list[str]:
-    """Of several optimizers of a script that resumes by itself, those that one of these ranks began with otherwise than it had
-    saved. Empty where none is known to be right."""
+    """Of several optimizers of a script that resumes by itself, those that one of these ranks began with in another state than
+    it had saved. Empty if none is known to be right."""
     for rank, saved in sorted(_as_saved(drill, attempt, "optimizers").items()):
         began = attempt.starts[rank].optimizers if rank in ranks else {}
         lost = differing_keys(saved, began) if began.keys() == saved.keys() else []
@@ -130,7 +131,7 @@ def _as_saved(drill: Drill, attempt: Attempt, what: Literal["buffers", "optimize
 
 
 def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | None:
-    """What this attempt restored, if it is not what the reference held at that step."""
+    """How the state that this attempt restored differs from the reference's at that step; None if it does not."""
     starts = {rank: start for rank, start in attempt.starts.items() if start.restored}
     for step in sorted({start.position.step for start in starts.values()}):
         held = {rank: start.digests for rank, start in starts.items() if start.position.step == step and start.digests}
@@ -140,7 +141,7 @@ def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | Non
 
 
 def saved_difference(drill: Drill, attempt: Attempt, step: int) -> StateDifference | None:
-    """What this attempt saved at `step`, if the reference saved something else."""
+    """How the state that this attempt saved at `step` differs from the reference's save; None if it does not."""
     held = {
         rank: saved.digests
         for rank, trace in attempt.traces.items()
@@ -151,7 +152,7 @@ def saved_difference(drill: Drill, attempt: Attempt, step: int) -> StateDifferen
 
 
 def checkpointed_state(drill: Drill) -> Check:
-    """Everything that the chaos leg restored and saved has the digests that the reference's checkpoint of that step has."""
+    """All state that the chaos leg restored and saved has the digests of the reference's checkpoint of that step."""
     compared = 0
     for attempt in drill.chaos.attempts:
         steps = sorted({saved.step for trace in attempt.traces.values() for saved in trace.checkpoints})

@@ -1,8 +1,8 @@
-"""Optimizers that make no step any more: what a restart loses of their state, nothing that is trained follows from. Pure.
+"""Optimizers that make no more steps: if a restart loses their state, the training is not affected. Pure.
 
-A script may make an optimizer for each phase of its training up front, and restore the one alone that is in use. The lost state
-shows in every digest of all optimizers to the end, and may be left out only where all else is known to be right: the others end
-as in the undisturbed run, and no checkpoint held the state that was lost.
+A script may create an optimizer for each phase of its training up front, and restore only the one in use. The lost state
+shows in every digest of all optimizers to the end, and may be ignored only if all else is known to be right: the others end
+as in the reference run, and no checkpoint held the lost state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,8 +40,8 @@ def _began_otherwise(start: StartRecord, known: Lineage) -> bool:
 
 
 def _lost_for_good(reference: LegHistory, chaos: LegHistory, rank: int) -> tuple[str, ...]:
-    """Of several optimizers, those whose state is not the reference's at the end, has stood still since the last attempt began,
-    and was in no checkpoint that an attempt went on from. Empty where that cannot be told."""
+    """Of several optimizers, those whose state differs from the reference's at the end, has not changed since the last attempt
+    began, and was in no checkpoint that an attempt resumed from. Empty if that is unknown."""
     expected, seen, last = reference.ends.get(rank), chaos.ends.get(rank), chaos.attempts[-1].starts.get(rank)
     if expected is None or seen is None or last is None or not expected.optimizers:
         return ()
@@ -60,7 +60,7 @@ def _lost_for_good(reference: LegHistory, chaos: LegHistory, rank: int) -> tuple
 def _make_no_difference(
     lost: tuple[str, ...], reference: LegHistory, known: Lineage, attempt: Attempt, rank: int, *, is_last: bool
 ) -> bool:
-    """Whether the attempt began with the others as the reference had them, and none of these makes a step since then."""
+    """Whether the attempt began with the others as in the reference, and none of these has made a step since."""
     start = attempt.starts[rank]
     step = start.position.step
     saved = [save.optimizers for save in _saves(reference) if save.step == step and save.optimizers]
@@ -72,7 +72,7 @@ def _make_no_difference(
 
 
 def _stand_still(names: tuple[str, ...], steps: Iterable[StepRecord]) -> bool:
-    """Whether all of these steps tell which optimizers made them, and none of these did. One that was skipped has none."""
+    """Whether all of these steps record which optimizers made them, and none of these did. A skipped step has none."""
     return all(bool(each.stepped or not each.grad) and not {*names} & {*each.stepped} for each in steps)
 
 
@@ -81,7 +81,7 @@ def _saves(leg: LegHistory) -> Iterable[SaveRecord]:
 
 
 def _as_held(digest: str) -> str:
-    """As `SaveRecord.held` tells of a tensor that has this digest in an end record."""
+    """The form in which `SaveRecord.held` records a tensor that has this digest in an end record."""
     try:
         return xxhash.xxh3_64_hexdigest(bytes.fromhex(digest)[::-1])
     except ValueError:  # a number

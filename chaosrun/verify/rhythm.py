@@ -1,5 +1,5 @@
 """Whether a file is saved at steps that depend on training results, or only on when its process started. Pure. After a restart
-a file is saved at other steps than in the undisturbed run. That is right for a script that saves by the clock, or a number of
+a file may be saved at other steps than in the reference run. That is right for a script that saves by the clock, or a number of
 steps or evaluations after a start; it is a mistake if a best value, a patience or a list of the best was not restored.
 """
 
@@ -9,9 +9,9 @@ from itertools import pairwise
 from math import gcd
 
 SHORTEST_PERIOD_S = 0.2
-"""A save by the clock comes no more often than this."""
+"""Saves by the clock are at least this far apart."""
 ENOUGH = 4
-"""From so many saves on, equal pauses between them are no coincidence."""
+"""With at least this many saves, equal pauses between them are no coincidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,9 @@ class Saves:
     """The saves of one file by one process."""
 
     times: dict[int, float]
-    """By step, in seconds."""
+    """Times in seconds, by step."""
     begun: int
-    """The step that it went on from."""
+    """The step that it resumed at."""
     final: int
     began_s: float
     ended_s: float
@@ -33,7 +33,7 @@ class Saves:
 
 
 def is_of_its_start(undisturbed: Saves, restarted: Saves, *, holds_weights: bool) -> bool:
-    """Whether the start times of the processes explain the difference. In doubt, a file of weights is taken to depend on the
+    """Whether the start times of the processes explain the difference. In doubt, a file of weights is assumed to depend on the
     best value."""
     due = {step + restarted.begun for step in undisturbed.steps}
     counted = restarted.steps == {step for step in due if step <= restarted.final} or _same_evaluations(undisturbed, restarted)
@@ -48,7 +48,7 @@ def is_of_its_start(undisturbed: Saves, restarted: Saves, *, holds_weights: bool
 
 
 def _follows_what_was_best(undisturbed: Saves, restarted: Saves) -> bool:
-    """At the final step a model may be evaluated whatever the rhythm is."""
+    """A model may be evaluated at the final step under any rhythm."""
     begun, final = restarted.begun, undisturbed.final
     return any(
         _is_best_of_some(undisturbed.steps - left_out, restarted.steps - left_out, begun, final)
@@ -72,7 +72,7 @@ def _is_best_of_some(expected: Set[int], seen: Set[int], begun: int, final: int)
 
 
 def _is_long_enough(undisturbed: Saves, restarted: Saves) -> bool:
-    """Whether there are enough saves to show a rhythm, and none was due after the last."""
+    """Whether there are enough saves to show a rhythm, with none due after the last."""
     own = sorted(undisturbed.steps)
     shortest = min((b - a for a, b in pairwise(own)), default=0)
     return len(own) + len(restarted.steps) >= ENOUGH and undisturbed.final - own[-1] < shortest
@@ -89,7 +89,7 @@ def _same_evaluations(undisturbed: Saves, restarted: Saves) -> bool:
 
 
 def _is_regular(undisturbed: Saves, restarted: Saves) -> bool:
-    """Both save every so many steps, wherever they begin to count."""
+    """Both save at a fixed interval of steps, counted from any step."""
     own = sorted(undisturbed.steps)
     every = own[1] - own[0] if len(own) > 1 else own[0]
     for saves in (undisturbed, restarted):
@@ -101,7 +101,7 @@ def _is_regular(undisturbed: Saves, restarted: Saves) -> bool:
 
 
 def _is_by_the_clock(undisturbed: Saves, restarted: Saves) -> bool:
-    """One period in seconds explains all pauses between saves, and that there was no other save; a save may be a step late."""
+    """One period in seconds explains all pauses between saves, and the absence of further saves; a save may be a step late."""
     pauses = [b - a for saves in (undisturbed, restarted) for a, b in pairwise(saves.times.values())]
     waits = [saves.ended_s - max(saves.times.values(), default=saves.began_s) for saves in (undisturbed, restarted)]
     waits += [min(saves.times.values()) - saves.began_s for saves in (undisturbed, restarted) if saves.times]

@@ -1,4 +1,4 @@
-"""Whose fault something is, and the rows of the table of causes. Values only; the rows stand in `code_*`, see `codes`."""
+"""The types for blame and for the rows of the table of causes. The rows themselves are in `code_*`, see `codes`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,13 +21,14 @@ WHOSE: Mapping[Whose, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """Whose fault it is: chaosrun answers for what it restores and orders, the script for what it does with that."""
+    """Whose fault it is: chaosrun is responsible for the state and data order that it restores, the script for its use of
+    them."""
 
     whose: Whose
     likely: bool = False
     """The records point there without proving it."""
     part: Part | None = None
-    """Of the user's: where to look."""
+    """If the fault is the user's: where to look."""
     reason: str
     """A clause for people: "its own steps differ, although everything was restored as it was saved"."""
 
@@ -83,11 +84,11 @@ class Row:
     """A few words, or one sentence, without a full stop."""
     blame: Blame | None = None
     hint: str | None = None
-    """What it suggests to do, or the particulars."""
+    """What to do, or details."""
     hazard: str | None = None
     """Row of docs/hazards.md."""
 
 
 def detail(*, hint: str, hazard: str | None = None) -> Row:
-    """A row that says more of a code: its hint stands before that of the code's own row."""
+    """Whether this row adds to a code's: its hint comes before that of the code's own row."""
     return Row("", hint=hint, hazard=hazard)

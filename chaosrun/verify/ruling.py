@@ -43,7 +43,7 @@ OUTCOME_EXIT_CODES: Mapping[str, int] = {
     "timeout": 124,
     "interrupted": 130,
 }
-"""Of a leg that did not complete; its drill is INCONCLUSIVE."""
+"""Exit codes of a leg that did not complete; its drill is INCONCLUSIVE."""
 END_CODES: Mapping[str, str] = {
     "user_error": "script_failed",
     "recovery_failed": "recovery_failed",
@@ -76,8 +76,7 @@ class Ruling:
 def rule(
     drill: Drill, checks: Sequence[Check], irreproducible: Cause | None, attempts: Sequence[AttemptSummary], *, landed: int
 ) -> tuple[Ruling, Divergence | None]:
-    """The first of these rules that applies decides; returned with the first difference, as far as recovery may be the reason
-    for it."""
+    """The ruling of the first rule that applies, and the first difference, as far as recovery may be its reason."""
     unfounded = _of_premises(checks, irreproducible, drill)
     divergence = first_divergence(drill)
     drifted = _of_drift(checks)
@@ -119,12 +118,12 @@ def rule(
 
 
 _HARMLESS = ("kill", "preempt", "abort")
-"""Faults that leave each file as they found it."""
+"""Faults that change no file."""
 _UNSET = ("UnboundLocalError", "NameError")
 
 
 def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | None:
-    """A script that completes undisturbed, and after a fault fails at every restart."""
+    """The ruling on a script that completes without faults, and fails at every restart after one."""
     chaos, end = drill.chaos, drill.chaos.finished
     if drill.reference.outcome != "completed" or end is None or end.outcome not in ("user_error", "recovery_failed"):
         return None
@@ -135,13 +134,13 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     if last is None or last.attempt >= len(chaos.attempts):
         return None
     if divergence and (not drill.by_script or "stood" in divergence.reason.params):
-        # If it began with state that is not of one step, or chaosrun brought back other state, that may be why it failed.
+        # If it began with state that is not of one step, or chaosrun restored wrong state, that may be why it failed.
         ruling = of_divergence(divergence, drill.spec.data.resume)
         return replace(ruling, place=f"{ruling.place}; then {_message(end)}")
     if not drill.by_script and not any(_raised_by_script(d.error) for d in chaos.attempts[-1].unplanned):
         return None
     known = {fault.id: fault for fault in drill.plan.faults}
-    # Of the faults of one attempt, the one that damaged a file is the likelier reason, not the kill.
+    # If an attempt had several faults, the one that damaged a file is a likelier reason than the kill.
     beside = sorted({seen.fault for seen in chaos.events(FaultObserved) if seen.attempt == last.attempt})
     told = [f"{name} ({known[name].describe() if name in known else name})" for name in beside]
     code = "never_came_back" if drill.by_script else "raises_after_restart"
@@ -159,12 +158,12 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
 
 
 def _raised_by_script(error: RaisedError | None) -> bool:
-    """Whether the script raised what its code raises each time, and not what a network or a device may."""
+    """Whether the script raised an error of its code, which recurs each time, and not one of a network or a device."""
     return error is not None and not error.ours and comes_each_time(error.type)
 
 
 def _not_taken_back(drill: Drill, checks: Sequence[Check]) -> Ruling | None:
-    """The script's objects refuse whole checkpoints, and the leg ended over it."""
+    """The ruling if the script's objects failed to load valid checkpoints, and the leg ended because of that."""
     found = next((check for check in checks if check.code == "checkpoint_not_taken_back"), None)
     ended = drill.reference.outcome == "completed" and drill.chaos.outcome in ("user_error", "recovery_failed")
     return of_check(found) if found and ended and died_in_restore(drill.chaos.attempts[-1]) else None
@@ -188,7 +187,7 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
 
 
 def of_damage(checks: Sequence[Check]) -> Ruling | None:
-    """Where the records of a leg are damaged: that it has not finished may be all that they no longer say."""
+    """The ruling if a leg's records are damaged: perhaps only the record of its end is missing."""
     found = next((check.cause for check in checks if check.code == "records_damaged"), None)
     return found and Ruling(status="INCONCLUSIVE", reason=found)
 
@@ -222,18 +221,18 @@ def _of_premises(checks: Sequence[Check], irreproducible: Cause | None, drill: D
 
 
 def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) -> Divergence:
-    """The divergence without its cause, if the job is not reproducible: the place is worth knowing, but after a restore its
-    cause would blame a recovery that may be right."""
+    """The divergence without its cause, if the job is not reproducible: the place is useful, but after a restore its cause
+    would blame a recovery that may be right."""
     attempt = chaos.attempt(divergence.attempt)
     if not attempt.went_on:
-        # What a script begins with is looked at as if it had come from a checkpoint.
+        # The state that a script begins with is judged as if it came from a checkpoint.
         return replace(divergence, reason=unfounded) if attempt.by == "script" else divergence
     because = "replicas_drift.begun" if unfounded.because == "begun" else unfounded.code
     return replace(divergence, reason=Cause("not_of_the_restore", unfounded.params, because=because))
 
 
 def _of_drift(checks: Sequence[Check]) -> Ruling | None:
-    """Replicas that drift apart in the undisturbed run fail the drill: a restore makes them equal again, and so differs without
+    """Replicas that drift apart in the reference run fail the drill: a restore makes them equal again, and so differs without
     being wrong."""
     for check in checks:
         if check.cause and check.status == "fail" and check.code == "replicas_drift" and check.evidence["leg"] == "reference":
@@ -266,11 +265,11 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         divergence.attempt == drill.chaos.attempts[-1].number and divergence.kind not in ("weights", "optimizer")
     )
     if ended and counted and not (divergence and _explains(divergence.reason, ended, drill)):
-        # Its last restart went on with the right weights: only its count of steps differs since then.
+        # Its last restart resumed with the right weights: only its count of steps differs since then.
         place = f"first difference: {divergence.kind} at step {divergence.step}" if divergence else None
         reason = _cause_of(ended)
         if divergence:
-            # The script's values are told of the end.
+            # The script's plain values are reported with the end.
             without = {name: value for name, value in divergence.reason.params.items() if name != "had"}
             first = replace(divergence.reason, params=without).hint
             reason = reason.explained(reason.because, **({"first": first} if first else {}))
@@ -283,20 +282,21 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
 
 
 def _went_on_wrong(checks: Sequence[Check], divergence: Divergence) -> Check | None:
-    """The check of where restarts went on, if it failed and all steps agree: what is saved under other numbers then, or less
-    often, is a consequence. What an earlier attempt saved is none."""
+    """The check of where restarts resumed, if it failed and all steps agree: files saved under other numbers, or less often,
+    are then a consequence, but not those that an earlier attempt saved."""
     found = next((check for check in checks if check.name == "resume_evidence" and check.status == "fail"), None)
     follows = found and divergence.kind == "saved state" and found.evidence["attempt"] <= divergence.attempt
     return found if follows else None
 
 
 def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:
-    """A whole leg that failed after a step at which an early verdict would have passed it: chaosrun's own mistake."""
+    """The ruling on a whole leg that failed after a step at which an early verdict would have passed it: chaosrun's own
+    mistake."""
     failed = divergence or any(check.status == "fail" for check in checks)
     step = settled_step(drill) if failed and drill.ended_early is None and drill.chaos.outcome == "completed" else None
     if step is None or (divergence and divergence.step <= step):
         return None
-    # Which checkpoints retention kept does not matter here.
+    # The checkpoints that retention kept do not matter here.
     before = run_checks(up_to(drill, step), tuple(check for check in CHECKS if check not in (early_end, final_checkpoint)))
     if any(check.status == "fail" for check in before):
         return None
@@ -306,14 +306,14 @@ def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: D
 
 
 def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
-    """Whether the cause explains the wrong last step: the data are at least as many batches behind or ahead as the end is off
-    by, or batches have another size, or steps are made of others, or passes begin elsewhere."""
+    """Whether the cause explains the wrong last step: the data are behind or ahead by at least as many batches as the end is
+    off, or batches have another size, or steps have other micro-batches, or passes begin elsewhere."""
     if reason.code in ("batch_size_not_restored", "other_optimizer_stepped") or reason.because == "each_pass":
         return True  # an epoch has another number of steps then
     assert ended.cause is not None
     steps, rank = ended.cause.params["step"] - ended.cause.params["expected"], ended.cause.params["rank"]
     first = drill.reference_lineage.at(rank, 1)
-    # An earlier epoch's order does not make a training longer; that it counts epochs anew does.
+    # An earlier epoch's order does not make a training longer; a new count of epochs does.
     shift = reason.params.get("shift", 0) if reason.code != "sampler_epoch_not_set" else 0
     return first is not None and min(0, -shift) <= steps * len(first.batch) <= max(0, -shift) and bool(shift)
 
@@ -345,14 +345,14 @@ def of_divergence(divergence: Divergence, protocol: DataResume) -> Ruling:
     if divergence.kind == "data order":
         ids = [_around(*pair) for pair in permutations((divergence.expected, divergence.seen))]
         seen = f" in data order: {where}: samples {ids[0]} expected, {ids[1]} seen"
-        if protocol != "seedable":  # what else there is to say of it, the divergence says
+        if protocol != "seedable":  # the divergence says the rest
             reason = reason.explained("data_resume_inexact", protocol=protocol)
     headline = f"{divergence.cause} ({reason.params['known']})" if "known" in reason.params else divergence.cause
     return Ruling(status="FAIL", reason=reason, headline=headline, place=f"first difference{seen}")
 
 
 def _around(ids: Any, others: Any) -> str:
-    """The sample ids of a batch, of a large one those from the first that is not the other's on."""
+    """The sample ids of a batch; of a large one, only those from the first differing id on."""
     if not isinstance(ids, list | tuple) or not isinstance(others, list | tuple):
         return str(ids)
     start = (first_difference(ids, others) or 0) if len(ids) > IDS_SHOWN else 0

@@ -1,8 +1,8 @@
 """The JSON Schema of verdict.json, and of the `verdict` that `-o json` prints: every field, its meaning and its unit.
 
-Versions: `v` is VERDICT_VERSION. It is raised when a field is taken away, renamed, or changes its type or its meaning. A field
-may be added without that, and a value to an enumeration, so a reader should leave alone what it does not know; the schema of
-a release allows nothing that it does not list. The names of checks and their evidence are no part of the promise.
+Versions: `v` is VERDICT_VERSION. It is incremented when a field is removed, renamed, or changes its type or meaning. Fields,
+and values of an enumeration, may be added without that, so a reader should ignore what it does not know; the schema of a
+release allows nothing that it does not list. The names of checks and their evidence may change without notice.
 """
 
 from typing import Any, get_args

@@ -18,7 +18,8 @@ TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 
 
 def data_order(drill: Drill) -> Check:
-    """Every rank saw the same samples at the same positions: ids where the loader tells them, and the bytes of every batch."""
+    """Every rank saw the same samples at the same positions: by ids, if the loader has them, and by the bytes of every
+    batch."""
     check = _compare(drill, ("ids", "batch", "position"), "sample ids and batch bytes")
     if check.status != "pass":
         return check
@@ -34,7 +35,7 @@ def data_order(drill: Drill) -> Check:
 
 
 def rng(drill: Drill) -> Check:
-    """The random streams stood the same before each step's first micro-batch."""
+    """The random streams had the same state before each step's first micro-batch."""
     return streams_apart(_compare(drill, ("rng",), "RNG states"), drill)
 
 
@@ -109,7 +110,7 @@ def _reference_records(drill: Drill) -> Iterator[StepRecord]:
 
 
 def _alike(values: Iterable[str]) -> bool:
-    """There are two or more, and all the same. Looks no further than to the first other one."""
+    """Whether there are two or more, all equal. Reads only up to the first different one."""
     rest = iter(values)
     first = next(rest, None)
     second = next(rest, None)
@@ -153,7 +154,7 @@ def _wrong_names(drill: Drill) -> Check | None:
 
 
 def _wrong_restore(drill: Drill) -> Check | None:
-    """The parameters right after a restore against the reference's after that step."""
+    """Parameters right after a restore that are not the reference's after that step."""
     for attempt in drill.chaos.attempts:
         for rank, start in attempt.starts.items():
             expected = parameters_expected(drill, attempt, rank)
@@ -164,16 +165,16 @@ def _wrong_restore(drill: Drill) -> Check | None:
 
 
 def parameters_as_begun(drill: Drill, rank: int, step: int) -> str | None:
-    """Fingerprint of the reference's parameters as the step after this one began: those after it, or what the script made of
-    them then (it clips them, draws some anew, copies them from others). None where it recorded none."""
+    """Fingerprint of the reference's parameters at the beginning of the next step: those after this step, or as the script then
+    changed them (it clips them, draws some anew, copies them from others). None if it recorded none."""
     following = drill.reference_lineage.at(rank, step + 1)
     return (following.began if following else "") or reference_parameters(drill, rank, step)
 
 
 def parameters_expected(drill: Drill, attempt: Attempt, rank: int) -> str | None:
     """Fingerprint of the parameters that an attempt should have begun with, if it began with others; None if they are right. If
-    the reference saved no checkpoint there, or ended there, it is not recorded how the script changed them after `run.step`:
-    then those that were saved are right.
+    the reference saved no checkpoint there, or ended there, changes by the script after `run.step` are not recorded: then the
+    saved parameters are right.
     """
     start = attempt.starts[rank]
     step = start.position.step
@@ -190,7 +191,7 @@ def parameters_expected(drill: Drill, attempt: Attempt, rank: int) -> str | None
 
 
 def reference_parameters(drill: Drill, rank: int, step: int) -> str | None:
-    """Fingerprint of the reference's parameters after `step`, 0 for the initial ones; None where it recorded none."""
+    """Fingerprint of the reference's parameters after `step`, 0 for the initial ones; None if it recorded none."""
     if step:
         record = drill.reference_lineage.at(rank, step)
         return record.param if record else None

@@ -1,5 +1,5 @@
-"""Suspects: what a script's checkpoint holds beside its model and its optimizer, what none holds, and files that are ahead of
-it. Pure."""
+"""Suspects: entries of a script's checkpoint other than its model and its optimizer, state that no checkpoint holds, and files
+that are ahead of the checkpoint. Pure."""
 
 import re
 from dataclasses import replace
@@ -15,15 +15,16 @@ from chaosrun.verify.own_saves import named_since
 from chaosrun.verify.restored import restored_difference
 
 _RIGHT = ("first_after_restore", "restored_right", "streams_at_rest", "restored")
-"""Variants of rows which say no more than that."""
+"""Variants of rows that only say that everything was restored."""
 _READ_FROM_FILES = (*QUANTITIES, *DATA, "learning_rate", "registered_state_not_restored")
-"""Codes of differences that may come of what a script reads in a file of its own."""
+"""Codes of differences that may come from data that a script reads in one of its own files."""
 _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 
 
 def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[str]]:
-    """By rank and file that it saved, the entries of the checkpoint that the attempt went on from which are neither a model's
-    nor an optimizer's, and not saved again as the undisturbed run did. What differs without a restart (clocks) is none."""
+    """Entries, by rank and saved file, of the checkpoint that the attempt resumed from, if they are neither a model's nor an
+    optimizer's, and were not saved again as in the reference run. Entries that differ without a restart (clocks) do not
+    count."""
     attempt = drill.chaos.attempt(found.attempt)
     suspects: dict[tuple[int, str], list[str]] = {}
     for rank, trace in sorted(attempt.traces.items()):
@@ -39,7 +40,7 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[
 
 
 def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
-    """With what the undisturbed training changed and nobody saves, where all else was restored."""
+    """Add the state that the training changes in the reference run and no checkpoint holds, if all else was restored."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     right = attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
     values = () if "had" in reason.params else drill.values_outside
@@ -56,7 +57,7 @@ def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
 
 
 def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
-    """With the settings of its modules that are not the undisturbed run's, where a script restored all else."""
+    """Add the settings of the script's modules that differ from the reference run's, if the script restored all else."""
     generic = found.reason.code in QUANTITIES and found.reason.because in (*_RIGHT, "drew_before", None)
     if not generic or found.attempt < 2:
         return found
@@ -71,14 +72,14 @@ def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
     what = [
         f"{name} is {_setting(name, there)} (reference: {_setting(name, was)})"
         for name, (was, there) in apart.items()
-        # What an attempt's first pass sets was not there before it.
+        # Settings made by an attempt's first pass did not exist before it.
         if was != there and CHANGES_OFTEN not in (was, there) and not (there is None and after.get(name) == was)
     ]
     return replace(found, reason=found.reason.explained("modules", what=what)) if what else found
 
 
 def told_of_files(drill: Drill, found: Divergence) -> Divergence:
-    """With the files that the script had written to after the step that the attempt went on from, and has read since."""
+    """Add the files that the script had written after the step that the attempt resumed at, and has read since."""
     attempt = drill.chaos.attempt(found.attempt)
     if found.reason.code not in _READ_FROM_FILES or attempt.number < 2:
         return found
@@ -90,7 +91,7 @@ def told_of_files(drill: Drill, found: Divergence) -> Divergence:
 
 
 def _done_s(drill: Drill, attempt: Attempt) -> float:
-    """When the step that an attempt went on from, and the save of it, was done."""
+    """When the step that an attempt resumed at, and its save, were done."""
     step = attempt.resume_step
     for earlier in reversed(drill.chaos.attempts[: attempt.number - 1]):
         traces = [trace for trace in earlier.traces.values() if step in trace.steps]
@@ -102,8 +103,8 @@ def _done_s(drill: Drill, attempt: Attempt) -> float:
 
 
 def _named_by_the_save(drill: Drill, attempt: Attempt) -> set[str]:
-    """Files that were renamed last in the save that the attempt went on from. Python reports a rename before it is made: such
-    a file has changed after all that is recorded of that save."""
+    """Files that were renamed last in the save that the attempt resumed from. Python reports a rename before it is made: such a
+    file has changed after everything recorded of that save."""
     earlier = (trace for each in drill.chaos.attempts[: attempt.number - 1] for trace in each.traces.values())
     written = sorted((save for trace in earlier for save in trace.saves), key=lambda save: save.time_s)
     last = {save.path: save for save in written}
@@ -122,13 +123,13 @@ def _modules_at(trace: RankTrace, step: int) -> dict[str, str]:
 
 
 def _setting(name: str, told: str | None) -> str:
-    """Of those left out, the mode and what is trained are True."""
+    """A module's setting; if it is not recorded, training mode and trained parameters are True."""
     return told or ("True" if name.rpartition(".")[2] in ("training", "requires_grad") else "not set")
 
 
 def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:
-    """Its entries that are neither a trained model's nor an optimizer's; a state dict whose values do not tell whose it is is
-    recognised by a name in it."""
+    """Entries of a save that are neither a trained model's nor an optimizer's; if its values do not show whose a state dict is,
+    a name in it does."""
     tensors = trace.start.tensors if trace.start else ()
     folders = {*save.trained} or {name.rpartition("/")[0] for name in save.held if name.endswith(tensors)}
     folders |= {(match[1] or "").rstrip("/") for name in save.held if (match := _OF_OPTIMIZER.match(name))}
@@ -137,7 +138,7 @@ def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:
 
 
 def _as_undisturbed(drill: Drill, rank: int, save: SaveRecord) -> set[str]:
-    """Its entries that the reference saved with the same values after the same step."""
+    """Entries of a save that the reference saved with the same values after the same step."""
     saves = (each for trace in drill.reference.traces if trace.rank == rank for each in trace.saves)
     alike = next((each.held for each in saves if (each.step, each.held.keys()) == (save.step, save.held.keys())), {})
     return {name for name, value in alike.items() if save.held[name] == value}

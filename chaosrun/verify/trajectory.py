@@ -1,4 +1,4 @@
-"""The loss of every step of a leg, and how far those of two runs lie apart. Judges no recovery.
+"""The loss of every step of a leg, and the distance between those of two runs. Judges no recovery.
 
 Runs of different shape (workers × batch × accumulation) are different jobs: their losses should be nearly equal.
 """
@@ -21,12 +21,12 @@ EXIT_BEYOND = 3
 class Trajectory:
     workers: int
     losses: tuple[float, ...]
-    """That of step 1 first."""
+    """Losses from step 1 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How far one trajectory lies from another, over the steps that both have."""
+    """The distance between two trajectories, over the steps that both have."""
 
     atol: float
     steps: int
@@ -45,7 +45,7 @@ class Difference:
         return self.first_beyond is None
 
     def to_json(self) -> dict[str, object]:
-        """Numbers that JSON cannot hold (infinity, NaN) are null; `first_beyond` tells what is the matter."""
+        """Numbers that JSON cannot hold (infinity, NaN) are null; `first_beyond` then shows the difference."""
         numbers = {name: _finite(getattr(self, name)) for name in ("largest", "mean", "expected", "seen")}
         return {**asdict(self), **numbers, "within": self.within}
 
@@ -56,9 +56,9 @@ class ComparedRun:
     name: str
     workers: int
     changes: tuple[str, ...]
-    """What its command line changed in the job file: what tells runs of one job apart."""
+    """Overrides of the job file on its command line, which distinguish runs of one job."""
     difference: Difference
-    """From the first run; that of the first itself is nothing."""
+    """From the first run; zero for the first itself."""
 
     def to_json(self) -> dict[str, object]:
         about = {"run": self.run_id, "name": self.name, "workers": self.workers, "changes": self.changes}
@@ -70,7 +70,7 @@ class Comparison:
     leg: str
     atol: float
     runs: tuple[ComparedRun, ...]
-    """The first is what the others are compared with."""
+    """The others are compared with the first."""
 
     @property
     def within(self) -> bool:
@@ -86,7 +86,7 @@ class Comparison:
 
 
 def trajectory(run: RunLayout, leg: str = "reference") -> Trajectory:
-    """The losses of a leg that ran to its end, by default the undisturbed one. Raises UsageError for any other leg."""
+    """The losses of a leg that ran to its end, by default the reference leg. Raises UsageError for any other leg."""
     layout = run.leg(leg)
     if not layout.journal.exists():
         hint = f"`chaosrun status {run_argument(run)}` tells what it has done"
@@ -140,13 +140,14 @@ def _loss(records: Sequence[StepRecord], what: str) -> float:
 
 
 def loss_of(records: Sequence[StepRecord]) -> float:
-    """Of one step, of all these ranks: the sum of what windows recorded as shares, else the mean; NaN where none was told."""
+    """The loss of one step over all these ranks: the sum of the shares that windows recorded, else the mean; NaN if none was
+    recorded."""
     items = {record.items for record in records}
     values = [float.fromhex(loss) for record in records for loss in record.loss]
     if not values:
         return math.nan
     if not all(map(math.isfinite, values)):
-        return sum(values)  # infinity or NaN, as it should be; fsum would raise
+        return sum(values)  # infinity or NaN, correctly; fsum would raise
     total = math.fsum(values)
     return total / len(values) if None in items else total
 

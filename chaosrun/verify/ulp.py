@@ -1,9 +1,9 @@
-"""How far two tensors of one dtype and shape are apart, from their raw bytes: elements, the first of them, and ULP. Pure.
+"""The difference of two tensors of one dtype and shape, from their raw bytes: elements, the first of them, and ULP. Pure.
 
 Bits decide what differs. The distance of two floats is counted in units in the last place: each is a sign and a magnitude, and
 the magnitudes of one sign are the integers from zero up, in the order of the floats (B. Dawson, "Comparing floating point
 numbers", 2012). So -0.0 and 0.0 are 0 apart, and neighbours 1, across powers of two as well. NaN has no place in that order,
-and from a number to infinity no count of steps means anything: such pairs are counted apart.
+and the number of steps from a number to infinity means nothing: such pairs are counted separately.
 """
 
 from collections.abc import Sequence
@@ -33,16 +33,16 @@ class TensorDifference:
     index: tuple[int, ...]
     """Of the first element that differs."""
     expected: Any
-    """Its value: a float as float.hex() text, an integer, or hex digits for a dtype that is neither."""
+    """Its value: a float as float.hex() text, an integer, or hex digits for any other dtype."""
     seen: Any
     ulp: int | None
-    """Of the first element; None when one of the two is no finite number, or for a dtype without ULP."""
+    """Of the first element; None if one of the two is not finite, or for a dtype without ULP."""
     max_ulp: int | None
     """Largest distance over the finite elements."""
     max_distance: int | None
-    """Of integers: the largest absolute difference."""
+    """For integers: the largest absolute difference."""
     not_finite: int
-    """Differing pairs of which one is NaN or infinite."""
+    """Number of differing pairs in which one is NaN or infinite."""
 
 
 def tensor_difference(expected: bytes, seen: bytes, dtype: str, shape: tuple[int, ...]) -> TensorDifference | None:
@@ -74,13 +74,13 @@ def tensor_difference(expected: bytes, seen: bytes, dtype: str, shape: tuple[int
 
 
 def float_distance(expected: float, seen: float) -> int | None:
-    """ULP between two numbers, of float32 where both are such, else of float64; None where one is not finite, unless equal."""
+    """ULP between two numbers, in float32 if both fit it, else in float64; None if one is not finite, unless they are equal."""
     (found,), _ = float_distances([expected], [seen])
     return found
 
 
 def float_distances(expected: Sequence[float], seen: Sequence[float]) -> tuple[list[int | None], str]:
-    """The same of many pairs at once, all of them in one precision, which is returned too: that of the widest number."""
+    """The same for many pairs at once, all in the precision of the widest number, which is returned, too."""
     rows: list[Any] = [numpy.array(values, dtype=numpy.float64) for values in (expected, seen)]
     with numpy.errstate(over="ignore"):
         singles: list[Any] = [row.astype(numpy.float32) for row in rows]
@@ -109,18 +109,18 @@ def _ulp_of(rows: list[Any], dtype: str) -> tuple[int | None, int | None, int]:
 
 
 def _distances(rows: list[Any], dtype: str) -> tuple[Any, Any]:
-    """Of each pair of floats: the distance, and whether it has one."""
+    """The distance of each pair of floats, and whether it has one."""
     bits, infinity = FLOAT_BITS[COMPLEX.get(dtype, dtype)]
     words: list[Any] = [numpy.ascontiguousarray(row).view(f"<u{bits // 8}").astype(numpy.uint64) for row in rows]
     sign = numpy.uint64(1 << (bits - 1))
     negative = [(word & sign) != 0 for word in words]
     magnitude = [word & (sign - numpy.uint64(1)) for word in words]
     opposite: Any = negative[0] != negative[1]
-    # Of one sign the distance is a difference, of two signs a sum: below 2^64 in both cases.
+    # For equal signs the distance is a difference, for different signs a sum: below 2^64 in both cases.
     difference = numpy.maximum(*magnitude) - numpy.minimum(*magnitude)
     distance = numpy.where(opposite, magnitude[0] + magnitude[1], difference).reshape(len(rows[0]), -1)
     finite: Any = ((magnitude[0] < infinity) & (magnitude[1] < infinity)).reshape(distance.shape)
-    # A complex number is as far off as its worse part.
+    # The distance of a complex number is that of its worse part.
     return distance.max(axis=1, initial=0), finite.all(axis=1)
 
 

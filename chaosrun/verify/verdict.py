@@ -1,4 +1,4 @@
-"""The verdict on a drill, PASS, FAIL or INCONCLUSIVE, from its files alone; what a status rests on says `verify.ruling`."""
+"""The verdict on a drill, PASS, FAIL or INCONCLUSIVE, from its files alone; the rule for the status is in `verify.ruling`."""
 
 import gc
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +47,7 @@ class Verdict:
     headline: str
     """The same in one sentence."""
     place: str | None = None
-    """Where the first difference is, in words."""
+    """The place of the first difference, in words."""
     hint: str | None
     outcome: Outcome | None
     """How the chaos leg ended, or the reference leg if that did not complete; None while it runs."""
@@ -60,11 +60,11 @@ class Verdict:
     """Last step of the chaos leg."""
     lost_steps: int
     warnings: tuple[str, ...] = ()
-    """What is no question of exactness; see `verify.warnings`."""
+    """Findings that do not change the verdict; see `verify.warnings`."""
     resume_by: Literal["chaosrun", "script"] = "chaosrun"
     """Whose save and resume were tested."""
     confirmed: int = 0
-    """Undisturbed runs that agreed with the reference after the legs had differed."""
+    """Number of runs without faults that agreed with the reference after the legs had differed."""
 
     @property
     def code(self) -> str:
@@ -72,7 +72,7 @@ class Verdict:
 
     @property
     def cause(self) -> str:
-        """One sentence: what the status rests on, and where."""
+        """One sentence: the reason for the status, and the place."""
         return self.headline if self.place is None else f"{self.headline} ({self.place})"
 
     @property
@@ -84,18 +84,18 @@ class Verdict:
 
     @property
     def exact(self) -> bool:
-        """A PASS in which every bit was compared: the job file may ask for less (`verify.losses`, `verify.weights`)."""
+        """A PASS in which every bit was compared: the job file may set tolerances (`verify.losses`, `verify.weights`)."""
         return self.code in ("exact", "settled")
 
     @property
     def settled(self) -> str | None:
-        """ "settled at step 63 of 81: complete state equal", of a leg that was ended there; see `verify.early_end`."""
+        """ "settled at step 63 of 81: complete state equal", for a leg that ended there; see `verify.early_end`."""
         about = self.reason.params
         at = f"settled at step {about['step']} of {about['whole']}" if self.code == "settled" else None
         return at and f"{at}: complete state equal"
 
     def says(self, cause: str) -> bool:
-        """Whether this is its cause: the code, or words of the sentence."""
+        """Whether this is its cause, given as the code or as words of the sentence."""
         return cause == self.code or cause in self.cause
 
     def to_json(self) -> dict[str, object]:
@@ -119,7 +119,7 @@ class Verdict:
 def judge(run: RunLayout) -> Verdict:
     """Judge a run from run.json, plan.json and its two legs. Raises UsageError when it is not a run this version can read."""
     collects = gc.isenabled()
-    gc.disable()  # the records of a thousand ranks hold no reference cycles, and looking for some takes a tenth of the time
+    gc.disable()  # the records of a thousand ranks hold no reference cycles, and the search for them takes a tenth of the time
     try:
         return _judged(run)
     finally:
@@ -166,7 +166,7 @@ def _judged(run: RunLayout) -> Verdict:
 
 
 def _found_whole(run: RunLayout) -> bool:
-    """Whether the verdict of the run's end, if it is there, names its final checkpoints as whole."""
+    """Whether the verdict made at the run's end, if it exists, found its final checkpoints valid."""
     try:
         checks = read_object(run.verdict_json)["checks"]
         return any(check["name"] == "final_checkpoint" and check["status"] == "pass" for check in checks)
@@ -185,7 +185,7 @@ def _judged_run(leg: LegHistory, spec: JobSpec, plan: FaultPlan) -> Verdict:
 
 
 def _irreproducible(info: RunInfo) -> Cause | None:
-    """How two undisturbed runs differed, if a second one was made and they did."""
+    """How the reference and the confirming run differed; None if there was no second one, or no difference."""
     difference, reference = info.irreproducible, info.reference
     if not difference:
         return None
@@ -195,7 +195,8 @@ def _irreproducible(info: RunInfo) -> Cause | None:
 
 
 def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed: int = 0) -> Verdict:
-    """Pure but for the checkpoints' audit. `irreproducible`: how undisturbed runs differed; `confirmed`: how many agreed."""
+    """Judge a drill. Pure but for the checkpoints' audit. `irreproducible`: how runs without faults differed; `confirmed`: how
+    many agreed."""
     checks = run_checks(drill)
     attempts = attempt_summaries(drill)
     landed = sum(fault.landed for fault in fault_outcomes(drill.plan, drill.chaos))

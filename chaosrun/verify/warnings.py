@@ -1,4 +1,4 @@
-"""Warnings: what a drill's records show that changes no verdict. Each sentence names what was seen and what to do. Add one as a
+"""Warnings: findings in a drill's records that change no verdict. Each sentence names the finding and what to do. Add one as a
 function `(Drill) -> Iterator[str]` to WARNINGS. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from chaosrun.wording import count, listed, rank_list
 
 ENOUGH = 8000
 TELLING = 8
-"""From so many samples on, the same order in two epochs is no coincidence."""
+"""With at least this many samples, the same order in two epochs is no coincidence."""
 REMEDY = {
     "global_rng": "draw from chaosrun.sample_rng(index) in __getitem__, or wrap the dataset in chaosrun.reproducible",
     "never_repeats": "draw from chaosrun.sample_rng(index) instead of a generator that the dataset keeps or that is seeded "
@@ -30,10 +30,9 @@ REMEDY = {
 
 
 def overlapping_shares(drill: Drill) -> Iterator[str]:
-    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7). Looks at the first epoch.
+    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7). Examines the first epoch.
 
-    Ranks whose samples have the same numbers throughout are no such case: each numbers a share of its own (a Subset), or goes
-    through all samples.
+    Ranks that all use the same ids do not count: each numbers its own share (a Subset), or reads all samples.
     """
     by_rank: list[list[str]] = []
     numbers: list[set[str]] = []
@@ -63,7 +62,7 @@ def overlapping_shares(drill: Drill) -> Iterator[str]:
 
 
 def repeated_order(drill: Drill) -> Iterator[str]:
-    """Two epochs that share a shuffled order: the shuffle does not know of the epoch. Looks at the first two, of two ranks."""
+    """Two epochs that share a shuffled order: the shuffle ignores the epoch. Examines the first two, of two ranks."""
     ranks = sorted(drill.reference_lineage.steps)[:2]
     epochs = [list(islice(_ids_by_epoch(drill, rank), 2)) for rank in ranks]
     if not epochs or any(len(each) < 2 or each[0][1] is None or each[0][1] != each[1][1] for each in epochs):
@@ -78,7 +77,7 @@ def repeated_order(drill: Drill) -> Iterator[str]:
 
 
 def saves_that_change_state(drill: Drill) -> Iterator[str]:
-    """A save that changes live state: a job that saves more or less often then trains differently."""
+    """A save that changes live state: a job that saves more or less often trains differently."""
     traces = (*drill.reference.traces, *drill.chaos.traces)
     changed = (record for trace in traces for record in trace.checkpoints if record.changed and not record.by_itself)
     saved = next(changed, None)
@@ -106,7 +105,7 @@ def _is_shuffled(ids: list[str]) -> bool:
 
 
 def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | None, list[str] | None]]:
-    """Epochs of the undisturbed leg with their sample ids, those of the last batch, which may be padded, apart; None where not
+    """Epochs of the reference leg with their sample ids, those of the last batch, which may be padded, separately; None if not
     all are known."""
     for epoch, records in groupby(drill.reference_lineage.of(rank).values(), key=lambda record: record.epoch):
         batches = [ids for record in records for ids in record.ids or (None,)]
@@ -119,27 +118,27 @@ def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | No
 
 
 def state_outside(drill: Drill) -> Iterator[str]:
-    """State that the training changes and nobody saves: a restart loses it, and a drill notices only if the training reads
-    it."""
+    """State that the training changes and no checkpoint holds: a restart loses it, and a drill notices only if the training
+    reads it."""
     if drill.outside:
         found = Cause.of("state_outside", what=drill.outside)
         yield f"{found.code}: {found.sentence} ({found.hint})"
 
 
 def sample_finding(drill: Drill) -> ProbeRecord | None:
-    """What the probe found out about the training loader; the chaos leg's own, else the reference's."""
+    """The probe's finding about the training loader; the chaos leg's own, else the reference's."""
     return next((trace.probe for trace in (*drill.chaos.traces, *drill.reference.traces) if trace.probe), None)
 
 
 def unrepeatable(finding: ProbeRecord | None) -> str | None:
-    """What the probe saw and what to do, when it saw that samples cannot be had again after a restart."""
+    """The probe's finding and what to do, if a restart cannot reproduce samples."""
     if finding is None or finding.items not in REMEDY:
         return None
     return f"{finding.detail}: {REMEDY[finding.items]}"
 
 
 def irreproducible_samples(drill: Drill) -> Iterator[str]:
-    """Samples that a restart cannot repeat, even where this drill's restarts did not need to (hazards R4, R5, R6)."""
+    """Samples that a restart cannot reproduce, even if this drill's restarts did not need to (hazards R4, R5, R6)."""
     if seen := unrepeatable(sample_finding(drill)):
         yield f"a restart within an epoch cannot repeat the samples: {seen}"
 
@@ -204,7 +203,7 @@ def saves_not_struck(drill: Drill) -> Iterator[str]:
 
 
 def nothing_saved_since(drill: Drill) -> Iterator[str]:
-    """Of a script that resumes by itself: a count or an average that it lost shows in what it saves later."""
+    """For a script that resumes by itself: a count or an EMA that it lost shows only in a later save."""
     before, since = drill.chaos.attempts[:1], drill.chaos.attempts[1:]
     held = [[save.held for each in some for trace in each.traces.values() for save in trace.saves] for some in (before, since)]
     if drill.by_script and since and not any(each.steps for each in since):
@@ -217,7 +216,7 @@ def nothing_saved_since(drill: Drill) -> Iterator[str]:
 
 
 def newer_files(drill: Drill) -> Iterator[str]:
-    """Of a script that resumes by itself and saves to files of several names."""
+    """For a script that resumes by itself and saves to files of several names."""
     for base, newer in islice(filter(None, (newer_elsewhere(drill, attempt) for attempt in drill.chaos.attempts[1:])), 1):
         yield (
             f"a restart resumed from step {base.step} ({base.path}), but {newer.path}, saved after step {newer.step}, holds "
@@ -226,7 +225,7 @@ def newer_files(drill: Drill) -> Iterator[str]:
 
 
 def streams_not_restored(drill: Drill) -> Iterator[str]:
-    """Random streams that a script does not bring back, where nothing has drawn from them in steps that followed."""
+    """Random streams that a script does not restore, if nothing has drawn from them in the steps that followed."""
     for attempt in [] if drill.streams_count else [each for each in drill.chaos.attempts if each.steps]:
         found = standing(drill, attempt)
         if found and "rng" in found.wrong:
@@ -239,7 +238,7 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
 
 
 def optimizers_left_behind(drill: Drill) -> Iterator[str]:
-    """Optimizers of which a script has lost the state, where none of them makes a step any more."""
+    """Optimizers whose state a script has lost, if none of them makes any more steps."""
     for (number, _), names in sorted(drill.retired.items())[:1]:
         yield (
             f"the state of {listed(names)} was not restored (attempt {number}), but no step depended on it: the reference run "
@@ -249,7 +248,7 @@ def optimizers_left_behind(drill: Drill) -> Iterator[str]:
 
 
 def damaged_by_nobody(drill: Drill) -> Iterator[str]:
-    """Of a run in production: checkpoints that were found damaged. It went on from an older one, which cost steps."""
+    """For a run in production: checkpoints that were found damaged. It resumed from an older one, which cost steps."""
     aside = [] if drill.reference.attempts else set_aside_unplanned(drill)
     if aside:
         were = "was" if len(aside) == 1 else "were"
@@ -271,7 +270,7 @@ def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
 
 
 def hashed_anew(drill: Drill) -> Iterator[str]:
-    """Each restart had another PYTHONHASHSEED, because the script depends on hashes (`spec.hash_order`)."""
+    """Each restart had a different PYTHONHASHSEED, because the script depends on hashes (`spec.hash_order`)."""
     if drill.hash_seeds:
         first, last = drill.hash_seeds
         yield (
@@ -299,7 +298,7 @@ def ranks_apart(drill: Drill) -> Iterator[str]:
 
 
 def files_not_compared(drill: Drill) -> Iterator[str]:
-    """Files of tensors that the script left at its end, and that were too many bytes to be read."""
+    """Files of tensors that the script left at its end, and that were too large to be read."""
     paths = drill.chaos.left.left_out
     if paths:
         yield (
@@ -309,7 +308,7 @@ def files_not_compared(drill: Drill) -> Iterator[str]:
 
 
 def files_left_over(drill: Drill) -> Iterator[str]:
-    """Of what a script removes when newer files are there."""
+    """For files that a script normally removes when newer ones exist."""
     paths = left_over(drill)
     if paths:
         yield (
@@ -319,7 +318,7 @@ def files_left_over(drill: Drill) -> Iterator[str]:
 
 
 def gathered_anew(drill: Drill) -> Iterator[str]:
-    """Of losses or samples that a script gathers while it trains, and writes again and again."""
+    """For losses or samples that a script collects while it trains, and writes repeatedly."""
     for name, expected, seen in fewer_bytes(drill):
         yield (
             f"{name} holds {seen} bytes after the restarts, but {expected} after every fault-free run: what was collected "
@@ -328,7 +327,7 @@ def gathered_anew(drill: Drill) -> Iterator[str]:
 
 
 def figures_begun_anew(drill: Drill) -> Iterator[str]:
-    """In files for people and in checkpoints: a mean of a metric, a count, a best value. The first is named."""
+    """For figures in text files and in checkpoints: a mean of a metric, a count, a best value. The first is named."""
     found = list(other_figures(drill))
     if found:
         (name, expected, seen), *others = found
@@ -340,7 +339,7 @@ def figures_begun_anew(drill: Drill) -> Iterator[str]:
 
 
 def inputs_without_effect(drill: Drill) -> Iterator[str]:
-    """Of a model, beside its tensors. The first step is named."""
+    """For inputs of a model other than its tensors. The first step is named."""
     for attempt in drill.chaos.attempts:
         for step in sorted(drill.apart_in(attempt)):
             pairs = ((seen, drill.reference_lineage.at(rank, step)) for rank, seen in attempt.steps.get(step, {}).items())
@@ -383,7 +382,7 @@ OF_RESULTS = (
     *(nothing_saved_since, newer_files, files_left_over, gathered_anew, figures_begun_anew, schedule_behind),
     values_left_behind,
 )
-"""What may follow from the difference that a drill fails for."""
+"""Warnings that may follow from the difference that fails a drill."""
 
 
 def warnings(drill: Drill, *, failed: bool = False) -> tuple[str, ...]:
