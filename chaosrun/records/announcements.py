@@ -14,11 +14,11 @@ from chaosrun.records.order import WorkerOrder
 VARIABLE = "CHAOSRUN_STARTUP"
 
 LauncherCode = Literal["launcher_ended", "launcher_restarts", "other_world_size", "other_node", "signals_ignored"]
-"""What a launcher did that ends its attempt; `supervise.launchers` has the sentences."""
+"""Acts of a launcher that end its attempt; `supervise.launchers` has the sentences."""
 
 
 class Startup(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """What every process below a launcher finds in its environment."""
+    """The settings that every process below a launcher finds in its environment."""
 
     socket: str
     """Name in the abstract namespace, without its leading zero."""

@@ -19,7 +19,7 @@ class Tail:
         self.restarts = 0
 
     def lines(self, limit: int = CHUNK_BYTES) -> list[bytes]:
-        """The next whole lines, about `limit` bytes, without newlines; [] where there are none, or no file. Raises OSError."""
+        """The next whole lines, about `limit` bytes, without newlines; [] if there are none, or no file. Raises OSError."""
         try:
             found = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
@@ -37,7 +37,7 @@ class Tail:
             return lines
 
     def rest(self) -> bytes:
-        """What follows the last whole line. Raises as `lines`."""
+        """The text after the last whole line. Raises as `lines`."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

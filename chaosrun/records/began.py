@@ -1,4 +1,4 @@
-"""began.json of a chaos leg: which checkpoints of the reference it was given to begin with, or why none."""
+"""began.json of a chaos leg: the checkpoints of the reference that it was given to start from, or why it got none."""
 
 import hashlib
 import json
@@ -19,19 +19,20 @@ class Began(Record, frozen=True, kw_only=True, omit_defaults=False):
     step: Count = 0
     """Step of the newest given checkpoint, which the first attempt is to restore."""
     states: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """By name of checkpoint, `digest_of` the digests in its manifest; empty: the leg begins at step 0."""
+    """By checkpoint name, `digest_of` the digests in its manifest; empty: the leg starts at step 0."""
     why: str = ""
-    """Why the leg does not begin at a checkpoint although it was to."""
+    """Why the leg does not start at a checkpoint although that was requested."""
 
 
 def digest_of(ranks: Sequence[Digests]) -> str:
-    """One digest of the complete state that a checkpoint holds; `ranks`: the digests of each rank's state."""
+    """One digest of a checkpoint's complete state; `ranks`: the digests of each rank's state."""
     plain = [{name: dict(values) for name, values in rank.items()} for rank in ranks]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def saved_in(traces: Sequence[RankTrace], name: str) -> list[Digests]:
-    """What each rank recorded of this checkpoint's state. Raises LookupError if one did not, or the save changed it."""
+    """The digests of this checkpoint's state that each rank recorded. Raises LookupError if one did not, or the save changed
+    it."""
     saved = [each for trace in traces for each in trace.checkpoints if each.name == name and not each.changed]
     states = [each.digests for each in saved if each.digests]
     if len(states) != len(traces):
@@ -40,7 +41,7 @@ def saved_in(traces: Sequence[RankTrace], name: str) -> list[Digests]:
 
 
 def read_began(leg: LegLayout, problems: list[str]) -> Began | None:
-    """None for a leg without the file; a damaged file becomes a problem."""
+    """Read began.json; None for a leg without it. A damaged file becomes a problem."""
     if not leg.began.exists():
         return None
     try:

@@ -1,6 +1,6 @@
-"""How typed records become bytes and come back, checked. Knows no particular record.
+"""Encode typed records as bytes, and decode and check them. Knows no particular record.
 
-A file holds one JSON object, or one a line. A last line without a newline was cut off, and is left out. Any other record that
+A file holds one JSON object, or one per line. A last line without a newline was cut off, and is left out. Any other record that
 does not match its type is damaged, and reported with file, line and field. Records of version 1 are not read.
 """
 
@@ -24,7 +24,7 @@ _R = TypeVar("_R", bound=Struct)
 
 
 class DamagedRecordError(RecoveryError, ValueError):
-    """A record that is not what its file should hold: it was damaged, not cut off. The message names file, line and field."""
+    """A record that does not belong in its file: it was damaged, not cut off. The message names file, line and field."""
 
     ends_the_file = True
     """Whether nothing after it can be read: it is no record at all, or of another version."""
@@ -47,7 +47,7 @@ def encode(record: Struct) -> bytes:
 
 
 def to_plain(record: Struct) -> dict[str, Any]:
-    """As JSON values, for a pipe or a page."""
+    """The record as JSON values, for a pipe or a page."""
     return msgspec.to_builtins(record, str_keys=True)
 
 
@@ -61,7 +61,8 @@ def convert(value: object, type_: Any) -> Any:
 
 
 def decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """One record. Raises DamagedRecordError with what is wrong and where, EarlierVersionError for a record of version 1."""
+    """Decode one record. Raises DamagedRecordError with the error and its place, EarlierVersionError for a record of version
+    1."""
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:
@@ -79,7 +80,7 @@ def decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 
 def read_records(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T]:
-    """The records of a file, one a line. Raises OSError, and DamagedRecordError naming file and line."""
+    """The records of a file, one per line. Raises OSError, and DamagedRecordError naming file and line."""
     for _, found in _numbered(path, decoder):
         if isinstance(found, DamagedRecordError):
             raise found

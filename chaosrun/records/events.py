@@ -1,4 +1,4 @@
-"""The events of a leg's journal: what its supervisor decided and saw, one typed value each; the key `event` names the type.
+"""The events of a leg's journal: decisions and observations of its supervisor, one typed value each; `event` names the type.
 
 The journal gives each event its seq (1, 2, …) and time_s (wall clock).
 """
@@ -45,11 +45,11 @@ EndCode = Literal[
     "launcher_ended",
     "launcher_misused",
 ]
-"""Codes for how a leg ended, beside its outcome; `verify.code_ends` says what each means and whose fault it is."""
+"""Codes for how a leg ended, in addition to its outcome; `verify.code_ends` says what each means and whose fault it is."""
 CONCLUSIVE: tuple[Outcome, ...] = ("completed", "settled", "differed", "inexact_restore", "diverged")
 """Outcomes that show whether the job recovered; with any other outcome the drill is INCONCLUSIVE."""
 TRAINED: tuple[Outcome, ...] = ("completed", "settled", "differed")
-"""Outcomes of a leg that trained as far as it was asked to."""
+"""Outcomes of a leg that reached its planned end."""
 
 AttemptNumber = Annotated[int, Meta(gt=0, lt=10**9)]
 
@@ -105,7 +105,7 @@ class PlacementAcquired(Event, frozen=True, kw_only=True, tag="placement.acquire
     gpus_too_few: Count = 0
     """GPUs that no rank gets, as there is not one for each."""
     stood_by: tuple[str, ...] = ()
-    """Nodes on which everything had been imported before they were needed."""
+    """Standby nodes that were used: they had done all imports in advance."""
     not_preloaded: tuple[NotPreloaded, ...] = ()
 
 
@@ -198,7 +198,7 @@ class FaultObserved(OfAttempt, frozen=True, kw_only=True, tag="fault.observed"):
     died_s: float | None = None
     """When the process died, if it did."""
     found: dict[str, Any] | None = None
-    """What was seen of the fault: see `faults.observed`."""
+    """Observations of the fault: see `faults.observed`."""
 
 
 class SilentRank(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -228,7 +228,7 @@ class HangDeclared(OfAttempt, frozen=True, kw_only=True, tag="hang.declared"):
 
 
 class RaisedError(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """What a rank raised, from its end record."""
+    """The error that a rank raised, from its end record."""
 
     type: str
     message: str
@@ -258,7 +258,8 @@ class AttemptStopped(OfAttempt, frozen=True, kw_only=True, tag="attempt.stopped"
 
 
 class RecoveryAgreed(OfAttempt, frozen=True, kw_only=True, tag="recovery.agreed"):
-    """A recovery in production was checked: the restored state and the steps that this attempt repeated are as before."""
+    """A recovery in production was checked: the restored state and the steps that this attempt repeated equal the earlier
+    ones."""
 
     steps: Count
     """How many steps were repeated and compared, on any rank."""
@@ -279,7 +280,7 @@ class RecoveryDiverged(OfAttempt, frozen=True, kw_only=True, tag="recovery.diver
     step: Count
     rank: Count
     quantity: str
-    """The first quantity that differs: a kind of `verify.compare`; START: none, but it went on from a wrong place."""
+    """The first quantity that differs: a kind of `verify.compare`; START: none, but it resumed at a wrong step."""
     tensor: str | None = None
     code: str
     """Code of the cause, see `verify.codes`."""
@@ -297,7 +298,7 @@ Judgement = RecoveryAgreed | RecoveryDiverged | RecoveryUnjudged
 
 
 class OutputsReplacing(OfAttempt, frozen=True, kw_only=True, tag="outputs.replacing"):
-    """The power was cut: the script's outputs are about to become what the disk would hold."""
+    """The power was cut: the script's outputs are about to be replaced by what the disk would hold."""
 
     fault: str
     unsynced: str

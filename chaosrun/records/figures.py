@@ -1,4 +1,4 @@
-"""Numbers in a script's files: in JSON, in the last lines of JSON Lines and CSV, and beside the tensors of a checkpoint."""
+"""Numbers in a script's files: in JSON, in the last lines of JSON Lines and CSV, and next to the tensors of a checkpoint."""
 
 import csv
 import json
@@ -11,27 +11,27 @@ from typing import Any
 MOST_BYTES = 1 << 20
 """Larger files are not read."""
 MOST_FIGURES = 1000
-"""Of one file."""
+"""The most numbers taken from one file."""
 SUFFIXES = (".json", ".jsonl", ".csv")
 _OF_THE_PROCESS = re.compile(
     r"(run|wall|time)?times?|(time)?stamp|date|clock|wall|elapsed|duration|eta|began|created|updated|started?|launch|"
     r"m?s|secs?|seconds?|min|minutes|hours|per|speed|throughput|fps|flop?s|mem(ory)?|bytes|[mg]b|[cg]pu|device|"
     r"p?id|uuid|port|host|node|seed|version|session|attempts?|restarts?|resume[ds]?"
 )
-"""Words in the names of what differs from process to process."""
+"""Words in the names of numbers that differ from process to process."""
 _OF_A_PLACE = re.compile(
     r"(data)?loaders?|data|(\w*)samplers?|iter|iterator|shards?|streams?|shuffle|generators?|rng|random|loops?|progress|"
     r"args|config|hparams"
 )
-"""Words in the names of what tells a place in the data or a random stream, and may be right with other numbers."""
+"""Words in the names of positions in the data or in a random stream, where other numbers may be right, too."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 Figures = Mapping[str, str]
 """By name (keys and indices, joined by slashes), as Python writes a number."""
 
 
 def figures(path: Path) -> Figures:
-    """The numbers that a file holds, but for times and what else each process has of its own; none where the file is not what
-    its suffix says. Raises OSError."""
+    """The numbers in a file, without times and others that differ in each process; none if the file does not match its suffix.
+    Raises OSError."""
     if path.stat().st_size > MOST_BYTES:
         return {}
     text = path.read_text(errors="replace")
@@ -43,7 +43,7 @@ def figures(path: Path) -> Figures:
 
 
 def figures_beside_tensors(numbers: Mapping[str, float]) -> Figures:
-    """Of the plain numbers of a checkpoint, those that each undisturbed run saves after the same step."""
+    """The plain numbers of a checkpoint that each run without faults saves after the same step."""
     own = ((name, value) for name, value in numbers.items() if not _of_the_process(name) and not _of_a_place(name))
     return {name: repr(value) for name, value in islice(own, MOST_FIGURES)}
 

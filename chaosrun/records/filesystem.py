@@ -1,4 +1,4 @@
-"""Changes to the disk that have to survive a crash, one operation at a time, with listeners called before and after each.
+"""Changes to the disk that must survive a crash, one operation at a time, with listeners called before and after each.
 
 If a listener raises before an operation, it is not done. The checkpoint store and the journal write only through this module.
 """

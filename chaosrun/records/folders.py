@@ -8,7 +8,7 @@ from chaosrun.errors import UsageError
 from chaosrun.wording import listed
 
 MOST_AT_ONCE = 100
-"""At most so many folders of one name in one second."""
+"""The most folders of one name in one second."""
 
 
 def new_folder(parent: Path, name: str) -> Path:

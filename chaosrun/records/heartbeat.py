@@ -1,4 +1,4 @@
-"""The heartbeat of a rank: a small file, mapped into its memory, that says how far it has come and since when.
+"""The heartbeat of a rank: a small file, mapped into its memory, with its current stage and the time at which it reached it.
 
 A beat is a few stores into memory without a system call, and can still be read when the rank is stopped or dead. 8-byte words,
 little-endian:
@@ -24,11 +24,11 @@ class Stage:
     """What a rank does between two beats."""
 
     words: str
-    """Where a rank is that stopped at this stage; {step} stands for the step."""
+    """The place of a rank that stopped at this stage, in words; {step} stands for the step."""
     waits: bool = False
     """Whether it waits for other ranks: then its silence says nothing about the rank itself."""
     own: bool = False
-    """Whether the script's own code runs, for any time: a validation pass, what follows the training."""
+    """Whether the script's own code runs, for any time: a validation pass, or work after the training."""
 
 
 STAGES: Mapping[str, Stage] = {
@@ -111,7 +111,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What can be seen of a rank from outside at one moment."""
+    """The state of a rank at one moment, as observed from outside."""
 
     beat: Heartbeat | None
     """None before the first beat."""
@@ -148,7 +148,7 @@ class Heart:
         self._durations[_FIRST:_WORDS] = _NEVER
 
     def beat(self, stage: str, step: int) -> None:
-        """This rank has come to this stage of this step."""
+        """Record that this rank has reached this stage of this step."""
         number, now_s = _NUMBERS[stage], self._clock()
         integers, durations = self._integers, self._durations
         self._count = count = self._count + 1

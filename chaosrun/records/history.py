@@ -40,7 +40,7 @@ class Attempt:
     unplanned: tuple[recorded.DeathUnplanned, ...]
     stopped: str | None
     quarantined: tuple[str, ...]
-    """Checkpoints set aside between the attempt before this one and this one."""
+    """Checkpoints quarantined between the previous attempt and this one."""
     traces: Mapping[int, RankTrace]
     by: Literal["chaosrun", "script"] = "chaosrun"
 
@@ -51,7 +51,7 @@ class Attempt:
 
     @cached_property
     def steps(self) -> Mapping[int, Mapping[int, StepRecord]]:
-        """By step, in the order of time, the record of each rank."""
+        """By step, in time order, the record of each rank."""
         return _ByStep(self.traces)
 
     @property
@@ -65,7 +65,7 @@ class Attempt:
         return next((start.source for start in self.starts.values() if start.restored), None)
 
     def start_of(self, rank: int) -> int:
-        """The step that this rank went on from: as it recorded, else as the journal ordered."""
+        """The step that this rank resumed at: as it recorded, else as requested in the journal."""
         trace = self.traces.get(rank)
         return trace.start.position.step if trace and trace.start else self.resume_step
 
@@ -101,11 +101,11 @@ class LegHistory:
     opened: tuple[OpenedFile, ...] = ()
     """Files of other legs that this leg read."""
     read_again: tuple[OpenedFile, ...] = ()
-    """Files of its own that an attempt read, and an earlier one had written."""
+    """Files of this leg that an attempt read and an earlier attempt had written."""
     began: Began | None = None
-    """The checkpoints that it was given to begin with; None if it begins at step 0."""
+    """The checkpoints that it was given to start from; None if it starts at step 0."""
     left: Left = NOTHING_LEFT
-    """What the script's files held at the end."""
+    """Contents of the script's files at the end."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -115,7 +115,8 @@ class LegHistory:
 
     @property
     def finished(self) -> recorded.LegFinished | None:
-        """The `leg.finished` that closes the journal; None while the leg runs, or went on after one (`chaosrun resume`)."""
+        """The `leg.finished` that closes the journal; None while the leg runs, or if it continued after one (`chaosrun
+        resume`)."""
         last = self.journal[-1] if self.journal else None
         return last if isinstance(last, recorded.LegFinished) else None
 
@@ -148,7 +149,7 @@ class LegHistory:
 
 
 def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegHistory:
-    """Everything that a leg left. `traces` reads a trace; None: none is read. Raises OSError for an unreadable file."""
+    """Read all records of a leg. `traces` reads a trace; None: none is read. Raises OSError for an unreadable file."""
     problems: list[str] = []
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
     environment, opened = _read_environment(layout.environment, problems), opened_records(layout, problems)
@@ -160,7 +161,7 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
 def history_of(
     layout: LegLayout, journal: Sequence[recorded.JournalEvent], traces: TraceReader | None, problems: list[str]
 ) -> LegHistory:
-    """The history that these events describe: the only place that folds a journal."""
+    """The history that these events describe. Only this function folds a journal."""
     attempts = _attempts(layout, journal, traces, problems)
     return LegHistory(name=layout.path.name, layout=layout, journal=tuple(journal), attempts=attempts, problems=tuple(problems))
 

@@ -33,7 +33,7 @@ class Entry(Record, frozen=True, kw_only=True):
 
     quantity: Quantity
     micro_batch: Count
-    """From 0 within the step; 0 for what belongs to the step as a whole."""
+    """From 0 within the step; 0 for values of the whole step."""
     name: str
     text: str | None = None
     bytes: str | None = None

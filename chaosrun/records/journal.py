@@ -1,4 +1,4 @@
-"""The journal of a leg or a suite, with a single writer: one durable line an event, intent before the act, outcome after."""
+"""The journal of a leg or a suite, with a single writer: one durable line per event, intent before the act, outcome after."""
 
 import os
 import time
@@ -23,7 +23,8 @@ _NUMBERS = msgspec.json.Decoder(_Numbered)
 
 
 class Journal:
-    """Append-only and fsynced: what a durable `append` returned survives a power cut. Opening cuts a torn tail off."""
+    """An append-only, fsynced journal: events whose durable `append` has returned survive a power cut. Opening cuts off a torn
+    tail."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, disk: Filesystem | None = None) -> None:
         """`disk`: the layer that all changes go through; it may have listeners."""
@@ -44,7 +45,7 @@ class Journal:
         self._disk.sync_directory(path.parent)
 
     def append(self, event: _Event, *, durable: bool = True) -> _Event:
-        """Write one event; returns it with number and time. If not `durable`, it reaches the disk with the next durable one."""
+        """Write one event; return it with number and time. If not `durable`, it reaches the disk with the next durable one."""
         event = changed(event, seq=self._seq + 1, time_s=self._clock())
         line = encode(event) + b"\n"
         try:

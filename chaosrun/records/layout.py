@@ -1,4 +1,4 @@
-"""Where each file of a run lives. The only place that spells a path inside a run directory."""
+"""The path of each file of a run. Only this module spells paths inside a run directory."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class Below:
 
 
 class OfRank:
-    """A file of a layout that each rank, or node, has of its own; called with its number."""
+    """A file of a layout that exists for each rank, or node; called with its number."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -104,7 +104,7 @@ class LegLayout:
     journal = Below("journal.jsonl")
     faults = Below("faults")
     notes = Below("faults/notes")
-    """Directory of notes: what faults did that leave their rank alive; see `records.markers`."""
+    """Directory of notes: the effects of faults that leave their rank alive; see `records.markers`."""
 
     def outputs_before(self, fault: str) -> Path:
         """A copy of the script's outputs from before the save in which this fault cut the power."""
@@ -118,7 +118,7 @@ class LegLayout:
     repeats = Below("repeats.json")
     """Which run repeated this reference with an equal leg; only then does the file exist."""
     left = Below("left.json")
-    """What files of tensors held at the end, if the script saves by itself; see `records.left`."""
+    """Contents of files of tensors at the end, if the script saves by itself; see `records.left`."""
     began = Below("began.json")
     """Checkpoints that a leg was given to begin with; see `records.began`."""
     checkpoints = Below("checkpoints", stored=True)
@@ -159,7 +159,7 @@ class RunLayout:
 
     job_yaml = Below("job.yaml")
     run_json = Below("run.json")
-    """Resolved spec, its source, the command, versions: all that `resume` and `verify` need."""
+    """Resolved spec, its source, the command, versions: everything that `resume` and `verify` need."""
     plan_json = Below("plan.json")
     verdict_json = Below("verdict.json")
     report_html = Below("report.html")
@@ -178,7 +178,7 @@ class RunLayout:
     supervisor_json = Below("supervisor.json")
     """Who last supervised the run and how that ended; see `records.supervision`."""
     supervisor_log = Below("supervisor.log")
-    """stdout and stderr of a supervisor that is a process of its own; see `chaosrun.supervise.process`."""
+    """stdout and stderr of a supervisor in a separate process; see `chaosrun.supervise.process`."""
     lock = Below("lock")
 
     def leg(self, name: str, storage: Path | None = None) -> LegLayout:

@@ -1,5 +1,5 @@
 """left.json: content of the files of tensors or arrays at the end of a leg. For a script that resumes by itself, those below
-its outputs; for one that attached, those that it wrote. Also the numbers in them, and in files for people below the outputs."""
+its outputs; for one that attached, those that it wrote. Also the numbers in them, and in text files below the outputs."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -95,10 +95,10 @@ def _below_outputs(leg: LegLayout) -> Iterator[tuple[Path, str]]:
 
 
 def _figures(leg: LegLayout) -> tuple[dict[str, Figures], dict[str, float]]:
-    """The numbers in each, and when it was written."""
+    """The numbers in each file, and when it was written."""
     found: dict[str, Figures] = {}
     changed: dict[str, float] = {}
-    # Links lead to what was there before.
+    # Links lead to files from before the drill.
     ours = ((path, name) for path, name in _below_outputs(leg) if path.suffix in SUFFIXES and not path.is_symlink())
     for path, name in islice(ours, MOST_FILES_OF_FIGURES):
         with suppress(OSError):  # gone or unreadable: it is left out
@@ -115,7 +115,7 @@ def _files(leg: LegLayout) -> Iterator[_File]:
 
 def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_File]:
     """Files that ranks of the last attempt wrote, each under the first rank that did; `known` files, which killed ranks may
-    have written; and whatever else is below the outputs: links, files of other processes."""
+    have written; and all others below the outputs: links, files of other processes."""
     attempt, seen, ended_s = leg.attempt(leg.attempts()[-1]), set[str](), 0.0
     for rank in range(workers):
         if (end := read_end(attempt, rank)) is None:
@@ -125,7 +125,7 @@ def _results(leg: LegLayout, workers: int, known: Iterable[str]) -> Iterator[_Fi
             name = str(path.relative_to(leg.output) if own else path)
             if name not in seen:
                 seen.add(name)
-                # A file outside of the outputs may have been written by another drill since.
+                # Another drill may since have written a file outside the outputs.
                 files = (file for file in _file(path, name) if own or file.changed_s <= end.time_s + _CLOCK_S)
                 saves = () if str(path) in end.results else end.saves[str(path)]
                 yield from (file._replace(rank=rank, saves=saves) for file in files)
@@ -153,7 +153,7 @@ def _file(path: Path, name: str) -> Iterator[_File]:
 
 
 def read_left(leg: LegLayout, problems: list[str]) -> Left:
-    """The content of left.json; empty if there is none. A damaged file becomes a problem."""
+    """Read left.json; empty if there is none. A damaged file becomes a problem."""
     try:
         return read_record(leg.left, Left) if leg.left.exists() else NOTHING_LEFT
     except UsageError as error:

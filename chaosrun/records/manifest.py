@@ -1,4 +1,4 @@
-"""The manifest: the list of what a checkpoint directory holds, written last. Owns its schema and bytes, touches no files.
+"""The manifest: the list of a checkpoint's files, written last. Owns its schema and bytes, touches no files.
 
 `to_bytes` is canonical and contains its own sha256, and `from_bytes` accepts nothing else: one flipped bit is found.
 """

@@ -1,4 +1,4 @@
-"""End records of ranks, and two durable files of each fault: the marker, before it strikes, and the note of what was seen.
+"""End records of ranks, and two durable files of each fault: the marker, written before it strikes, and the note of its effect.
 
 Exclusive creation of the marker is the lock: no fault id strikes twice (hazard P10). The supervisor copies both into the
 journal, as `fault.requested` and `fault.observed`.
@@ -33,18 +33,18 @@ class Marker(Record, frozen=True, kw_only=True):
     time_s: float
     group: str | None = None
     notice: bool = False
-    """Whether the fault only tells the rank to leave."""
+    """Whether the fault only notifies the rank to leave."""
 
 
 class Note(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """What a fault did; each kind has fields of its own."""
+    """The effect of a fault; each kind has its own fields."""
 
     final: bool = True
     """False: a later note will replace it. It is not copied to the journal until it is final, or the leg ends."""
     problem: str | None = None
     """Why the fault did not strike, or had no effect."""
     problem_code: str = "said"
-    """Which of the problems that the verdict knows it is: no_such_file, fewer_operations, no_loader_worker; else said."""
+    """The problem, if the verdict knows it: no_such_file, fewer_operations, no_loader_worker; else said."""
 
 
 class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -59,9 +59,9 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     time_s: float = 0.0
     error: RaisedError | None = None
     told: int | None = None
-    """For status preempted: the rank that was told to leave. The rank itself if it was told, else the first that was."""
+    """For status preempted: the rank that got the notice. The rank itself if it got one, else the first that did."""
     handled: str | None = None
-    """The signal by which it was told, where the script handled it itself."""
+    """The signal of the notice, if the script handled it itself."""
     began_with: str | None = None
     """A checkpoint in the job's directory that the script read, perhaps of an earlier run."""
     results: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     saves: Mapping[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
     """By absolute path, files that an attached script wrote during the training: after which steps, and when."""
     own_sigterm: bool = False
-    """Whether a SIGTERM handler of the script had replaced chaosrun's, by which a rank leaves on notice."""
+    """Whether the script's own SIGTERM handler had replaced chaosrun's, which makes a rank leave on notice."""
 
 
 _MARKER = msgspec.json.Decoder(Marker)

@@ -1,5 +1,5 @@
-"""Files that another leg, or an earlier attempt of the same leg, left and a rank read: when each leg trained, and which files
-its ranks recorded opening.
+"""Files that a rank read and that another leg, or an earlier attempt of the same leg, had left: when each leg trained, and the
+files that its ranks recorded opening.
 
 A file belongs to the leg that ran at its `st_ctime`. A file written before the first batch of the first attempt (a download, a
 cache of the data) holds nothing of a training, so another leg may read it.
@@ -17,7 +17,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_reader import read_start
 
 RUNS_LOOKED_AT = 50
-"""The newest runs of a root that are looked at; files of older runs count as part of the job's environment."""
+"""Number of newest runs of a root that are examined; files of older runs count as part of the job's environment."""
 
 
 class TrainingTime(Record, frozen=True, kw_only=True):
@@ -26,12 +26,12 @@ class TrainingTime(Record, frozen=True, kw_only=True):
     leg: str
     begun_s: float
     since_s: float
-    """When its first batch came."""
+    """When it fetched its first batch."""
     until_s: float
 
 
 class OpenedFile(Record, frozen=True, kw_only=True):
-    """A file that a rank read although another leg had left it, or, after a restart, an earlier attempt of its own."""
+    """A file that a rank read although another leg, or an earlier attempt of its own leg, had left it."""
 
     path: str
     left_by: str
@@ -51,7 +51,7 @@ class _Script(msgspec.Struct):
 
 
 def training_time(leg: LegLayout, name: str) -> TrainingTime | None:
-    """When a leg trained; None if it never came to its first batch."""
+    """When a leg trained; None if it never fetched a batch."""
     for attempt in leg.attempts():
         begun = [start.time_s for path in leg.attempt(attempt).path.glob("rank-*.trace") if (start := read_start(path))]
         if begun:
@@ -81,7 +81,7 @@ def opened_files(leg: LegLayout, problems: list[str]) -> tuple[OpenedFile, ...]:
 
 
 def opened_records(leg: LegLayout, problems: list[str]) -> list[OpenedFile]:
-    """All that the ranks of a leg recorded. Raises OSError."""
+    """All files that the ranks of a leg recorded. Raises OSError."""
     paths = sorted((leg.path / "attempts").glob("*/rank-*.opened.jsonl"))
     return [record for path in paths for _, record in sound_records(path, _OPENED, problems)]
 
@@ -98,7 +98,7 @@ def of_earlier_attempts(records: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]
 
 
 def of_a_training(opened: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
-    """Those files that may hold something of another leg's training."""
+    """The files that may hold results of another leg's training."""
     return tuple(record for record in opened if not record.before_training)
 
 

@@ -14,7 +14,7 @@ COPIES = 2
 ASYNC_FROM_BYTES = 32 << 20
 """Size of the state. A smaller one is saved within milliseconds, and a restart point independent of timing is worth more."""
 HASH_ORDER = "CHAOSRUN_HASH_ORDER"
-"""Environment variable of attempts that hash strings anew: where the script depends on that, see `spec.hash_order`."""
+"""Environment variable of attempts with a new hash seed: the place where the script depends on it, see `spec.hash_order`."""
 Settle = Literal["", "watch", "stop", "go_on"]
 """"": no comparison; watch: only record it; go_on: end if the state is equal; stop: end also if it differs for good."""
 
@@ -42,19 +42,19 @@ class WorkerOrder:
     directory: str = ""
     """The job's own directory, absolute path: this leg must not change files in it."""
     drill_began_s: float = 0.0
-    """Files that were last changed before this time belong to other runs."""
+    """Files last changed before this time belong to other runs."""
     by: Literal["chaosrun", "script"] = "chaosrun"
-    """Who saves and resumes: chaosrun.attach, or the script with checkpoints of its own."""
+    """Who saves and resumes: chaosrun.attach, or the script with its own checkpoints."""
     module: str | None = None
-    """A module that is run in place of the script, as by `python -m`."""
+    """A module to run instead of the script, as by `python -m`."""
     command: tuple[str, ...] = ()
-    """The launcher that starts all ranks of a node, run in place of the script."""
+    """The launcher that starts all ranks of a node, run instead of the script."""
     resume_args: tuple[str, ...] = ()
     """Arguments that are added from the second attempt on."""
     resume_env: dict[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables that are set from the second attempt on."""
     outputs: tuple[str, ...] = ()
-    """Absolute paths of what the script writes in this leg."""
+    """Absolute paths of the script's outputs in this leg."""
     prime_buckets: bool = True
     reference_path: str | None = None
     """The reference's leg folder, whose traces show at which step a script resumed by itself; None in the reference."""
@@ -92,14 +92,14 @@ class WorkerOrder:
     announcements: str = ""
     """The socket on which the ranks of a command announce themselves; see `records.announcements`."""
     survey: bool = False
-    """Record every point that is reached (`rank-R.points.jsonl`), to find out what a sweep has to try."""
+    """Record every point that is reached (`rank-R.points.jsonl`), to find the points that a sweep must try."""
     settle: Settle = ""
-    """What to do when, after the last fault, the complete state equals the reference's or not; see `protocol.early_end`."""
+    """How to react if, after the last fault, the complete state equals the reference's or not; see `protocol.early_end`."""
     looks_after: int | None = None
-    """From this step on, checkpoints record what an early end is decided by, which takes time; None: never."""
+    """From this step on, checkpoints record the state by which an early end is decided, which takes time; None: never."""
     inspect: tuple[int, ...] = ()
     """Steps of which every quantity is recorded (`records.inspection`); only in a replay for `chaosrun diagnose`."""
     earlier: tuple[TrainingTime, ...] = ()
     """Other legs, whose files this leg should not read."""
     job_fingerprint: str = ""
-    """Digest of what a restored checkpoint must agree on in the spec: script, args, world size, seed."""
+    """Digest of the parts of the spec that a restored checkpoint must match: script, args, world size, seed."""

@@ -1,4 +1,4 @@
-"""Where in the training a job stands. accelerate stores none of it (hazard S4); chaosrun owns it."""
+"""A job's position in the training. accelerate stores none of it (hazard S4); chaosrun owns it."""
 
 from chaosrun.records.codec import Count, Record
 

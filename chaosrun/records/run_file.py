@@ -32,14 +32,14 @@ Kind = Literal["drill", "run"]
 
 
 class Reference(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Where a run's undisturbed leg comes from."""
+    """The origin of a run's reference leg."""
 
     mode: str
     """auto, fresh, or the path of the run whose reference is taken."""
     source: str | None = None
     """The leg that it was copied from; None when it was run for this drill."""
     key: str | None = None
-    """Digest of all that the reference depends on: see `supervise.reference`."""
+    """Digest of everything that the reference depends on: see `supervise.reference`."""
     replaced: str | None = None
     """How the cached reference differed from a new one, which then replaced it."""
 
@@ -50,7 +50,7 @@ class Reference(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """run.json: what a run was asked for, resolved."""
+    """run.json: the resolved request for a run."""
 
     v: Literal[1] = 1
     run_id: str
@@ -72,7 +72,7 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     storage_nonce: str | None = None
     """The nonce in owner.json, see `Owner`."""
     irreproducible: str | None
-    """How two undisturbed runs differed, if they did."""
+    """How two runs without faults differed, if they did."""
     wanders: str | None = None
     """The first quantity in which they differed."""
     kind: Kind = "drill"
@@ -81,9 +81,9 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     masked: tuple[str, ...] = ()
     """The script's own loads, which have no effect because chaosrun restores: "torch.load, line 12"."""
     early: Early = "never"
-    """Whether its chaos leg ends when all of its state is the reference's again."""
+    """Whether its chaos leg ends as soon as its complete state equals the reference's."""
     confirmed: Count = 0
-    """How many repeated undisturbed runs were equal."""
+    """Number of repeated runs without faults that were equal."""
 
     @property
     def name(self) -> str:
@@ -91,7 +91,7 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def shown_overrides(self) -> tuple[str, ...]:
-        """Without the values of variables that may be secrets: reports are shared."""
+        """The overrides without the values of variables that may be secrets: reports are shared."""
         return tuple(map(_shown, self.overrides))
 
 
@@ -107,7 +107,7 @@ class RunSummary:
     run_id: str
     name: str
     status: str
-    """PASS, FAIL, INCONCLUSIVE, "running", "interrupted" when nobody supervises it and it has no verdict, or "damaged"."""
+    """PASS, FAIL, INCONCLUSIVE, "running", "interrupted" (no supervisor and no verdict), or "damaged"."""
     created_s: float
     path: Path
     outcome: str | None = None

@@ -42,7 +42,7 @@ class Span:
         return self.block.knows_ids or (not self.digest and all(self.at(step).knows_ids for step in self.steps))
 
     def equals(self, other: "Span") -> bool:
-        """Whether both hold the same steps, and the digests of all that is compared are equal."""
+        """Whether both hold the same steps, with equal digests of everything that is compared."""
         return self.steps == other.steps and self.digest == other.digest != b""
 
 

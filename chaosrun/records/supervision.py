@@ -57,11 +57,12 @@ class Supervision(Record, frozen=True, kw_only=True, omit_defaults=False):
     error: ToldError | None
     """The error that ended it; None if it came to a verdict."""
     warnings: tuple[str, ...]
-    """Warnings beside the verdict, such as reports that could not be written."""
+    """Warnings in addition to the verdict, such as reports that could not be written."""
 
 
 def read_supervision(run: RunLayout, *, judged: bool = False) -> Supervision | None:
-    """None for a run that was never supervised. Raises UsageError if the file is damaged, unless the run is `judged`."""
+    """Read supervisor.json; None for a run that was never supervised. Raises UsageError if it is damaged, unless the run is
+    `judged`."""
     try:
         return read_record(run.supervisor_json, Supervision) if run.supervisor_json.exists() else None
     except UsageError:

@@ -28,11 +28,11 @@ NO_STATE = re.compile(
 )
 """Names of metrics, times, and positions in the data: they may differ after a correct restart."""
 WHOLE = (".onnx", ".h5", ".hdf5", ".bin", ".raw", ".dat")
-"""Suffixes of files whose parts are not told apart."""
+"""Suffixes of files that count as one entry."""
 _DRAWN = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[A-Za-z0-9]{6})(?:[A-Za-z]*\d+[A-Za-z]+\d|[A-Za-z]+\d+[A-Za-z])[A-Za-z0-9]*"
 )
-"""A word that each process draws anew: a UUID, or letters and digits by turns (3f9c12ab)."""
+"""A word that each process draws anew: a UUID, or letters and digits mixed (3f9c12ab)."""
 _ENDS, _END_BYTES = b"PK\x05\x06", 22
 """End of a zip archive; torch.distributed.checkpoint writes several archives into one file."""
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
@@ -75,11 +75,11 @@ class _Inert:
 
 
 class _Storage(bytes):
-    """Bytes of a tensor, which is no random generator's state whatever its size."""
+    """Bytes of a tensor, which is never taken for a random generator's state by its size."""
 
 
 class _Number(NamedTuple):
-    """Of a tensor that is a single number."""
+    """A tensor that is a single number."""
 
     value: float
 
@@ -105,7 +105,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Contents(NamedTuple):
-    """What a file holds, by name (keys and indices, joined by slashes)."""
+    """The contents of a file, by name (keys and indices, joined by slashes)."""
 
     entries: dict[str, Entry]
     """Size and digest of each tensor or array."""
@@ -241,7 +241,7 @@ def _of_pickle(file: io.BytesIO, storages: Mapping[str, bytes]) -> Iterator[_Lea
             case _Inert():
                 parts = (part for each in value.given for part in (each if isinstance(each, tuple) else (each,)))
                 for part in parts:
-                    # Numbers beside an object's own state are sizes and the like.
+                    # Numbers next to an object's own state are sizes and the like.
                     own = isinstance(part, dict | _Inert)
                     yield from (leaf for leaf in visit(part, names) if own or isinstance(leaf[1], bytes))
             case _:
@@ -252,7 +252,7 @@ def _of_pickle(file: io.BytesIO, storages: Mapping[str, bytes]) -> Iterator[_Lea
 
 
 def _bytes(value: Any) -> bytes:
-    """They come as a text that is to be encoded in protocol 2."""
+    """The bytes of a pickled value; protocol 2 stores them as a text to be encoded."""
     return value if isinstance(value, bytes) else value.given[0].encode(value.given[1])
 
 
@@ -265,7 +265,7 @@ def _storage(saved: bytes) -> bytes:
 
 
 def unnumbered(path: str) -> str:
-    """The path without digits, and without what a process draws to name a folder: the same for files that are numbered by
-    their steps, and in folders that are named anew."""
+    """The path without digits, and without the random parts of folder names: equal for files numbered by their steps, and in
+    folders that each run names anew."""
     folder, _, name = path.rpartition("/")
     return "".join(each for each in f"{_DRAWN.sub('', folder)}/{name}" if not each.isdigit())

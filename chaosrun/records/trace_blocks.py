@@ -116,7 +116,7 @@ class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     ticks: int
     """Time since the step before; for the first of a block, since 1970."""
     digests: Texts
-    """Digests of the random streams, gradients, parameters and each micro-batch."""
+    """Digests of the random streams, gradients, parameters and each micro-batch, in this order."""
     loss: bytes | list[float]
     """Little-endian float32 if that represents all losses exactly."""
     ids: Ids
@@ -276,7 +276,7 @@ def _expect_sound(step: StepRecord, tensors: Sequence[str]) -> None:
             expect_words(step.grads, tensors, where, "gradients")
     if not all((step.rng, step.param, step.batch, *step.batch)):
         raise ValueError(f"{where}digests are missing")
-    # A script that resumes by itself, with its optimizers' state on record, may make no backward pass, where losses are seen.
+    # Losses are observed at backward passes, which a script that resumes by itself (its steps have `state`) may not make.
     expected = ("grad", "lr") if step.state else ("grad", "lr", "loss")
     if stepped and (missing := [name for name in expected if not getattr(step, name)]):
         raise ValueError(f"{where}gradients without {missing[0]}")

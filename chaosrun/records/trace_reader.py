@@ -17,12 +17,12 @@ from chaosrun.records.layout import LegLayout
 
 ENDS_BYTES = 1 << 15
 OPENED_BLOCKS = 2048
-"""So many decoded blocks are cached, for all traces together."""
+"""Number of decoded blocks in the cache, for all traces together."""
 _L = TypeVar("_L")
 
 
 def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> traces.RankTrace:
-    """Read one trace up to its first bad record; that one becomes a problem."""
+    """Read one trace up to its first bad record, which becomes a problem."""
     return _whole(path, attempt, rank, problems).trace
 
 
@@ -39,13 +39,13 @@ def _whole(path: Path, attempt: int, rank: int, problems: list[str]) -> "_Found"
 
 
 def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> traces.RankTrace:
-    """The first record of a trace and the last ones, back to a step at least, without digests; cheap for a long trace, too."""
+    """The first record of a trace and its last ones, back at least to a step, without digests; cheap even for a long trace."""
     size, last = path.stat().st_size, ENDS_BYTES
     while last < size:
         found, data = _Found(path, attempt, rank), _bytes_at(path, size - last)
         try:
             found.begin()
-            # Read from behind the first block end that is found here.
+            # Read from after the first block end found here.
             if behind := next(_footers(data, 0), None):
                 _, end, content = behind
                 found.read(data, end, trace_blocks.unpacked_footer(content).running, size - last)
@@ -78,13 +78,13 @@ def read_start(path: Path) -> traces.StartRecord | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The state between two steps of a trace: what a resume at this point has to begin with."""
+    """The state between two steps of a trace, with which a resume at this point must begin."""
 
     step: int
     weights: str
     optimizer: str
     rates: tuple[str, ...] | None
-    """Learning rates that this step used; before the first step, those that its forward pass found."""
+    """Learning rates that this step used; before the first step, those at its forward pass."""
     rates_after: tuple[str, ...] | None = None
     """Learning rates that the next step used. None after the last step, like all values of the next step."""
     rng_after: str | None = None
@@ -94,11 +94,11 @@ class Moment:
     weights_after: str | None = None
     """Weights that the script changed before the next step, if it did."""
     stepped: tuple[str, ...] = ()
-    """Where there are several, the optimizers that made this step."""
+    """If there are several optimizers, those that made this step."""
 
 
 def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
-    """The moments of one trace, from its start on, as far as it is sound; empty if there is no trace."""
+    """The moments of one trace, from its start up to the first damaged record; empty if there is no trace."""
     moments: list[Moment] = []
     with suppress(DamagedRecordError, FileNotFoundError):
         for record in all_records(path, 0, 0):
@@ -119,7 +119,7 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
 
 
 def all_records(path: Path, attempt: int, rank: int) -> Iterator[traces.Line]:
-    """Every record of a trace in the order of time. Raises DamagedRecordError, FileNotFoundError."""
+    """Every record of a trace in time order. Raises DamagedRecordError, FileNotFoundError."""
     reading = trace_blocks.Reading(attempt, rank, names={})
     try:
         for _, content in trace_blocks.frames(path.read_bytes()):
@@ -148,7 +148,7 @@ def _opened(
 class _Found:
     def __init__(self, path: Path, attempt: int, rank: int) -> None:
         self.number = 0
-        """How many records are sound."""
+        """Number of sound records."""
         self.blocks: list[traces.Block] = []
         self._path, self._attempt, self._rank = path, attempt, rank
         self._lines: list[traces.Line] = []
@@ -186,7 +186,7 @@ class _Found:
         )
 
     def begin(self) -> None:
-        """Read the first record of the file; the ones behind it are skipped. Raises ValueError, OSError."""
+        """Read the first record of the file and skip those after it. Raises ValueError, OSError."""
         if first := _first(self._path):
             self._take(first)
         self._names = None

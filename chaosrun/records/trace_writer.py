@@ -1,4 +1,4 @@
-"""Writing a trace: one writer a file; each record reaches the kernel before anything else happens."""
+"""Writing a trace: one writer per file; each record reaches the kernel before anything else happens."""
 
 import os
 import threading
@@ -17,12 +17,12 @@ class TraceWriter:
         self._names: Names = {}
         self._at, self._running = 0, b""
         self._one = threading.RLock()
-        """Lock: threads of the script that save write here, too."""
+        """A lock, because threads of the script that save write here, too."""
         self._ended = False
         self._begin()
 
     def empty(self) -> None:
-        """Remove what another writer of this process has written."""
+        """Remove the records that another writer of this process has written."""
         os.ftruncate(self._file, 0)
 
     def _begin(self) -> None:

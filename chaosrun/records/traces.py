@@ -1,8 +1,8 @@
-"""The trace: what one rank of one attempt did, a record for each event; how they lie in its file is `records.trace_blocks`'s.
+"""The trace: a record for each event of one rank in one attempt. `records.trace_blocks` owns the file format.
 
-`start` comes first, then, of rank 0 in the first attempt, `probe`; `source` and `loader_workers` once an epoch; `end` last.
+`start` comes first, then, for rank 0 in the first attempt, `probe`; `source` and `loader_workers` once an epoch; `end` last.
 
-Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian uint32 a tensor, to name the tensor that
+Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian uint32 per tensor, to name the tensor that
 differs. Floats are `float.hex()`.
 """
 
@@ -24,14 +24,15 @@ TRACE_VERSION = 3
 NO_INPUTS = "none"
 """The digest of a step for which no module's inputs were seen."""
 BLOCK_STEPS = 64
-"""A block ends with each multiple of these, and with each checkpoint: the blocks of two legs meet wherever an attempt began."""
+"""A block ends at each multiple of this, and with each checkpoint, so that blocks of two legs align wherever an attempt
+began."""
 WORD_BYTES = 4
 ALIVE = "the script's "
-"""With what names in `SaveRecord.held` begin that are of modules in memory, and not of what is saved."""
+"""Prefix of names in `SaveRecord.held` that belong to modules in memory, not to the saved values."""
 CHANGES_OFTEN = "…"
-"""In a `HoldingsRecord`: from here on it is not told any more."""
+"""In a `HoldingsRecord`: this value is not recorded from here on."""
 UNNAMED = "unnamed-"
-"""With what names of parameters begin that an optimizer steps and no module holds."""
+"""Prefix of names of parameters that an optimizer steps and no module holds."""
 
 Source = Literal["storage", "memory"]
 Digests = Mapping[str, Mapping[str, Text]]
@@ -41,10 +42,11 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 
 
 class Found(Record, frozen=True, kw_only=True):
-    """Where an attempt stands that resumed by itself: the reference's steps, nearest first, whose quantities it began with."""
+    """The position of an attempt that resumed by itself: the reference's steps, nearest first, whose quantities it began
+    with."""
 
     step: Count | None
-    """The one that agrees in every quantity; None: none does."""
+    """The step that agrees in every quantity; None: none does."""
     weights: tuple[Count, ...] = ()
     optimizer: tuple[Count, ...] = ()
     rates: tuple[Count, ...] = ()
@@ -52,7 +54,7 @@ class Found(Record, frozen=True, kw_only=True):
     data: tuple[Count, ...] = ()
     """k: the first inputs are those of the reference's step k + 1."""
     own: bool = False
-    """The steps are not the reference's, of which none agreed, but those of an earlier attempt of this leg."""
+    """Whether the steps are those of an earlier attempt of this leg, because none of the reference's agreed."""
 
 
 class TraceRecord(Record, frozen=True, kw_only=True, tag_field="kind"):
@@ -71,53 +73,53 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     restored: str | None
     """Name of the checkpoint."""
     source: Source = "storage"
-    """Where it was read: its files, or the copies that nodes keep."""
+    """Where it was read from: its files, or the copies that nodes keep."""
     rng: Text
     param: Text
     params: bytes
     tensors: tuple[str, ...]
     """Names, in the order of `params` and `grads`."""
     sharded: bool = False
-    """Whether a rank holds but a part of some parameters."""
+    """Whether a rank holds only part of some parameters."""
     in_part: bool = False
-    """Of a script that resumes by itself: optimizers stepped but some of the parameters then. A later attempt, which may begin
-    when they step all or still fewer, has its `tensors` in this order."""
+    """For a script that resumes by itself: optimizers stepped only some of the parameters then. A later attempt, which may
+    begin when they step all or even fewer, has its `tensors` in this order."""
     seeded: bool = True
-    """The script itself had seeded torch, or restored its random stream; where it resumes by itself."""
+    """For a script that resumes by itself: it had seeded torch, or restored its random stream."""
     parts: bool = False
-    """Whether `tensors` say which part of each: where their names are the same, ranks hold the same."""
+    """Whether names in `tensors` contain the part of each tensor: ranks with the same name then hold the same part."""
     canary: Text | None = None
-    """Of kernels' results on fixed inputs, in this process."""
+    """Digest of kernels' results on fixed inputs, in this process."""
     entered_s: float | None = None
-    """When the rank had built its training and turned to its checkpoint."""
+    """When the rank had built its training objects and was about to read its checkpoint."""
     digests: Digests | None = None
-    """Of the state that was restored."""
+    """Digests of the restored state."""
     state: str = ""
-    """Of the optimizers' state, where a script resumes by itself."""
+    """Digest of the optimizers' state, for a script that resumes by itself."""
     rates: tuple[HexFloat, ...] = ()
-    """Learning rates as its first forward pass found them: a script that sets them after that pass steps with others."""
+    """Learning rates at its first forward pass: a script that sets them after that pass steps with others."""
     buffers: Mapping[str, Text] = msgspec.field(default_factory=dict)
-    """Digests by name; where a script resumes by itself, of a restart."""
+    """Digests by name, at a restart of a script that resumes by itself."""
     optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
-    """Digests of the state of each, where there are several; of the same starts."""
+    """Digests of the state of each, if there are several; at the same starts."""
     scheduled: bool = True
-    """A scheduler of torch's sets the learning rates; of the first attempt of a script that resumes by itself."""
+    """Whether a torch scheduler sets the learning rates; in the first attempt of a script that resumes by itself."""
     found: Found | None = None
-    """Of a script that resumes by itself; position.step then numbers the attempt as this says. None at the very beginning."""
+    """For a script that resumes by itself: position.step then follows this. None at the very first start."""
 
     def __post_init__(self) -> None:
         expect_words(self.params, self.tensors)
 
 
 class ProbeRecord(TraceRecord, frozen=True, kw_only=True, tag="probe"):
-    """What rank 0 found out about its loader's samples; see chaosrun.observe.probe."""
+    """Rank 0's finding about its loader's samples; see chaosrun.observe.probe."""
 
     items: Literal["independent", "global_rng", "draws", "never_repeats", "unknown"]
     detail: str
 
 
 class SourceRecord(TraceRecord, frozen=True, kw_only=True, tag="source"):
-    """What the script's samplers and dataset held when an epoch, or the rest of one, was opened."""
+    """The state of the script's samplers and dataset when an epoch, or the rest of one, was opened."""
 
     epoch: Count
     own: str | None
@@ -127,7 +129,7 @@ class SourceRecord(TraceRecord, frozen=True, kw_only=True, tag="source"):
 class LoaderWorkersRecord(TraceRecord, frozen=True, kw_only=True, tag="loader_workers"):
     epoch: Count
     workers: tuple[Mapping[str, Text] | None, ...]
-    """By worker, a digest of where each stream stands after worker_init_fn; None for one that did not say."""
+    """By worker, a digest of each stream's state after worker_init_fn; None for one that did not report it."""
 
 
 class BucketsRecord(TraceRecord, frozen=True, kw_only=True, tag="buckets"):
@@ -136,59 +138,59 @@ class BucketsRecord(TraceRecord, frozen=True, kw_only=True, tag="buckets"):
     """Indices of parameters; None without DDP."""
     primed: bool
     left: Literal["hook_state", "accumulation_hook"] | None = None
-    """Why chaosrun left them as DDP makes them."""
+    """Why chaosrun left the buckets as DDP makes them."""
     left_by: str = ""
-    """The hook's name, or that of the parameter that has one."""
+    """The name of the hook, or of the parameter that has one."""
 
 
 class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     step: AtLeastOne
     epoch: Count
     batches: Count
-    """Done in this epoch, this step's included."""
+    """Batches done in this epoch, including this step's."""
     time_s: float
     ids: tuple[tuple[Any, ...] | None, ...] | None
     """Sample ids of each micro-batch, as far as they are known."""
     batch: Annotated[tuple[Text, ...], Meta(min_length=1)]
-    """Of each micro-batch; where that holds tensors and something else, "/" and the digest of the tensors alone follow."""
+    """Digest of each micro-batch; if it holds tensors and other values, "/" and the digest of the tensors alone follow."""
     rng: Text
-    """Before the step's first micro-batch."""
+    """Digest of the random streams before the step's first micro-batch."""
     loss: tuple[HexFloat, ...]
-    """Of each micro-batch; empty for a step whose batch the script left out."""
+    """Loss of each micro-batch; empty for a step whose batch the script skipped."""
     lr: tuple[HexFloat, ...]
-    """Of each parameter group, as the optimizer used it."""
+    """Learning rate of each parameter group, as the optimizer used it."""
     grad: str
     grads: bytes
-    """Reduced and clipped, as the optimizer saw them. lr and grad are empty for a step without an optimizer's step."""
+    """Reduced and clipped, as the optimizer saw them. lr and grad are empty for a step without an optimizer step."""
     param: Text
     params: bytes
-    """After the step. Both words are empty of steps at which nobody keeps them."""
+    """After the step. `grads` and `params` are empty at steps for which they are not kept."""
     items: AtLeastOne | None = None
-    """Of the step's window over all ranks: each loss is then a sum / items, and they add up. None: losses are means."""
+    """Items in the step's window over all ranks: each loss is then a sum / items, and they add up. None: losses are means."""
     state: str = ""
-    """Of the optimizers' state after the step, where a script resumes by itself."""
+    """Digest of the optimizers' state after the step, for a script that resumes by itself."""
     settings: str = ""
-    """Of the optimizers' settings as the step used them, but for learning rates."""
+    """Digest of the optimizers' settings in this step, without learning rates."""
     began: str = ""
-    """Of the parameters as the step began, where the script had changed them after the step before: it clips them, say. Under
-    `chaosrun.attach` after a checkpoint alone."""
+    """Digest of the parameters at the beginning of the step, if the script had changed them after the step before (clipped
+    them, say). Under `chaosrun.attach` only after a checkpoint."""
     fetched: tuple[tuple[Any, ...] | None, ...] | None = None
-    """Of each micro-batch that is not what a loader handed out, the sample ids of what a loader had handed out for it, where
-    that can be told: the script makes its inputs of that (it normalises, mixes, adds noise). Not compared."""
+    """Sample ids, if known, of the loader's batch for each micro-batch that differs from it: the script makes its inputs from
+    that batch (it normalises, mixes, adds noise). Not compared."""
     stepped: tuple[str, ...] = ()
-    """Where a script has several optimizers, those that made this step, in order. Not compared."""
+    """If a script has several optimizers, those that made this step, in order. Not compared."""
     attempt: int = 0
     rank: int = 0
     """Both those of its file."""
 
     @property
     def tensors(self) -> list[str]:
-        """Of each micro-batch, the digest of its tensors, where it holds something else, too; else ""."""
+        """For each micro-batch, the digest of its tensors if it also holds other values; else ""."""
         return [digest.partition("/")[2] for digest in self.batch]
 
     @property
     def knows_ids(self) -> bool:
-        """The loader told the sample ids of every micro-batch."""
+        """Whether the sample ids of every micro-batch are known."""
         return self.ids is not None and None not in self.ids and len(self.ids) == len(self.batch)
 
 
@@ -199,23 +201,23 @@ class StateRecord(TraceRecord, frozen=True, kw_only=True, tag="state"):
     time_s: float
     digests: Digests | None = None
     own: str = ""
-    """Of all that the script keeps beside it; "" where nobody looked. See `observe.own`."""
+    """Digest of all state that the script keeps in addition; "" if it was not taken. See `observe.own`."""
     unseen: tuple[str, ...] = ()
-    """What it keeps that has no digest."""
+    """State that has no digest."""
 
 
 class CheckpointRecord(StateRecord, frozen=True, kw_only=True, tag="checkpoint"):
     name: str
     duration_s: float
-    """For which the training waited: for what was left of the save before, too."""
+    """How long the training waited, including for the rest of the previous save."""
     pending: bool = False
-    """It went on beside the training: a `committed` record says when it was over."""
+    """Whether the save continued in the background: a `committed` record says when it ended."""
     because: str = ""
-    """Why the training waited for a save that was to go on beside it."""
+    """Why the training waited for a save that should have run in the background."""
     changed: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What the save itself changed of the live state, by component ("mode": of its modules, which no checkpoint holds)."""
+    """Live state that the save itself changed, by component ("mode": the modules' mode, which no checkpoint holds)."""
     hooks: tuple[str, ...] = ()
-    """Of a save that changed something: the script's hooks."""
+    """The script's hooks, if the save changed something."""
 
     def __post_init__(self) -> None:
         if checkpoint_step(self.name) != self.step:
@@ -223,7 +225,8 @@ class CheckpointRecord(StateRecord, frozen=True, kw_only=True, tag="checkpoint")
 
     @property
     def by_itself(self) -> bool:
-        """Nothing but values of registered objects, and no hook of the script's: their state_dict() gives others each time."""
+        """Whether only values of registered objects changed, without a hook of the script: their state_dict() differs each
+        time."""
         return self.changed.keys() == {"registered"} and not self.hooks
 
     @property
@@ -234,52 +237,54 @@ class CheckpointRecord(StateRecord, frozen=True, kw_only=True, tag="checkpoint")
 
 
 class CommittedRecord(TraceRecord, frozen=True, kw_only=True, tag="committed"):
-    """The checkpoint of this step, saved beside the training, was seen to be committed."""
+    """The checkpoint of this step, saved in the background, was seen to be committed."""
 
     step: Count
     digests: Digests | None = None
-    """Of the state that it holds for this rank, where the checkpoint's own record has none. Readers find them there."""
+    """Digests of its state of this rank, if the checkpoint's own record has none. Readers find them in that record."""
 
 
 class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
-    """The script began, or ended, to save a file or folder of its own."""
+    """The script began, or finished, saving one of its own files or folders."""
 
     step: Count
     path: str
-    """Relative to the leg's output or working folder, where it lies in one."""
+    """Relative to the leg's output or working folder, if it is in one."""
     how: str
-    """What saved it: "torch.save", "safetensors", "dcp", "open", …"""
+    """The function that saved it: "torch.save", "safetensors", "dcp", "open", …"""
     time_s: float
     done: bool
     held: Mapping[str, Text] = msgspec.field(default_factory=dict)
-    """What it was given to save, where that is seen, by path: readable where that is short, else digests."""
+    """The values that it saved, if observed, by path: readable if short, else digests."""
     buffers: Mapping[str, Text] = msgspec.field(default_factory=dict)
-    """Digests of the model's, by name, as the save began: with the first of a step of which is seen what it was given."""
+    """Digests of the model's buffers, by name, when the save began; in the first record of a step whose values were
+    observed."""
     optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
-    """Digests of the state of each, where there are several, of the same moment."""
+    """Digests of the state of each, if there are several, at the same moment."""
     trained: tuple[str, ...] = ()
-    """The folders in `held` that are the trained models', as far as their values tell."""
+    """The folders in `held` that belong to trained models, as far as their values show."""
     aside: bool = False
-    """By another thread than the one that trains."""
+    """Whether another thread than the training's saved it."""
     before: str = ""
-    """Of a rename, where it lay before, as `path`."""
+    """For a rename, its previous path, in the form of `path`."""
 
 
 class SavedRecord(TraceRecord, frozen=True, kw_only=True, tag="saved"):
-    """The script is done with this step, after which it saved something: it trains on, or ends."""
+    """The script has finished this step, after which it saved something: it continues to train, or ends."""
 
     step: Count
     time_s: float
 
 
 class HoldingsRecord(TraceRecord, frozen=True, kw_only=True, tag="holdings"):
-    """What a script holds beside its tensors as this step begins: all at an attempt's first step, later what changes."""
+    """A script's state other than tensors at the beginning of this step: all of it at an attempt's first step, later only
+    changes."""
 
     step: AtLeastOne
     modules: Mapping[str, str] = {}
-    """How its modules are set, if it resumes by itself: by path, a setting's text; "": it is gone."""
+    """Settings of its modules, if it resumes by itself: by path, a setting's text; "": it no longer exists."""
     values: Mapping[str, Text] = {}
-    """Plain values of its own, where a restart may go on with this step: see `observe.script_values`."""
+    """Its plain values, if a restart may resume at this step: see `observe.script_values`."""
 
 
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
@@ -291,11 +296,11 @@ class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
     checkpoint: str | None
     """The final one."""
     outside: tuple[str, ...] = ()
-    """What the training changed and nobody saves; of rank 0 of an undisturbed leg."""
+    """State that the training changed and no checkpoint holds; for rank 0 of a leg without faults."""
     values: tuple[str, ...] = ()
-    """Likewise, plain values of the script's, by path: some are state, others only told to people (means of losses, counts)."""
+    """The same for plain values of the script, by path: some are state, others only reported (means of losses, counts)."""
     optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
-    """Digests of the state of each, where a script resumes by itself and has several."""
+    """Digests of the state of each, if a script resumes by itself and has several."""
 
 
 Line = (
@@ -316,22 +321,22 @@ Line = (
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Successive steps of one trace: where they lie in its file, and what they come to. Digests are xxh3, big-endian."""
+    """Successive steps of one trace: their place in its file, and their digests (xxh3, big-endian)."""
 
     first: AtLeastOne
     count: AtLeastOne
     at: Count
     size: Count
     others: tuple[Count, ...]
-    """Where in its bytes records begin that are no steps."""
+    """Offsets in its bytes at which records other than steps begin."""
     knows_ids: bool
-    """Of every step."""
+    """Whether the sample ids of every step are known."""
     param: bytes
-    """Of the digest of the parameters after each step."""
+    """Digest of the parameters' digests after each step."""
     digest: bytes
-    """Of everything that two legs are compared by, so not of times. Empty, as `param`, of what is but a part of a block."""
+    """Digest of everything that is compared between legs, so not of times. Empty, like `param`, for part of a block."""
     running: bytes = b""
-    """Of the file up to here: of that of the block before, of what stands above, and of the block's bytes."""
+    """Running digest of the file up to here: of the previous block's, of the fields above, and of the block's bytes."""
 
     @property
     def last(self) -> int:
@@ -357,10 +362,10 @@ class RankTrace:
     read: Callable[[Block, int], Sequence[StepRecord]] = lambda _, count: ()
     """The first steps of one of them. Raises DamagedRecordError."""
     states: tuple[StateRecord, ...] = ()
-    """Of the checkpoints, too."""
+    """Including those of checkpoints."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     commits: tuple[CommittedRecord, ...] = ()
-    """Of checkpoints that were pending."""
+    """For checkpoints that were pending."""
     saves: tuple[SaveRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
     holdings: tuple[HoldingsRecord, ...] = ()

@@ -70,7 +70,8 @@ class Standing:
 
 
 def standing(drill: Drill, attempt: Attempt) -> Standing | None:
-    """None if no rank recorded what it began with: at the very first start, and where no rank began to train."""
+    """The state that an attempt began with; None if no rank recorded it: at the very first start, and if no rank began to
+    train."""
     found = {rank: start.found for rank, start in attempt.starts.items() if start.found}
     if not found:
         return None

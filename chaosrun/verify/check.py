@@ -162,8 +162,8 @@ class Drill:
         return all(len({record.rng for record in steps.values()}) == 1 for steps in self.reference_lineage.steps.values())
 
     def _numbers_agree(self) -> bool:
-        """Each step of each attempt equals the reference's bit for bit in all but the random streams, whatever tolerance is
-        set."""
+        """Each step of each attempt equals the reference's bit for bit, except for the random streams; tolerances do not
+        apply."""
         numbers: list[Field] = [field for field in FIELDS if field not in ("position", "rng")]
         records = (
             record
@@ -186,7 +186,7 @@ class Drill:
 
     @property
     def by_script(self) -> bool:
-        """The script resumes by itself, from checkpoints of its own."""
+        """Whether the script resumes by itself, from its own checkpoints."""
         return self.spec.by == "script"
 
     def reference_start(self, rank: int) -> StartRecord | None:

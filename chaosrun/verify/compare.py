@@ -121,8 +121,8 @@ def completes(expected: StepRecord, seen: StepRecord) -> bool:
 def comes_to_the_same(
     expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
 ) -> bool:
-    """Whether the first step of an attempt has the same result as the reference's, although their records differ; the records
-    of the following step help to tell."""
+    """Whether the first step of an attempt has the same result as the reference's, although their records differ; judged also
+    by the records of the following step."""
     return completes(expected, seen) or _streams_seen_elsewhere(expected, seen, next_expected, next_seen)
 
 

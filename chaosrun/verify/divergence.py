@@ -86,7 +86,7 @@ def divergence_of(drill: Drill, attempts: Iterable[Attempt]) -> Divergence | Non
 
 
 def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | None, causes.Place]]:
-    """The differences in an attempt, in the order of time, each with the place where it was found."""
+    """The differences in an attempt, in time order, each with the place where it was found."""
     if attempt.by == "script":
         yield _at_start(drill, attempt), "start"
     elif attempt.resume is not None:
@@ -131,7 +131,7 @@ _STRANGE = (("data_order_not_restored", None), ("batch_contents", None), ("batch
 
 
 _NEVER_DRAWN = ("optimizer_settings_not_restored", "accumulation_window")
-"""Causes that wrong random streams do not explain, whatever the step draws."""
+"""Causes that wrong random streams never explain."""
 
 
 def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:

@@ -1,4 +1,4 @@
-"""Which hazard of the catalogue (docs/hazards.md) most likely stands behind a difference: a suspicion, no proof. Pure."""
+"""The hazard of the catalogue (docs/hazards.md) that most likely caused a difference: a suspicion, no proof. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -78,7 +78,8 @@ _KIND_QUANTITIES: Mapping[str, tuple[Quantity, ...]] = {
 }
 """Quantities that a divergence of this kind is about: its cause then says more than the quantity alone."""
 STAGES = frozenset({"forward_pass", "gradient", "bucket_layout", "learning_rate", "optimizer_update"})
-"""Causes that name the part of a step in which it showed, and no more. Any other stands, whatever a replay finds beside it."""
+"""Causes that only name the part of a step in which the difference showed. Any other cause stays, even if a replay finds
+more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restor
         case "optimizer state" if is_setting(name) and after_restore:
             return "O4"
         case "optimizer state" | "parameters after" if repeats and not after_restore and by_cause in ("O6", "O9"):
-            # A clock, or an optimizer that errs, would do so undisturbed, too.
+            # A clock, or a faulty optimizer, would also differ between runs without faults.
             return "O8"
         case "optimizer state" if is_setting(name):
             return "O4"

@@ -232,7 +232,7 @@ def known_of(divergence: Divergence, drill: Drill) -> Known | None:
 
 
 def told(reason: Cause) -> Cause:
-    """The cause, in the words for a script that resumes by itself."""
+    """The cause with the row for a script that resumes by itself."""
     nowhere = reason.code == "data_order_not_restored" and "step" not in reason.params
     return replace(
         reason,

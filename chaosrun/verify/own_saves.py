@@ -99,8 +99,8 @@ def _kinds(saved: Iterable[SaveRecord]) -> frozenset[str]:
 
 
 def _written(leg: LegHistory) -> Iterator[tuple[Attempt, int, list[tuple[int, SaveRecord]]]]:
-    """By attempt and step, what each rank wrote and renamed. What another thread writes comes later than the step it is of:
-    where each checkpoint has a folder, it belongs to the training's own newest save into that."""
+    """By attempt and step, the files that each rank wrote and renamed. Another thread writes files later than their step: if
+    each checkpoint has a folder, they belong to the training's own newest save into it."""
     folders = _numbered_folders(leg)
     for attempt in leg.attempts:
         every = [(rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves]

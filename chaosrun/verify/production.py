@@ -185,7 +185,7 @@ class Account:
     """The account of a run from its files."""
 
     drill: Drill
-    """The whole leg, compared with all of its own records."""
+    """The whole leg, compared with its own records."""
     checks: tuple[Check, ...]
     recoveries: tuple[Recovery, ...]
     ruling: Ruling

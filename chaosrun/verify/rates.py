@@ -19,11 +19,11 @@ _OFTEN = 3
 
 
 def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause | None:
-    """Why learning rates differ from step `first` on; None where no schedule explains them.
+    """Why learning rates differ from step `first` on; None if no schedule explains them.
 
     "The schedule of another step" is reported only if exactly one shift fits all rates since the attempt began: rates that stay
-    the same for many steps fit several shifts, a single change fits some shift whenever it comes, and a new scheduler goes on
-    from the rate that the optimizer kept.
+    the same for many steps fit several shifts, a single change always fits some shift, and a new scheduler continues from the
+    rate that the optimizer kept.
     """
     expected, seen = _rates(drill, attempt, rank)
     if first not in seen:

@@ -124,7 +124,7 @@ def lost_optimizers(drill: Drill, attempt: Attempt, ranks: Collection[int]) -> l
 
 
 def _as_saved(drill: Drill, attempt: Attempt, what: Literal["buffers", "optimizers"]) -> Mapping[int, Mapping[str, str]]:
-    """By rank, their digests when the script last saved at the step that this attempt went on from."""
+    """Their digests, by rank, when the script last saved at the step at which this attempt resumed."""
     traces = [trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values()]
     saves = [(trace.rank, save) for trace in traces for save in trace.saves if save.step == attempt.resume_step]
     return {rank: getattr(save, what) for rank, save in saves if getattr(save, what)}

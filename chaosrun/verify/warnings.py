@@ -144,7 +144,8 @@ def irreproducible_samples(drill: Drill) -> Iterator[str]:
 
 
 def repeated_streams(drill: Drill) -> Iterator[str]:
-    """Loader workers that begin with the same random streams, and so augment alike (hazard R9). The first pair is named."""
+    """Loader workers that begin with the same random streams, and so draw the same augmentation (hazard R9). The first pair is
+    named."""
     attempts = (*drill.reference.attempts, *drill.chaos.attempts)
     if found := next(filter(None, map(_first_repetition, attempts)), None):
         yield (
@@ -192,7 +193,7 @@ def primed_buckets(drill: Drill) -> Iterator[str]:
 
 
 def saves_not_struck(drill: Drill) -> Iterator[str]:
-    """The default plan has no kill inside a save where strace is not available."""
+    """The default plan has no kill inside a save if strace is not available."""
     faults = drill.plan.faults
     saved = any(save.step for trace in drill.reference.traces for save in trace.saves)
     if saved and faults and all(fault.source == BY_DEFAULT and fault.phase != "save" for fault in faults):
