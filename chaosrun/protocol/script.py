@@ -170,9 +170,10 @@ class ScriptTraining:
             if added := self._state.added(optimizer):
                 raise MisuseError(
                     f"{type(optimizer).__name__} steps {count(len(added), 'parameter')} at step {self.position.step + 1} that "
-                    "were not there at the first step",
-                    hint="build all that is trained before the first step, all layers of a net that grows among it; drill each "
-                    "fold by itself; find a learning rate in a run of its own, or on the model itself (docs/job.md says how)",
+                    "no trained model held at the first step",
+                    hint="build all that is trained before the first step, all layers of a net that grows among it; keep "
+                    "models that are trained one after the other in one nn.ModuleList; drill each fold by itself; find a "
+                    "learning rate in a run of its own, or on the model itself (docs/job.md says how)",
                 )
             if self._backwards:
                 if not self._steps.observer.has_met_an_optimizer:

@@ -173,7 +173,7 @@ def test_a_script_that_trains_nothing(ranks: Ranks) -> None:
 def test_parameters_that_come_in_later_are_refused(ranks: Ranks) -> None:
     """Nobody would compare them. Those of a later stage that were there before are no matter: the loop `stages`."""
     ended = ranks.run(ranks.reference, "loops.py", "one_after_the_other")
-    assert ended[0] not in (0, None) and "4 parameters at step 2 that were not there at the first step" in ranks.log(
+    assert ended[0] not in (0, None) and "4 parameters at step 2 that no trained model held at the first step" in ranks.log(
         ranks.reference
     )
 
