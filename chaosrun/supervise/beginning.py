@@ -31,8 +31,8 @@ EVERY_ONE = 10**9
 
 
 def keeping(template: WorkerOrder, spec: JobSpec, early: Early) -> WorkerOrder:
-    """The orders of a reference leg: how many checkpoints it keeps for other legs to begin at, and whether its checkpoints
-    record what that needs (`looks_after`)."""
+    """How many checkpoints a reference leg keeps for other legs to begin at, and from which step its checkpoints record what
+    that needs (`looks_after`)."""
     if template.leg != "reference":
         return template
     if spec.verify.begin == "fault" and spec.by == "chaosrun":
@@ -44,14 +44,14 @@ def keeping(template: WorkerOrder, spec: JobSpec, early: Early) -> WorkerOrder:
 
 
 def wanted(spec: JobSpec, early: Early, reference: LegLayout) -> bool:
-    """Whether the chaos leg is to begin at a checkpoint: as the job says, else whenever early ends are used."""
+    """Whether the chaos leg is to begin at a checkpoint: as the job says; by default whenever early ends are used."""
     by_rule = early == "always" or (early == "long" and final_step(reference) > LONG)
     return by_rule if spec.verify.begin == "auto" else spec.verify.begin == "fault"
 
 
 def begin(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, chaos: LegLayout) -> Began:
-    """Have a chaos leg that has done nothing yet begin at the reference's checkpoint before its first fault, or write down why
-    it does not."""
+    """Make a chaos leg that has not started yet begin at the reference's checkpoint before its first fault, or record why it
+    does not."""
     if chaos.checkpoints.exists():  # a supervisor was killed while it was copying
         shutil.rmtree(chaos.checkpoints)
         remove_objects(chaos)
@@ -63,8 +63,7 @@ def begin(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, c
 
 
 def _give(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, chaos: LegLayout) -> Began | str:
-    """Copy as many checkpoints as an undisturbed leg would have at this step (copies, as faults may damage them); or say why
-    not."""
+    """Copy as many checkpoints as the reference leg had at this step (copies, as faults may damage them), or return why not."""
     if why := next(_refusals(spec, plan, reference), None):
         return why
     number = reference.attempts()[-1]
@@ -89,7 +88,7 @@ def _give(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, c
 
 
 def has_begun_there(leg: LegLayout) -> bool:
-    """Whether the leg began at a checkpoint that it was given, so that its first steps are missing."""
+    """Whether the leg began at a checkpoint of the reference, so that its trace lacks the first steps."""
     began = read_began(leg, [])
     return began is not None and bool(began.states)
 
@@ -106,8 +105,7 @@ def _refusals(spec: JobSpec, plan: FaultPlan, reference: LegLayout) -> Iterator[
 
 
 def _outside(attempt: AttemptLayout, traces: Sequence[RankTrace]) -> Iterator[str]:
-    """What the script does outside its process, where no checkpoint holds it: a leg that skips these steps may go on
-    differently."""
+    """What the script does outside its process, where no checkpoint records it: a leg that skips these steps may diverge."""
     if not all(any(saved.own or saved.unseen for saved in trace.checkpoints) for trace in traces):
         yield "what its script does outside its process was not recorded"
     told = [attempt.effects(trace.rank) for trace in traces]
@@ -115,7 +113,7 @@ def _outside(attempt: AttemptLayout, traces: Sequence[RankTrace]) -> Iterator[st
 
 
 def _any_time(fault: Fault) -> bool:
-    """Whether the fault may come before any checkpoint: the restore at the beginning would count for it, or it strikes at the
+    """Whether the fault may come before any checkpoint: the restore at the beginning would trigger it, or it strikes at the
     first rendezvous."""
     if fault.phase == "rendezvous":
         return max(fault.occurrence, fault.attempt or 1) == 1
@@ -123,7 +121,7 @@ def _any_time(fault: Fault) -> bool:
 
 
 def _kept(info: RunInfo, reference: LegLayout) -> LegLayout:
-    """The leg that holds the checkpoints: a copy of a reference has but the last."""
+    """The leg that holds the checkpoints: a copied reference has only its last one."""
     if info.reference.source is None:
         return reference
     if info.reference.mode == "auto":
@@ -133,7 +131,7 @@ def _kept(info: RunInfo, reference: LegLayout) -> LegLayout:
 
 
 def _given(kept: LegLayout, chaos: LegLayout, name: str, saved: list[Digests]) -> str:
-    """Copy a checkpoint and look whether it is whole, and holds what the reference saved. Raises ChaosrunError, LookupError and
+    """Copy a checkpoint and verify that it is whole and holds what the reference saved. Raises ChaosrunError, LookupError and
     OSError."""
     shutil.copytree(kept.checkpoints / name, chaos.checkpoints / name, copy_function=shutil.copyfile)
     told = CheckpointStore(chaos, EVERY_ONE).audit(name).digests

@@ -1,11 +1,11 @@
-"""The control socket of a live run: who may speak to its supervisor, and how. Owns the protocol, both ends of it.
+"""The control socket of a live run: who may send commands to its supervisor, and how. Owns both ends of the protocol.
 
-`<run>/control/`, mode 0700, holds `socket` and `token`, both 0600; it is there for as long as the run is supervised. A client
-connects, sends one command and gets one answer, each a line of JSON, and the connection is closed. Before anything is read, the
-kernel tells which user is calling: only the run's own user is served. The token keeps out what runs as that user but cannot
-read the run's directory, a container that shares the socket for one.
+`<run>/control/`, mode 0700, holds `socket` and `token`, both 0600; it exists as long as the run is supervised. A client
+connects, sends one command and gets one answer, each a line of JSON, and the connection is closed. Before reading anything, the
+server asks the kernel which user is calling and serves only the run's own user. The token keeps out processes that run as that
+user but cannot read the run's directory, such as a container that shares the socket.
 
-Nothing here waits for the supervisor nor keeps it waiting: the server has a thread of its own.
+The server runs in its own thread: it neither waits for the supervisor nor blocks it.
 """
 
 import hmac
@@ -42,11 +42,11 @@ class Ping(Said, frozen=True, tag="ping"):
 
 
 class Cancel(Said, frozen=True, tag="cancel"):
-    """End the run in order, as a SIGINT would."""
+    """End the run cleanly, as a SIGINT would."""
 
 
 class Inject(Said, frozen=True, kw_only=True, tag="inject"):
-    """Have a fault strike as soon as its ranks run."""
+    """Strike a fault as soon as its ranks run."""
 
     kind: str
     rank: str
@@ -83,7 +83,7 @@ decode_answer = msgspec.json.Decoder(Answer).decode
 
 
 class NobodyListensError(UsageError):
-    """Nothing was said: no supervisor is there, or it has yet to open its socket."""
+    """The command was not delivered: there is no supervisor, or it has not opened its socket yet."""
 
 
 def control_directory(run: RunLayout) -> Path:
@@ -94,7 +94,7 @@ class ControlServer:
     """Answers on the run's socket until it is closed."""
 
     def __init__(self, run: RunLayout, obey: Obey) -> None:
-        """Raises OSError where the file system takes no sockets."""
+        """Raises OSError where the file system does not support sockets."""
         self._directory = control_directory(run)
         self._obey = obey
         self._token = secrets.token_hex(32)
@@ -120,8 +120,8 @@ class ControlServer:
         self._thread.start()
 
     def close(self) -> None:
-        """No command is taken from now on; the directory is gone when this returns."""
-        # It wakes the thread out of its accept, and from a client that keeps it waiting; closing alone would not.
+        """Stop accepting commands; the directory is removed when this returns."""
+        # This wakes the thread from `accept`, or from a client that is slow to send; closing alone would not.
         self._listener.shutdown(socket.SHUT_RDWR)
         client = self._client
         if client is not None:
@@ -158,7 +158,7 @@ class ControlServer:
 
 @contextmanager
 def serve(run: RunLayout, obey: Obey, *, on_failure: Callable[[str], None]) -> Iterator[None]:
-    """Answer on the run's socket meanwhile. A file system without sockets leaves a run without one: `on_failure` is told."""
+    """Answer on the run's socket within this context. On a file system without sockets the run has none: calls `on_failure`."""
     try:
         server = ControlServer(run, obey)
     except OSError as error:
@@ -174,8 +174,8 @@ def serve(run: RunLayout, obey: Obey, *, on_failure: Callable[[str], None]) -> I
 def request(run: RunLayout, command: Command) -> Answer:
     """Send a command to the run's supervisor and return its answer.
 
-    Raises NobodyListensError when there is no socket or a dead one, UsageError when it is not this user's, and when the command
-    is refused.
+    Raises NobodyListensError when there is no socket or nothing listens on it, UsageError when it belongs to another user or
+    when the command is refused.
     """
     directory = control_directory(run)
     try:
@@ -203,7 +203,7 @@ def request(run: RunLayout, command: Command) -> Answer:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user at the other end, as the kernel knows it."""
+    """The user at the other end, as reported by the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(raw)[1]
 
@@ -224,7 +224,7 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def _insist_on_private(directory: Path) -> None:
-    """Raises UsageError when another user could have put there what is in `directory`."""
+    """Raises UsageError when another user could have written to `directory`."""
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise UsageError(f"{directory} is not a directory of this user alone", hint="do not trust what lies in it")
@@ -247,7 +247,7 @@ def _short(directory: Path) -> Iterator[str]:
 
 
 def _clear(directory: Path) -> None:
-    """Take away what a server left, a killed one too. What lies elsewhere is left alone, whatever links there."""
+    """Remove the files of a former server, even a killed one. Links are not followed: files elsewhere are left alone."""
     if directory.is_symlink():
         directory.unlink()
     for name in ("socket", "token"):

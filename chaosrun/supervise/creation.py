@@ -1,4 +1,4 @@
-"""Makes the directory of a run, and writes down what is going to happen, before anything starts."""
+"""Makes the directory of a run and records in it what will be run, before anything starts."""
 
 import json
 import time
@@ -29,7 +29,7 @@ def create_run(
     kind: Kind = "drill",
     metrics: str | None = None,
 ) -> RunLayout:
-    """Make a run directory of its own and write down what is going to happen, before anything starts."""
+    """Make a new run directory and record in it what will be run, before anything starts."""
     spec = job.spec
     run = RunLayout(new_folder(root / "runs", spec.name))
     try:
@@ -45,7 +45,7 @@ def create_run(
             run_id=run.run_id,
             created_s=time.time(),
             chaosrun=chaosrun.__version__,
-            # What was typed can be submitted again from the run's own copy.
+            # The command line can be submitted again from the run's own copy.
             job=str(run.job_yaml.absolute() if job.typed else job.path.resolve()),
             typed=tuple(job.typed.words) if job.typed else None,
             directory=str(job.directory),
@@ -68,7 +68,7 @@ def create_run(
 
 
 def try_storage(spec: JobSpec) -> None:
-    """See that checkpoints can be committed to the object store that the job names, if it names one; leaves nothing there.
+    """Check that checkpoints can be committed to the job's object store, if it has one; leaves nothing there.
 
     Raises UsageError and ResourcesError, with a hint, when they cannot.
     """
@@ -77,7 +77,7 @@ def try_storage(spec: JobSpec) -> None:
 
 
 def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[str | None, str | None]:
-    """Where this run's checkpoints go, and the nonce that is written there; None for the run directory. Raises UsageError and
+    """Where this run's checkpoints go, and the nonce that marks it; None for the run directory. Raises UsageError and
     ResourcesError when it cannot be written."""
     if spec.checkpoint.storage is None:
         return None, None

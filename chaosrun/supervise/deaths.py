@@ -31,7 +31,8 @@ def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
 
 
 def went_on_from(leg: LegLayout, attempt: int, world_size: int) -> int:
-    """The step that this attempt began from as its ranks say: 0 before the first, and where one of them never began."""
+    """The step that this attempt began from, as its ranks recorded it: 0 before the first attempt, and when one of them never
+    began."""
     return min(_ends(leg, attempt, rank)[0] for rank in range(world_size))
 
 
@@ -47,7 +48,7 @@ def _ends(leg: LegLayout, attempt: int, rank: int) -> tuple[int, int]:
 
 
 def reach_of(beat: Heartbeat | None) -> Reach:
-    """How far a rank had come when its heart beat last: before the restore, in it, or beyond."""
+    """How far a rank had come at its last heartbeat: before the restore, in it, or beyond."""
     if beat is None or list(STAGES).index(beat.stage) < list(STAGES).index("restoring"):
         return "before"
     return "in" if beat.stage == "restoring" else "beyond"
@@ -104,7 +105,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
 
 
 def _who_had_left(attempt: AttemptLayout, failed: WorkerEnd, rank: int) -> str | None:
-    """Of a rank that a closed connection ended: another whose script was over before, and for which it waited."""
+    """For a rank that died of a closed connection: the rank it waited for, whose script had already ended."""
     if failed.error is None or not _GONE.search(failed.error.message):
         return None
     ranks = takewhile(lambda other: attempt.heartbeat(other).exists(), count())
@@ -117,7 +118,7 @@ def _who_had_left(attempt: AttemptLayout, failed: WorkerEnd, rank: int) -> str |
 
 
 def _comes_each_time(failure: Failure) -> bool:
-    """Whether an error of the script in the first attempt, before its first step, would come in every attempt."""
+    """Whether an error that the script raised in the first attempt, before its first step, would recur in every attempt."""
     name = failure.error[0] if failure.error else ""
     sure = name == errors.UserScriptError.__name__ or errors.comes_each_time(name)
     return sure and not failure.step and failure.outcome == "user_error" and failure.code is None
@@ -142,7 +143,8 @@ def _of_notice(end: WorkerEnd, told: int) -> Failure:
 
 
 def _code_of(error: RaisedError, outcome: Outcome) -> EndCode | None:
-    """A more precise code than the outcome: by the error's type, and for the script's own errors by words of its message."""
+    """A more precise code than the outcome: from the error's type, and for the script's own errors from words of the
+    message."""
     match outcome:
         case "inexact_restore":
             return _OF_TYPES.get(error.type)
@@ -206,8 +208,8 @@ def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failu
 
 
 def in_brief(message: str) -> str:
-    """A message that holds the traceback of another process, as that of a loader's worker or of a collective save does: how it
-    begins, and what was raised there."""
+    """Shorten a message that holds another process's traceback (of a data loader worker or a collective save): its beginning,
+    and the error raised there."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{lines[0]} … {lines[-1]}" if "Traceback (most recent call last):" in message else message
 
@@ -244,10 +246,10 @@ _ABOUT = re.compile(
 
 
 def reducer_error(message: str) -> tuple[str, str] | None:
-    """Torch's first words with what it says of the parameters, and a hint; None for any other error."""
+    """The beginning of an error of DDP's reducer with the parameters it names, and a hint; None for any other error."""
     for words, hint in _HINTS.items():
         if words in message:
-            # Names are worth more than numbers, and come before them.
+            # Names tell more than indices, so they come first.
             about = _ABOUT.search(message)
             said = f"{words} ({about.group().strip()})" if about else words
             return said, hint

@@ -1,7 +1,7 @@
-"""Replays a run around its first difference, under inspection, and says what differs first: `chaosrun diagnose`.
+"""Replays a run around its first difference, recording every tensor, and reports what differs first: `chaosrun diagnose`.
 
-Two more legs under `<run>/diagnosis`, by the supervisor that runs every leg. The run's own legs, checkpoints and verdict are
-only read, the cache of references is not touched.
+Runs two more legs under `<run>/diagnosis` with the ordinary supervisor. The run's own legs, checkpoints and verdict are only
+read; the cache of references is not touched.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ NOT_SHOWN_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A run, and the difference that is to be replayed."""
+    """A run and the difference to replay."""
 
     run: RunLayout
     info: RunInfo
@@ -62,7 +62,7 @@ def open_case(run: RunLayout) -> Case:
 
 
 def diagnose(case: Case, legs: LegRunner) -> Diagnosis:
-    """Replay and compare; the diagnosis is in diagnosis.json, in the place of an older one, when this returns.
+    """Replay and compare; when this returns, diagnosis.json holds the diagnosis, replacing an older one.
 
     Raises the error of a replay that does not get to the difference, and InterruptedRunError.
     """
@@ -81,13 +81,13 @@ class _Shown:
     start: str | None
     plan: FaultPlan
     irreproducible: str | None
-    """How the undisturbed replay differs from the run's reference."""
+    """How the fault-free replay differs from the run's reference."""
     replayed: Drill | None
-    """None when the undisturbed replay already ended the diagnosis."""
+    """None when the fault-free replay already ended the diagnosis."""
     divergence: Divergence | None
     comparison: Comparison
     stopped: str | None = None
-    """Why the disturbed replay did not complete."""
+    """Why the replay with faults did not complete."""
 
     @property
     def differs(self) -> bool:
@@ -125,7 +125,7 @@ class _Replays:
         return diagnosis
 
     def _common_checkpoint(self) -> tuple[Path | None, str]:
-        """The newest checkpoint, of either leg, that both had in common and whose restore is not itself under suspicion."""
+        """The newest checkpoint that both legs have in common and whose restore is not itself suspect."""
         target = self.target
         if not target.resume_step:
             return None, "the attempt that differs began there, too"
@@ -140,7 +140,7 @@ class _Replays:
                 try:
                     manifest = store.audit(path.name)
                 except InvalidCheckpointError:
-                    continue  # an older one will do, and the run's own files are left as they are
+                    continue  # use an older one; the run's own files are not modified
                 if name == "reference" or manifest.attempt < target.attempt or step < self.drill.began:
                     found[step] = path
         if not found:
@@ -148,7 +148,7 @@ class _Replays:
         return found[max(found)], f"the newest common checkpoint older than step {target.resume_step}"
 
     def _replay(self, source: Path | None) -> _Shown:
-        """Both replays, from a copy of the checkpoint `source`, or from the beginning."""
+        """Run both replays from a copy of the checkpoint `source`, or from the beginning."""
         start = source.name if source else None
         plan = self.target.faults_from(checkpoint_step(start) or 0 if start else 0)
         for path in (self.run.diagnosis, *filter(None, [self._storage()])):
@@ -186,7 +186,7 @@ class _Replays:
         return f"{found.kind} at step {found.step}, rank {found.rank}" if found else None
 
     def _run_as_planned(self, name: str, source: Path | None, plan: FaultPlan) -> LegResult:
-        """Run a leg; once more from its beginning when something that nobody had planned has killed it on the way."""
+        """Run a leg; when something unplanned killed it, run it once more from its beginning."""
         result = self._run_leg(name, source, plan)
         if result.outcome == "completed" and _unplanned(self._leg(name)):
             remove_leg(self._leg(name))
@@ -212,12 +212,12 @@ class _Replays:
         return self.run.replay(name, storage and storage / name)
 
     def _storage(self) -> Path | None:
-        """Beside the run's own checkpoints, where `checkpoint.storage` puts them elsewhere: that is where there is room."""
+        """Next to the run's own checkpoints where `checkpoint.storage` puts those elsewhere, as that is where there is room."""
         own = leg_of(self.run, "chaos").storage
         return own.with_name(self.run.diagnosis.name) if own else None
 
     def _forget_checkpoints(self) -> None:
-        """The traces and tensors stay, as evidence; nothing will go on from a replay."""
+        """Remove the replays' checkpoints: nothing will resume from them. Traces and tensors stay, as evidence."""
         legs = [self._leg(name) for name in ("reference", "chaos")]
         storage = self._storage()
         for path in [storage] if storage else [path for leg in legs for path in (leg.checkpoints, leg.staging, leg.quarantine)]:
@@ -284,7 +284,7 @@ class _Replays:
 
 
 def _unplanned(leg: LegLayout) -> list[str]:
-    """Why attempts of a leg died of something else than a fault of its plan."""
+    """Why attempts of a leg died of something other than a planned fault."""
     return [record.reason for record in read_leg(leg).events(DeathUnplanned)]
 
 

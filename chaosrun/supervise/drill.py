@@ -1,4 +1,4 @@
-"""One drill: reference leg, chaos leg, verdict, and, before anything but PASS is said, a second reference.
+"""One drill: reference leg, chaos leg, verdict; and, before any verdict other than PASS, a second reference.
 
 Every step leaves files behind; a drill whose supervisor was killed is continued from them.
 """
@@ -53,14 +53,14 @@ STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def lock_run(run: RunLayout) -> AbstractContextManager[int]:
-    """Hold a run for this process; raises UsageError when another one supervises it. The kernel frees it with the process, and
-    with all that were given the descriptor that this yields."""
+    """Hold a run for this process; raises UsageError when another one supervises it. The kernel frees the lock when the
+    process, and every process that inherited the yielded descriptor, has ended."""
     return locked(run.lock, f"run {run.run_id} is being supervised", hint=f"chaosrun status {run_argument(run)}")
 
 
 @contextmanager
 def supervised(run: RunLayout) -> Iterator[tuple[int, list[str]]]:
-    """Hold a run as `lock_run` does, and have its supervisor.json say how that went, with the warnings put into the list."""
+    """Hold a run as `lock_run` does, and record its outcome in supervisor.json with the warnings appended to the list."""
     with lock_run(run) as lock, ExitStack() as stack:
         with run_files(run, "resume"):
             warnings = stack.enter_context(supervision(run))
@@ -74,9 +74,9 @@ class LegRunner:
     workers: "ClusterWorkers"
     on_record: Callable[[EventRecord], None]
     on_supervisor: Callable[[Supervisor | None], None] = lambda supervisor: None
-    """Called with the supervisor that a signal has to interrupt, for as long as a leg runs."""
+    """Called with the supervisor that a signal must interrupt while a leg runs."""
     has_successor: bool = False
-    """Another process goes on with the run when this one is killed (`chaosrun.supervise.process`)."""
+    """Another process continues the run when this one is killed (`chaosrun.supervise.process`)."""
 
     def ask_permission(self, plan: FaultPlan, spec: JobSpec) -> None:
         """Raises UsageError for a fault that this Ray, or this process, does not allow."""
@@ -111,20 +111,20 @@ class LegRunner:
 
 @dataclass(slots=True)
 class Drill:
-    """A run and what it needs to be carried out; `execute` continues from whatever the run's files say has been done."""
+    """A run and what it needs to be executed; `execute` continues from what the run's files show as done."""
 
     run: RunLayout
     root: Path
     legs: LegRunner
     survey: bool = False
-    """Have every rank write down which points it reaches."""
+    """Make every rank record which fault points it reaches."""
     deadline_s: float | None = None
-    """When the run's timeout has passed, wall clock; None: it begins with the drill."""
+    """When the run's timeout expires, wall clock; None: the timeout begins with the drill."""
     _removed: list[TrainingTime] = field(default_factory=list, init=False)
-    """Training times of legs whose records were removed: files that they left may still exist."""
+    """Training times of legs whose records were removed: their files may still exist."""
 
     def execute(self) -> Verdict:
-        """Run what is left to run and judge. The verdict is in verdict.json when this returns.
+        """Run the remaining legs and judge them. The verdict is in verdict.json when this returns.
 
         Raises InterruptedRunError when a leg was interrupted, ResourcesError when the run's own files cannot be written.
         """
@@ -160,7 +160,7 @@ class Drill:
         self._run_leg("chaos", spec, info, plan)
 
     def _note_repeated(self) -> None:
-        """Two whole runs were equal: later drills with this reference may end early."""
+        """Record that two whole runs were equal: later drills with this reference may end early."""
         early_end.has_repeated(leg := self._leg("reference"), self.run.run_id)
         ReferenceCache(self.root).note_repeated(read_run(self.run).reference.key or "", leg)
 
@@ -197,7 +197,8 @@ class Drill:
         return result.outcome == "completed"
 
     def _default_plan(self, spec: JobSpec) -> FaultPlan:
-        """Of a script that names no faults, from what its reference did. Raises UsageError for one that saves nothing."""
+        """The plan for a script that names no faults, from what its reference did. Raises UsageError for a script that saves
+        nothing."""
         traces = [read_trace(self._leg("reference").attempt(1).trace(rank), 1, rank, []) for rank in range(spec.workers)]
         savers: dict[int, frozenset[int]] = defaultdict(frozenset)
         for trace in traces:
@@ -215,7 +216,7 @@ class Drill:
         return plan
 
     def _cache(self, key: str, leg: LegLayout, step: int) -> None:
-        """Keep a reference for other drills; this one needs no place for it."""
+        """Keep a reference for other drills; this drill does not need the cached copy."""
         try:
             ReferenceCache(self.root).put(key, leg, step)
         except OSError as error:
@@ -225,7 +226,7 @@ class Drill:
         self.legs.on_record({"leg": leg, "event": event, **about, "time_s": time.time()})
 
     def _run_undisturbed(self, name: str, spec: JobSpec, info: RunInfo) -> LegResult:
-        """Run a leg without faults; once more from the beginning when something else has killed it on the way."""
+        """Run a leg without faults; when something killed it anyway, run it once more from the beginning."""
         result = self._run_leg(name, spec, info, UNDISTURBED)
         if result.outcome == "completed" and len(self._leg(name).attempts()) > 1:
             self._remove(self._leg(name))
@@ -233,7 +234,7 @@ class Drill:
         return result
 
     def _confirm(self, spec: JobSpec, verdict: Verdict) -> Verdict:
-        """Run the job undisturbed again, `verify.confirm` times, before blaming recovery (or the job) for a difference."""
+        """Run the job again without faults, `verify.confirm` times, before blaming recovery (or the job) for a difference."""
         info = read_run(self.run)
         confirmed = info.confirmed
         if confirmed >= spec.verify.confirm:
@@ -257,13 +258,13 @@ class Drill:
         if info.reference.source is None or info.reference.mode != "auto":
             write_run(self.run, changed(info, irreproducible=difference, wanders=wanders))
             return judge(self.run)
-        # The cached reference is out of date (data or machine have changed): judge by the one just made.
+        # The cached reference is stale (data or machine have changed): judge against the one just made.
         self._replace_reference(info, difference)
         if beginning.has_begun_there(chaos := self._leg("chaos")):  # from the replaced reference
             self._remove(chaos)
             self._run_chaos(spec, FaultPlan.read(self.run.plan_json))
         agreed, verdict = agreed_at_first(verdict), judge(self.run)
-        # Where the chaos leg had agreed with that one at first, another run made now tells whether the job repeats itself.
+        # If the chaos leg agreed with the stale one at first, another run made now shows whether the job is reproducible.
         return self._confirm(spec, verdict) if agreed or worth_confirming(verdict) else verdict
 
     def _replace_reference(self, info: RunInfo, difference: str) -> None:
@@ -297,14 +298,14 @@ class Drill:
         return own_leg(self.run, read_run(self.run), name)
 
     def _remove(self, leg: LegLayout) -> None:
-        """Remove what an unfinished reference left: continued from a checkpoint, it would not be an undisturbed leg."""
+        """Remove the files of an unfinished reference: resumed from a checkpoint, it would not be an uninterrupted leg."""
         if time := training_time(leg, f"{leg.path.name} leg"):
             self._removed.append(time)
         remove_leg(leg)
 
 
 def _expect_reached(plan: FaultPlan, last: int) -> None:
-    """Refuse faults beyond the end of the training, where only the undisturbed run could tell it."""
+    """Refuse faults beyond the end of the training, where only the reference run could show where that is."""
     late = [f"{fault.source}: step {fault.at_step} is never reached" for fault in plan.faults if (fault.at_step or 0) > last]
     if late:
         message = "; ".join(dict.fromkeys(late))
@@ -314,12 +315,12 @@ def _expect_reached(plan: FaultPlan, last: int) -> None:
 
 
 def has_ended(run: RunLayout) -> bool:
-    """The run has a verdict that going on with it would not change."""
+    """Whether the run has a verdict that continuing it would not change."""
     return run.verdict_json.is_file() and read_object(run.verdict_json).get("outcome") not in RESUMABLE
 
 
 def leg_of(run: RunLayout, name: str) -> LegLayout:
-    """One of the run's own legs, with its checkpoints where run.json says they are."""
+    """One of the run's own legs, with its checkpoints at the place given in run.json."""
     return recorded_leg(run, read_run(run), name)
 
 
@@ -328,14 +329,14 @@ def _referring(info: RunInfo, **about: str | None) -> RunInfo:
 
 
 def _copied(info: RunInfo, **about: str | None) -> RunInfo:
-    """With a reference that is copied into the run's own directory."""
+    """Copy a reference into the run's own directory and use that."""
     return changed(_referring(info, **about), storage={**info.storage, "reference": None})
 
 
 @contextmanager
 def run_files(run: RunLayout, command: str) -> Iterator[None]:
-    """A disk that takes no more of the supervisor's own records ends the run with a ResourcesError; `chaosrun <command>` can
-    be tried again. So does a run whose files somebody has removed."""
+    """End the run with a ResourcesError when the disk takes no more of the supervisor's records, or when the run's files were
+    removed; the hint says to try `chaosrun <command>` again."""
     try:
         yield
     except (OSError, UsageError) as error:

@@ -1,4 +1,4 @@
-"""When a chaos leg may end before its training does: what its attempts are told, and what their end is called.
+"""When a chaos leg may end before its training does: which orders its attempts get, and what their end is called.
 docs/exactness.md has the conditions of "settled"; `verify.early_end` checks afterwards whether they were met.
 """
 
@@ -23,8 +23,8 @@ from chaosrun.verify.corruption import corrupts
 
 
 def settle_in(template: WorkerOrder, attempt: int, plan: FaultPlan, observed: Collection[str]) -> Settle:
-    """What the ranks of an attempt are told. Nothing while a fault may still strike: all of the plan, and all that was
-    injected, has to have been seen before."""
+    """The early-end orders for the ranks of an attempt; none while a fault may still strike, that is until every planned and
+    injected fault has been observed."""
     faults = {fault.id for fault in plan.faults}
     return template.settle if attempt > 1 and faults and faults <= {*observed} else ""
 
@@ -45,11 +45,11 @@ LONG = 1000
 
 
 def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> Settle:
-    """What the chaos leg of a run is told once its faults are over.
+    """The early-end orders of a run's chaos leg once its faults are over.
 
     Empty where equal state at a checkpoint would not prove that the rest is equal: a script that resumes by itself keeps its
-    position, schedule and loaders outside the digests; with tolerances states are not equal; an injected corruption is looked
-    for to the end.
+    position, schedule and loaders outside the digests; with tolerances states are not equal; an injected corruption is searched
+    for until the end.
     """
     if any(undecided(spec, None)) or corrupts(plan):
         return ""
@@ -61,8 +61,8 @@ def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) ->
 
 
 def told(template: WorkerOrder, spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> WorkerOrder:
-    """The orders of a leg. `looks_after`: the step from which on its checkpoints record what an early end needs; if only long
-    jobs end early, from step LONG on. None for a leg that will not be asked."""
+    """The early-end orders of a leg. `looks_after`: the step from which its checkpoints record what an early end needs; if only
+    long jobs end early, step LONG. None for a leg that will not end early."""
     settle = asked(spec, early, plan, reference) if template.leg == "chaos" else ""
     if template.leg == "chaos":
         is_asked = settle != ""
@@ -73,10 +73,10 @@ def told(template: WorkerOrder, spec: JobSpec, early: Early, plan: FaultPlan, re
 
 def reference_keys(key: str, early: Early) -> tuple[str, ...]:
     """Keys of a run's reference in the cache: it is kept under the first, and found under any. A reference whose checkpoints
-    record all that an early end needs serves runs without early ends, too."""
+    record what an early end needs also serves runs without early ends."""
     return (key, f"{key}-early") if early in ("never", "long") else (f"{key}-early",)
 
 
 def has_repeated(reference: LegLayout, run_id: str) -> None:
-    """Write down that the job was run twice, from its first step to its last, with equal results."""
+    """Record that the job was run twice, from first step to last, with equal results."""
     write_durably(reference.repeats, json.dumps({"v": 1, "run": run_id}).encode())

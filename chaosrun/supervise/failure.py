@@ -1,4 +1,4 @@
-"""Why an attempt ended unplanned: what `lifecycle` decides by. Pure."""
+"""Why an attempt ended unplanned: the input of `lifecycle`'s decisions. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,31 +11,32 @@ Reach = Literal["before", "in", "beyond"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why an attempt ended without a planned fault. The same kind of error at the same step is the script's own doing."""
+    """Why an attempt ended without a planned fault. The same type of error at the same step again is the script's fault."""
 
     message: str
     code: EndCode | None = None
     """None: nothing more precise than the outcome is known."""
     hint: str | None = None
     outcome: Outcome = "recovery_failed"
-    """What the leg ends as if this is not worth another attempt."""
+    """How the leg ends if no further attempt is made."""
     rank: int | None = None
     step: int | None = None
     error: tuple[str, str] | None = None
     """Type and message of an exception; None for a death that named no error."""
     reducer: bool = False
-    """Raised by DDP's reducer: the script's doing, and another attempt in DETAIL tells which parameter it is about."""
+    """Raised by DDP's reducer: the script's fault; another attempt in DETAIL mode names the parameter."""
     refused: bool = False
-    """Another attempt would do the same, or hide it: chaosrun refuses what the script does, or it cannot even begin."""
+    """Another attempt would fail the same way, or hide it: chaosrun refuses what the script does, or the script cannot even
+    begin."""
     leaving: bool = False
-    """It left in order, on a preemption notice, and the other ranks leave with it: nobody needs to be stopped."""
+    """It exited cleanly on a preemption notice, and the other ranks exit with it: none needs to be stopped."""
     stage: str | None = None
-    """Of a hang: what the rank was doing when it stopped."""
+    """For a hang: what the rank was doing when it stopped."""
     reach: Reach = "beyond"
     of_node: bool = False
     """A node was lost: neither the script nor the checkpoint is the reason."""
     raised_s: float | None = None
-    """When the rank wrote the error down, wall clock; of deaths seen together the first to raise is the cause."""
+    """When the rank recorded the error, wall clock; of deaths seen together the first to raise is the cause."""
 
     def repeats(self, earlier: "Failure | None") -> bool:
         """The same type of error at the same step, whose message may name a rank, a port or an address; or a hang at the same

@@ -1,4 +1,4 @@
-"""The runs under a root: which there are, how each of them stands, and which one a name means."""
+"""The runs under a root: their list, their state, and which one a name refers to."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
     """All runs under `root`, newest first."""
     folder = (default_root() if root is None else root) / "runs"
     runs = [RunLayout(path) for path in (folder.iterdir() if folder.is_dir() else ())]
-    # Without a run.json it is being created, or not ours.
+    # A directory without run.json is a run being created, or not ours.
     summaries = [_summary(run) for run in runs if run.run_json.is_file()]
     return sorted(summaries, key=lambda summary: (-summary.created_s, summary.run_id))
 

@@ -1,15 +1,14 @@
 """When silence is a hang, and who stopped first: decided from heartbeats, and from what was seen of the processes.
 
-`HangWatch` and `Standstill` are pure. `HangDetector` connects them to the leg: before anything is killed, it writes down what a
+`HangWatch` and `Standstill` are pure. `HangDetector` connects them to the leg: before anything is killed, it records what a
 kill would destroy. It restarts nothing.
 
 A rank is silent while its heartbeat shows the same beat. Ranks wait for one another, so only those furthest behind are judged:
-when all of them have been silent for longer than their stage is given, the attempt hangs. A rank whose process is stopped
-(state T) waits for nobody and does nothing of its own: then it alone is judged. Silence is summed over the supervisor's own
-looks, at most LONGEST_LOOK_S from one to the next: a machine that slept, a clock that was set or a delayed supervisor make no
-rank silent.
+when all of them have been silent for longer than their stage allows, the attempt hangs. A rank whose process is stopped (state
+T) waits for no other rank and does no work: then it alone is judged. Silence is summed over the supervisor's polls, at most
+LONGEST_LOOK_S from one to the next: a machine that slept, a clock that was set or a delayed supervisor make no rank silent.
 
-How long a stage is given:
+How long a rank may be silent, by stage:
 
 - `recovery.hang_timeout`, where it is set, as soon as the rank has recorded a step in this attempt
 - else FACTOR times the longest that the leg has seen between two beats of its steps and checkpoints, at least
@@ -69,10 +68,10 @@ class _Listening:
 
 @dataclass(slots=True, kw_only=True)
 class HangWatch:
-    """Judges the silence of one leg's ranks; what it has learnt from one attempt it uses in the next."""
+    """Judges the silence of one leg's ranks; the times learnt in one attempt are used in the next."""
 
     hang_timeout_s: float | None
-    """None: derived from what the leg has shown."""
+    """None: derived from the leg's observed times."""
     start_timeout_s: float
     world_size: int
     _ranks: dict[int, _Listening] = field(default_factory=dict)
@@ -80,12 +79,12 @@ class HangWatch:
     _looked_s: float | None = None
     _firsts: dict[str, float] = field(default_factory=dict)
     _longest: dict[str, float] = field(default_factory=dict)
-    """Of attempts before this one, by stage."""
+    """From earlier attempts, by stage."""
 
     @classmethod
     def of(cls, recovery: RecoverySpec, world_size: int, *, inspecting: bool) -> "HangWatch":
-        """`inspecting`: the leg is a replay that writes down every tensor of some steps, so that earlier steps say nothing
-        about their time."""
+        """`inspecting`: the leg is a replay that records every tensor of some steps, so that the time of earlier steps does not
+        predict theirs."""
         timeout_s = recovery.start_timeout if inspecting and recovery.hang_timeout is None else recovery.hang_timeout
         return cls(hang_timeout_s=timeout_s, start_timeout_s=recovery.start_timeout, world_size=world_size)
 
@@ -100,7 +99,7 @@ class HangWatch:
         self._ranks, self._beats, self._looked_s = {}, {}, None
 
     def look(self, now_s: float, activities: Mapping[int, Activity], live: Collection[int]) -> Silence | None:
-        """One look at the ranks of this attempt, of which `live` have not ended. Call it every second or so."""
+        """Poll the ranks of this attempt, of which `live` have not ended. Call it about every second."""
         passed_s = 0.0 if self._looked_s is None else min(max(0.0, now_s - self._looked_s), LONGEST_LOOK_S)
         self._looked_s = now_s
         self._beats |= {rank: activity.beat for rank, activity in activities.items() if activity.beat is not None}
@@ -129,7 +128,7 @@ class HangWatch:
             self._ranks[rank] = _Listening(count=count, cpu_s=activity.cpu_s)
 
     def _validates(self, rank: int, activity: Activity) -> bool:
-        """It is in the script's own code, computes, and no `hang_timeout` is set."""
+        """The rank is in the script's own code, computes, and no `hang_timeout` is set."""
         own = activity.beat is not None and activity.beat.facts.own
         return own and self.hang_timeout_s is None and _computes(self._ranks[rank], activity)
 
@@ -157,7 +156,7 @@ class HangWatch:
         return start_s
 
     def _longest_so_far(self) -> dict[str, float]:
-        """By stage of a step, over all attempts; without the script's own."""
+        """By stage of a step, over all attempts; without the stage of the script's own code."""
         found = dict(self._longest)
         for stage, facts in STAGES.items():
             seen = [beat.longest[stage] for beat in self._beats.values() if stage in beat.longest]
@@ -167,12 +166,13 @@ class HangWatch:
 
 
 def _computes(heard: _Listening, activity: Activity) -> bool:
-    """It has used a processor since its last beat."""
+    """Whether the rank has used CPU time since its last beat."""
     return activity.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0)
 
 
 def _of_all(stage: str, took_s: Sequence[float]) -> float:
-    """The longest; of a stage at which ranks wait for one another the shortest: that rank came last, and waited for nobody."""
+    """The longest over the ranks; for a stage in which ranks wait for one another the shortest, as that rank came last and
+    waited for no one."""
     return min(took_s) if STAGES[stage].waits else max(took_s)
 
 
@@ -182,7 +182,7 @@ def _place(beat: Heartbeat | None) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRank:
-    """A rank of an attempt that hangs, as it was found."""
+    """The state in which a rank of a hanging attempt was found."""
 
     rank: int
     beat: Heartbeat | None
@@ -194,7 +194,7 @@ class FoundRank:
 
     @property
     def is_waiting(self) -> bool:
-        """In a collective, by what its stack shows."""
+        """Whether its stack shows it in a collective."""
         return bool(self.process.stack) and any(code in self.process.stack[0] for code in _WAITING_CODE)
 
     @property
@@ -209,12 +209,12 @@ class FoundRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstill:
-    """An attempt that hangs, as it was found before anything was killed."""
+    """The state of a hanging attempt, taken before anything was killed."""
 
     attempt: int
     silence: Silence
     ranks: tuple[FoundRank, ...]
-    """Those that had not ended; the one that stopped first comes first."""
+    """Ranks that had not ended; the one that stopped first comes first."""
 
     @classmethod
     def of(
@@ -225,13 +225,13 @@ class Standstill:
         live: Mapping[int, int],
         seen: Mapping[int, RankStack],
     ) -> "Standstill":
-        """`live`: pids by rank; `seen`: what `cluster.stacks` found, by rank. Of what it says nothing, nothing is known."""
+        """`live`: pids by rank; `seen`: what `cluster.stacks` found, by rank; what it lacks is unknown."""
         ranks = [
             FoundRank(rank=rank, beat=activities[rank].beat, process=seen.get(rank, RankStack(pid=pid)))
             for rank, pid in sorted(live.items())
             if rank in activities
         ]
-        # First ranks whose process is stopped; then those furthest behind, of these first whoever is in no collective.
+        # First ranks whose process is stopped; then those furthest behind, of these first the ranks outside any collective.
         ranks.sort(key=lambda seen: (not seen.is_stopped, _place(seen.beat), seen.is_waiting, seen.rank))
         return cls(attempt=attempt, silence=silence, ranks=tuple(ranks))
 
@@ -240,7 +240,7 @@ class Standstill:
         return self.ranks[0]
 
     def also_stopped(self) -> tuple[FoundRank, ...]:
-        """Other ranks that are not waiting in a collective: they stopped by themselves, too."""
+        """Other ranks outside any collective: they stopped independently."""
         first = self.first
         return tuple(
             seen
@@ -249,7 +249,7 @@ class Standstill:
         )
 
     def message(self, script: str) -> str:
-        """In a sentence; `script` is the path of the training script, whose line is told where the stack shows it."""
+        """The hang in one sentence; names the line of the training script `script` where the stack shows it."""
         first, also = self.first, self.also_stopped()
         line = _line_of(script, first.process.stack)
         process = "its process is stopped" if first.is_stopped else None
@@ -313,7 +313,7 @@ class HangDetector:
         self._live: dict[int, int] = {}
 
     def attempt_started(self, attempt: int, pids: Mapping[int, int]) -> None:
-        """`pids` by rank; empty where ranks announce themselves: those that do not come hang, too."""
+        """`pids` by rank; empty where ranks announce themselves: a rank that never does counts as hanging."""
         self._attempt, self._live = attempt, dict(pids) or dict.fromkeys(range(self._watch.world_size), 0)
         self._watch.begin()
 
@@ -324,7 +324,7 @@ class HangDetector:
         self._live.pop(rank, None)
 
     def look(self, now_s: float) -> Hang | None:
-        """To be called every second or so while an attempt runs."""
+        """Poll; call it about every second while an attempt runs."""
         activities = self._workers.activities(self._leg, self._attempt)
         silence = None if activities is None else self._watch.look(now_s, activities, self._live)
         if activities is None or silence is None:

@@ -1,4 +1,4 @@
-"""The way of a fault from `chaosrun inject` into the leg that takes faults, while it runs: what is granted, and what is not."""
+"""Grants or refuses faults from `chaosrun inject` for the leg that takes faults, while it runs."""
 
 import json
 import math
@@ -26,15 +26,15 @@ SOONEST_S = 0.001
 
 
 class Injections:
-    """The way of a fault from `chaosrun inject` into the leg that is under faults.
+    """Passes faults from `chaosrun inject` to the chaos leg.
 
-    Called by the control socket's thread, not the supervisor's: a granted fault is durably in plan.json before the supervisor
-    hears of it, so that the verdict knows of it whatever happens to this process. The only writer of plan.json once a run has
-    begun. `watch` and `hear` are told what the drill does.
+    Called by the control socket's thread, not the supervisor's: a granted fault is durable in plan.json before the supervisor
+    gets it, so that the verdict includes it even if this process dies. The only writer of plan.json once a run has begun. The
+    drill reports its progress to `watch` and `hear`.
     """
 
     def __init__(self, run: RunLayout, *, has_successor: bool) -> None:
-        """`has_successor`: another process goes on with the run when this one is killed."""
+        """`has_successor`: another process continues the run when this one is killed."""
         self._run = run
         self._has_successor = has_successor
         self._lock = threading.Lock()
@@ -47,13 +47,13 @@ class Injections:
             self._supervisor = supervisor
 
     def hear(self, record: EventRecord) -> None:
-        """A record of the journal, as soon as it is there: with its last one the leg takes no more faults."""
+        """Take each journal record as it is written: after the last one the leg takes no more faults."""
         if record.get("leg") in STRUCK and record["event"] == "leg.finished":
             with self._lock:
                 self._over = True
 
     def ask(self, command: Inject) -> Answer:
-        """Have what the command asks for struck as soon as its ranks run. Raises UsageError."""
+        """Strike the command's faults as soon as their ranks run. Raises UsageError."""
         seed = secrets.randbelow(2**31) if command.seed is None else command.seed
         with self._lock:
             supervisor = self._open_leg()

@@ -1,6 +1,6 @@
 """What Ctrl-C, SIGTERM and the SIGHUP of a closed terminal do.
 
-While a drill runs in this process (`Interrupts`): they end it in order, and say how to go on. While another process supervises
+While a drill runs in this process (`Interrupts`): they end it cleanly, and say how to resume. While another process supervises
 it and this one only follows it at a terminal (`follow`): Ctrl-C asks whether to detach, cancel or go on; SIGTERM cancels.
 """
 
@@ -35,7 +35,7 @@ CANCELLING = "cancelling: every process of the drill is ended in order\n"
 
 
 class RunningLeg(Protocol):
-    """What a first signal is passed on to: the supervisor of a leg, or the child process that has one."""
+    """The target of a first signal: the supervisor of a leg, or the child process that has one."""
 
     @property
     def is_waiting_for_places(self) -> bool: ...
@@ -44,9 +44,9 @@ class RunningLeg(Protocol):
 
 
 class Interrupts:
-    """SIGINT, SIGTERM and, unless somebody has seen to it (nohup), SIGHUP end the running leg in order, and anything else with
-    KeyboardInterrupt; that leaves the context as an InterruptedRunError, with `again` as its hint. Should a library swallow the
-    KeyboardInterrupt, `check` and `watch` raise it again."""
+    """Handles SIGINT, SIGTERM and, unless it is ignored already (nohup), SIGHUP: they end a running leg cleanly, and anything
+    else by KeyboardInterrupt, which leaves the context as an InterruptedRunError with `again` as its hint. If a library
+    swallows the KeyboardInterrupt, `check` and `watch` raise it again."""
 
     def __init__(self, again: str = "`chaosrun resume {run}` goes on with the run") -> None:
         self._again = again
@@ -77,12 +77,12 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def request(self) -> None:
-        """Do what a SIGINT would, for another thread; a second request while signals are postponed takes effect at once. Does
+        """Do what a SIGINT would, from another thread; a second request while signals are postponed takes effect at once. Does
         not wait."""
         if self._requested and not self._postponed:
             return
         if self._former:
-            # Through the kernel: it wakes the main thread out of whatever it waits for.
+            # A real signal, as it wakes the main thread from a blocking call.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return
         self._requested = True
@@ -91,7 +91,8 @@ class Interrupts:
 
     @contextmanager
     def postponed(self) -> Iterator[None]:
-        """Let a first signal wait for `check`: to leave Ray half started or half stopped may crash. A second does not wait."""
+        """Delay a first signal until `check`, as leaving Ray half started or half stopped may crash. A second one is not
+        delayed."""
         self._postponed = True
         try:
             yield
@@ -129,7 +130,7 @@ class OneOfMany(Interrupts):
 
 
 def at_a_terminal() -> bool:
-    """Somebody can be asked."""
+    """Whether there is a user to ask."""
     return all(stream is not None and not stream.closed and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
@@ -154,7 +155,7 @@ def follow(process: "SupervisorProcess", show: Callable[[], None]) -> bool:
                 return False
             except KeyboardInterrupt:
                 if asking or cancelled:
-                    # Between the two, or once more: there is nothing to ask any more.
+                    # Interrupted between the two, or again: nothing is left to ask.
                     process.cancel()
                     cancelled, asking = True, False
                     _say(CANCELLING)
@@ -163,11 +164,12 @@ def follow(process: "SupervisorProcess", show: Callable[[], None]) -> bool:
 
 
 def _ask(process: "SupervisorProcess") -> Answer:
-    """A second Ctrl-C, the end of the input, or nobody at the terminal: cancel. A drill that has ended meanwhile: go on."""
+    """A second Ctrl-C, the end of the input, or no user at the terminal means cancel. If the drill has ended meanwhile: go
+    on."""
     descriptor = sys.stdin.fileno()
-    with suppress(OSError):  # no terminal: there is nobody to wait for
+    with suppress(OSError):  # no terminal: there is no user to wait for
         if os.tcgetpgrp(descriptor) != os.getpgrp():
-            return "cancel"  # in the background; to read would stop this process
+            return "cancel"  # in the background: reading would stop this process
     try:
         with _key_by_key(descriptor):
             _say(MEANWHILE)
@@ -180,7 +182,7 @@ def _ask(process: "SupervisorProcess") -> Answer:
                 pressed = os.read(descriptor, 1024)
                 if not pressed:
                     return "cancel"
-                # Input that begins with another key (an arrow key sends Escape) is no answer, whatever follows.
+                # Input that begins with another key (an arrow key sends Escape) is not an answer.
                 key = pressed.decode(errors="replace").strip(" \r\n\t").lower()[:1]
                 _say(f"{key if key.isprintable() else ''}\n")
                 if answer := ANSWERS.get(key):
@@ -194,10 +196,10 @@ def _ask(process: "SupervisorProcess") -> Answer:
 
 @contextmanager
 def _key_by_key(descriptor: int) -> Iterator[None]:
-    """What is typed is there at once, without an Enter; what was typed before is gone. Ctrl-C stays what it is."""
+    """Read keys as they are typed, without Enter, and discard earlier input. Ctrl-C still interrupts."""
     try:
         former = termios.tcgetattr(descriptor)
-    except termios.error:  # no terminal, whose lines have an end
+    except termios.error:  # not a terminal: input comes in lines
         yield
         return
     try:
@@ -216,7 +218,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _signals(process: "SupervisorProcess") -> Iterator[None]:
-    """SIGTERM cancels. SIGINT interrupts, also where whoever began this command had it ignored (a shell, in the background)."""
+    """SIGTERM cancels. SIGINT interrupts, even if the parent process had it ignored (a shell does, in the background)."""
     former: dict[int, Any] = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.cancel()),
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),

@@ -1,7 +1,7 @@
-"""Judges the restarts of a run in production while it goes on, in a thread beside its supervisor, which asks what was found.
+"""Judges the restarts of a run in production while it runs, in a thread next to its supervisor, which collects the results.
 
-An attempt is judged once every rank has repeated the steps that had been done before; an attempt that is over is judged as far
-as it came. That one went on from a wrong place is told once every rank has begun: to do all steps again may take days.
+An attempt is judged once every rank has repeated the steps done before it; an attempt that is over is judged as far as it came.
+A resume at a wrong place is reported as soon as every rank has begun, since repeating all steps may take days.
 `verify.production` says what is compared.
 """
 
@@ -31,7 +31,7 @@ LOOK_EVERY_S = 0.5
 
 
 class RecoveryJudge:
-    """Told by the supervisor which attempts began and ended."""
+    """Judges attempts, which the supervisor reports as they begin and end."""
 
     def __init__(self, leg: LegLayout, spec: JobSpec) -> None:
         self._leg, self._spec = leg, spec
@@ -51,7 +51,7 @@ class RecoveryJudge:
         self._thread = threading.Thread(target=self._work, name="chaosrun-judge", daemon=True)
 
     def take_over(self, past: Sequence[JournalEvent]) -> None:
-        """Continue with the attempts that a former supervisor had not judged."""
+        """Continue with the attempts that a former supervisor left unjudged."""
         judged = {event.attempt for event in past if isinstance(event, Judgement)}
         differed = (event.attempt for event in past if isinstance(event, RecoveryDiverged) and event.quantity != START)
         self._since = max(differed, default=1)
@@ -74,7 +74,7 @@ class RecoveryJudge:
                 self._changed.notify()
 
     def found(self) -> list[Judgement]:
-        """What was judged since this was asked last."""
+        """The judgements since the last call."""
         with self._changed:
             found, self._found = self._found, []
             return [_event_of(each) for each in found]
@@ -93,7 +93,7 @@ class RecoveryJudge:
             pass
 
     def _look(self) -> bool:
-        """Judge one that is due, or wait; False when there is no more to come."""
+        """Judge an attempt that is due, or wait; False when no more will come."""
         with self._changed:
             waiting = dict(self._open)
         for attempt, over in waiting.items():
@@ -110,7 +110,7 @@ class RecoveryJudge:
         return True
 
     def _judged(self, attempt: int, *, over: bool) -> Recovery | None:
-        """None while there is no more to say of it yet."""
+        """None while there is nothing new to report about it."""
         begun = not (over or self._is_through(attempt))
         if begun and (attempt in self._begun or not self._has_begun(attempt)):
             return None
@@ -122,7 +122,7 @@ class RecoveryJudge:
         return all(read_start(self._leg.attempt(attempt).trace(rank)) for rank in range(self._spec.workers))
 
     def _is_through(self, attempt: int) -> bool:
-        """Every rank has gone beyond the last step that had been done before, so that its records up to there are written."""
+        """Whether every rank is beyond the last step done before, so that its records up to there are written."""
         if attempt not in self._targets:
             targets = self._targets[attempt] = {}
             for trace in self._read(attempt).traces:
@@ -132,7 +132,7 @@ class RecoveryJudge:
         return all(self._step(attempt, rank) > self._targets[attempt].get(rank, 0) for rank in ranks)
 
     def _read(self, attempt: int) -> LegHistory:
-        """The leg; of the attempts before this one, which are over, each trace is read once."""
+        """The leg; the traces of earlier attempts, which are over, are read only once."""
 
         def read(path: Path, number: int, rank: int, problems: list[str]) -> RankTrace:
             if number >= attempt:

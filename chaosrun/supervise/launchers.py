@@ -1,5 +1,4 @@
-"""Why a command ended its attempt: turns what the fork server saw of it into a `Failure` with message and hint. Decides
-nothing."""
+"""Turns the end of a command, as the fork server saw it, into a `Failure` with message and hint. Decides nothing."""
 
 from collections.abc import Mapping
 
@@ -34,8 +33,7 @@ _MISUSES: Mapping[LauncherCode, tuple[str, str]] = {
 
 
 def failure_of_launcher(failed: LauncherFailed, layout: AttemptLayout, world_size: int) -> Failure:
-    """The failure that the lifecycle decides by. If no rank has ever begun to train, another attempt would fail the same
-    way."""
+    """The failure for the lifecycle to decide by. If no rank ever began to train, another attempt would fail the same way."""
     log = layout.launcher_log(failed.node_rank)
     if failed.code != "launcher_ended":
         about = {"failed": failed, "workers": count(world_size, "worker"), "world_size": world_size}

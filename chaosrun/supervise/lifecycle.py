@@ -6,15 +6,16 @@ Only this module decides whether an attempt is restarted. Every decision carries
 ends an attempt, and what it costs:
 
 - a planned fault: nothing
-- anything else: one of `max_restarts`, which come back when the job begins from a checkpoint further on than ever before. The
-  first restart comes at once, the second after `backoff_s`, each further one after twice as long, LONGEST_REST_S at most
-- the same error at the same step twice in a row, or one that comes whenever the script begins: the script's doing, the leg
-  ends; so it does at a hang at the same place
+- anything else: one of `max_restarts`, which are refilled when the job begins from a checkpoint further on than ever before.
+  The first restart comes at once, the second after `backoff_s`, each further one after twice as long, LONGEST_REST_S at most
+- the same error at the same step twice in a row, a hang at the same place, or an error whenever the script begins: the script's
+  fault; the leg ends
 - a planned fault that can no longer happen: the leg ends
-- two attempts in a row that began from one checkpoint and leave no newer one: it goes to quarantine, and the next older one, or
-  the beginning, is tried. This gives no restart back, so that the number of attempts stays bounded. An attempt that never came
-  to the restore, or that a node took along, says nothing of the checkpoint and does not count; a planned fault in between
-  separates the two. An error in the restore itself is not called the script's before an older checkpoint has shown it too.
+- two attempts in a row that began from one checkpoint and leave no newer one: it is quarantined, and the next older one, or the
+  beginning, is tried. This refills no restarts, so that the number of attempts stays bounded. An attempt that never reached the
+  restore, or that died with its node, says nothing about the checkpoint and does not count; with a planned fault in between the
+  two are not in a row. An error in the restore itself is not blamed on the script until an older checkpoint has shown it as
+  well.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ LONGEST_REST_S = 30.0
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened, for `decide`."""
+    """Something that happened; an input of `decide`."""
 
 
 class Resume(Event, frozen=True):
@@ -45,14 +46,14 @@ class Placed(Event, frozen=True):
 
 
 class Audited(Event, frozen=True):
-    """The newest valid checkpoint, after the invalid ones have been put aside."""
+    """The newest valid checkpoint, after the invalid ones have been quarantined."""
 
     resume: str | None
     step: int
 
 
 class EndLeg(Event, frozen=True):
-    """Whatever becomes of its attempts, the leg ends like this once their processes are gone."""
+    """The leg ends like this once the processes of its attempts are gone, however those end."""
 
     ending: "Finish"
 
@@ -72,7 +73,7 @@ class Death(Event, frozen=True):
     fault: str | None = None
     failure: Failure | None = None
     leaving: bool = False
-    """If a fault's notice ended it: as `Failure.leaving`."""
+    """If it ended on a fault's preemption notice: as `Failure.leaving`."""
     stopped: bool = False
     """Killed by chaosrun, because its attempt was over."""
 
@@ -82,7 +83,7 @@ class Stopped(Event, frozen=True):
 
 
 class Unstoppable(Event, frozen=True):
-    """Processes of the attempt have been killed and do not go."""
+    """Processes of the attempt have been killed and do not end."""
 
     message: str
 
@@ -92,7 +93,7 @@ class Hang(Event, frozen=True):
 
     message: str
     rank: int | None = None
-    """The rank that stopped first, where that can be told."""
+    """The rank that stopped first, where known."""
     step: int | None = None
     """Where it stopped."""
     stage: str | None = None
@@ -101,7 +102,7 @@ class Hang(Event, frozen=True):
 
 
 class AgentLost(Event, frozen=True):
-    """The agent of a node is gone, and every process below it. `fault` is the planned fault that ended it."""
+    """The agent of a node is gone, with every process below it. `fault` is the planned fault that ended it."""
 
     message: str
     fault: str | None = None
@@ -120,14 +121,14 @@ class Audit(Action, frozen=True):
 
 
 class SetAside(Action, frozen=True):
-    """Quarantine a checkpoint that is whole, but from which attempts die without progress."""
+    """Quarantine a whole checkpoint from which attempts die without progress."""
 
     name: str
     reason: str
 
 
 class Rest(Action, frozen=True):
-    """Wait, for whatever killed the attempt to pass, and tell when it is over."""
+    """Wait for the cause of the death to pass, then send `Rested`."""
 
     seconds: float
 
@@ -137,7 +138,7 @@ class Start(Action, frozen=True):
     resume: str | None
     resume_step: int
     distributed_debug: bool = False
-    """The attempt before ended with an error of DDP's reducer."""
+    """The previous attempt ended with an error of DDP's reducer."""
 
 
 class Stop(Action, frozen=True):
@@ -161,7 +162,7 @@ class LegState:
     attempt: int = 0
     fired: frozenset[str] = frozenset()
     unplanned: tuple[int, ...] = ()
-    """Attempts that died so since the job last made progress, and were followed by another."""
+    """Attempts since the job last made progress that died unplanned and were followed by another."""
     resume: str | None = None
     """The checkpoint that this attempt began from."""
     died_from: tuple[int, ...] = ()
@@ -175,7 +176,7 @@ class LegState:
     failure: Failure | None = None
     """The first unplanned death of this attempt."""
     previous: Failure | None = None
-    """The unplanned failure before this attempt."""
+    """The unplanned failure that ended the previous attempt."""
     agent_lost: bool = False
     """A node's agent died: before the next attempt the places have to be acquired again."""
     ending: Finish | None = None
@@ -183,7 +184,7 @@ class LegState:
 
     @property
     def restarts(self) -> int:
-        """Unplanned ones, since the job last made progress."""
+        """Unplanned restarts since the job last made progress."""
         return len(self.unplanned)
 
 
@@ -197,7 +198,7 @@ def begin(world_size: int, max_restarts: int, backoff_s: float = 0.0) -> tuple[L
 
 
 def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]:
-    """The next state and what to do. An event that the phase does not expect raises AssertionError: the shell is wrong."""
+    """The next state and what to do. An event that the phase does not expect raises AssertionError: a bug in the supervisor."""
     if state.phase == "done":
         return state, ()
     match event:
@@ -236,7 +237,7 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
                 return _planned(state, event.fault)
             lost = Failure(code="node_lost", message=event.message, hint="its agent died; see `chaosrun logs`", of_node=True)
             if state.phase == "stopping" and state.planned is None and state.failure is not None:
-                # What its peers raised when they lost it came here first.
+                # The errors that its peers raised when they lost it arrived first.
                 return replace(state, failure=lost), ()
             return _fail(state, lost)
         case EndLeg():
@@ -282,7 +283,7 @@ def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]
 
 
 def _cause(first_seen: Failure | None, other: Failure) -> Failure | None:
-    """The cause among two failures: a rank that was killed raised no error, and a rank that raised one may only have lost that
+    """The cause among two failures: a killed rank raised no error, and a rank that raised one may only have lost its killed
     peer."""
     if first_seen is None or first_seen.of_node or first_seen.raised_s is None:
         return first_seen
@@ -327,7 +328,7 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
         return _again(replace(state, died_from=()))
     failure = state.failure
     assert failure is not None, "an attempt stopped without a cause"
-    # DDP's error in DETAIL mode ends the leg at any step: newer checkpoints would only move it on, attempt after attempt.
+    # DDP's error in DETAIL mode ends the leg at any step: newer checkpoints would only postpone it, attempt after attempt.
     complaint = failure.reducer and state.previous is not None and state.previous.reducer
     if failure.outcome in ("inexact_restore", "resources") or failure.refused or complaint:
         return _finish(state, _ended_by(failure))

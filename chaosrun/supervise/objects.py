@@ -1,4 +1,4 @@
-"""What a run keeps in an object store: marking it as the run's own, and removing it."""
+"""A run's objects in an object store: marks them as the run's own, and removes them."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def claim_objects(place: ObjectPlace, run: RunLayout) -> str:
 
 
 def remove_all_objects(run: RunLayout, home: Path) -> None:
-    """What the run put into an object store, if it is shown to be its own. `home`: where the run lay when it was whole."""
+    """Remove the run's objects if they are shown to be its own. `home`: the directory of the run when it was whole."""
     try:
         info = read_run(run)
         legs = [own_leg(run, info, name) for name in LEGS]
@@ -44,6 +44,6 @@ def remove_objects(leg: LegLayout) -> None:
 
 
 def give_objects(leg: LegLayout, name: str) -> None:
-    """Have the store of a leg hold a checkpoint that was put into its directory."""
+    """Upload a checkpoint from a leg's directory to the leg's store."""
     if leg.objects is not None:
         ObjectCheckpointStore(leg, keep=0).adopt(name)

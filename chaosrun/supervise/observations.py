@@ -1,4 +1,4 @@
-"""What was seen of the faults: turns markers, notes, deaths and hangs into `fault.requested` and `fault.observed`.
+"""Observed faults: turns markers, notes, deaths and hangs into `fault.requested` and `fault.observed`.
 
 A fault counts as observed when independent evidence confirms it, of the sort that its kind requires (`faults.kind.Evidence`).
 Decides nothing about attempts.
@@ -50,7 +50,7 @@ class Observations:
             self.add(fault)
 
     def add(self, fault: Fault) -> None:
-        """One of the plan; of an injected one while the leg runs."""
+        """Add a fault of the plan, or one injected while the leg runs."""
         self._faults[fault.id] = fault
         self._of_rank.setdefault(fault.rank, []).append(fault.id)
 
@@ -82,7 +82,7 @@ class Observations:
         return None
 
     def leaves(self, fault: str, exited: Exited) -> bool:
-        """Whether other ranks may still be leaving on the notice that this one has left on."""
+        """Whether other ranks may still be leaving on the notice on which this one left."""
         if not self._faults[fault].facts.notice:
             return False
         told = (marker for each, marker in self._unseen() if each.facts.notice and each.facts.evidence == "death")
@@ -94,8 +94,8 @@ class Observations:
         return replace(failure, leaving=True) if failure and self._leaves_with_another(exited) else failure
 
     def _leaves_with_another(self, exited: Exited) -> bool:
-        """Whether it has left with a rank that is leaving on a notice: the ranks of a script often tell each other, and one
-        that was not told may be the first to be gone."""
+        """Whether it left together with a rank that is leaving on a notice: the ranks of a script often pass a notice on, and a
+        rank that did not get it itself may be the first to exit."""
         end = read_end(self._leg.attempt(exited.attempt), exited.rank)
         if end is None or exited.exit_code is None:
             return False
@@ -107,7 +107,7 @@ class Observations:
         return False
 
     def _is_complete(self, fault: Fault, attempt: int) -> bool:
-        """Whether all that are to strike together with this fault have come to their points in this attempt."""
+        """Whether all faults that strike together with this one have reached their trigger points in this attempt."""
         if fault.group is None:
             return True
         if (fault.group, attempt) not in self._complete:
@@ -119,7 +119,7 @@ class Observations:
         return True
 
     def of_broken_groups(self, attempt: int) -> None:
-        """After an attempt: a fault that waited for others of its group which never came may strike again with them."""
+        """After an attempt: let a fault that waited in vain for others of its group strike again with them."""
         for fault, marker in self._unseen():
             if fault.group is not None and marker.attempt == attempt and not self._is_complete(fault, attempt):
                 self.withdraw(fault.id, "its attempt ended before all that strike together had come")
@@ -139,8 +139,8 @@ class Observations:
             self._ended_by = f"{fault.id} ({fault.describe()}) ended attempt {attempt}"
 
     def missed(self, order: WorkerOrder, *, resume: int, passed: Mapping[str, int]) -> Missed | None:
-        """A planned fault that can no longer happen when the next attempt goes on from step `resume`; before the first attempt
-        there is none. `passed`: how many earlier attempts came by each phase that occurs once an attempt.
+        """A planned fault that can no longer happen when the next attempt resumes at step `resume`; None before the first
+        attempt. `passed`: how many earlier attempts passed each phase that occurs once an attempt.
         """
         if not passed.get("rendezvous"):
             return None
@@ -158,7 +158,7 @@ class Observations:
         return missed and replace(missed, taken=self._was_taken(missed.fault))
 
     def _was_taken(self, notice: Fault) -> bool:
-        """Whether a handler of an attached script's own took the notice."""
+        """Whether an attached script's own handler took the notice."""
         if not notice.facts.notice or (marker := read_marker(self._leg, notice.id)) is None:
             return False
         note = read_note(self._leg, notice.id, notice.facts.note)
@@ -168,7 +168,8 @@ class Observations:
         return end is not None and end.own_sigterm
 
     def of_hang(self, attempt: int, rank: int, found: SilentRank) -> str | None:
-        """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""
+        """The fault that explains why this rank stopped making progress; `found` is the state in which its process was
+        found."""
         for fault, marker in self._unseen():
             if fault.facts.evidence == "hang" and (marker.attempt, marker.rank) == (attempt, rank):
                 hang = HungRank(**structs.asdict(found))
@@ -179,7 +180,7 @@ class Observations:
 
     def of_notes(self, *, at_last: bool = False) -> None:
         """Record final notes as observations; with `at_last` also notes that are not final, as the leg is over. If the fault's
-        kind requires other evidence, only a note is recorded that says why there can be none."""
+        kind requires other evidence, only a note that explains its absence is recorded."""
         if not self._leg.notes.is_dir():
             return
         for fault, marker in self._unseen():
@@ -197,15 +198,15 @@ class Observations:
                 self.request(fault.id, marker)
 
     def see(self, fault: str, marker: Marker, *, how: str, found: Death | HungRank | Note, **ended: Any) -> None:
-        """Journal that a fault was requested, if that is not there yet, and observed."""
+        """Journal that a fault was requested, unless that is journalled already, and that it was observed."""
         self.request(fault, marker)
         self.observed.add(fault)
         who = {"attempt": marker.attempt, "rank": marker.rank, "pid": marker.pid}
         self._record(FaultObserved(fault=fault, how=how, found=to_plain(found), **who, **ended))
 
     def withdraw(self, fault: str, reason: str) -> bool:
-        """Let a fault strike again that was claimed and cannot be shown to have struck. False when it cannot: others of its
-        group have been seen to strike, and it would wait for them. That it was missed is told when the next attempt is due."""
+        """Let a fault strike again that was claimed but cannot be shown to have struck. False when it cannot, because others of
+        its group have been seen to strike and it would wait for them; it is reported as missed when the next attempt is due."""
         group = self._faults[fault].group if fault in self._faults else None
         met = {each.id for each in self._faults.values() if group is not None and each.group == group and each.phase}
         if fault in met and met & self.observed:
@@ -218,7 +219,7 @@ class Observations:
         return True
 
     def request(self, fault: str, marker: Marker, *, durable: bool = False) -> None:
-        """Journal that a fault is about to strike, or has struck: what its marker says."""
+        """Journal, from its marker, that a fault is about to strike or has struck."""
         if fault in self.requested:
             return
         self.requested.add(fault)

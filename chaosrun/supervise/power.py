@@ -1,6 +1,6 @@
-"""Power cuts: once every process of the attempt is gone, the script's outputs are changed into what the disk would hold.
+"""Power cuts: once every process of the attempt is gone, changes the script's outputs to what the disk would hold.
 
-Journalled before and after. The outputs have to be where this process can see them.
+Journalled before and after. This process must be able to access the outputs.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from chaosrun.records.operations import FileOperation, operations_of_save
 
 
 def cut_power(leg: LegLayout, plan: FaultPlan, attempt: int, outputs: tuple[str, ...], record: Callable[..., None]) -> None:
-    """For each fault of this attempt that has cut the power."""
+    """Apply each power cut of this attempt to the script's outputs."""
     for fault in plan.faults:
         note = read_note(leg, fault.id, SaveNote) if fault.kind == "power_cut" else None
         marker = read_marker(leg, fault.id)
@@ -35,6 +35,6 @@ def cut_power(leg: LegLayout, plan: FaultPlan, attempt: int, outputs: tuple[str,
 
 
 def _done(leg: LegLayout, marker: Marker, note: SaveNote) -> list[FileOperation]:
-    """What all ranks had done in that save when the power was cut."""
+    """The operations of all ranks in that save before the power was cut."""
     files = leg.attempt(marker.attempt).path.glob("rank-*.operations.jsonl")
     return [each for path in files for each in operations_of_save(path, note.save) if each.time_s <= (note.struck_s or 0.0)]

@@ -1,11 +1,11 @@
-"""A process of its own that supervises a run for the one that started it: both ends of the pipes between them, the messages,
-and `python -m chaosrun.supervise.process`, its program.
+"""A separate process that supervises a run for the process that started it: both ends of the pipes between them, the messages,
+and its program, `python -m chaosrun.supervise.process`.
 
-It is started in two ways, which its task tells. *Tied*: it takes the run's lock itself and tells when it has it; should its
-starter go, in whatever way, the drill is cancelled in order, for the kernel closes the pipe to it; detached, it goes on alone.
-*Held*: the lock stays its starter's, which hears every record, and may start another when a planned fault kills that one; it
-dies with its starter. Each message is one line on the pipe to it, or on the pipe from it. What the drill does is in the run's
-files; a cancel is a SIGINT to this process, and what that does is in `chaosrun.supervise.interrupts`.
+Its task says in which of two ways it is started. *Tied*: it takes the run's lock itself and reports when it has it; if its
+starter ends in any way, the kernel closes the pipe to it and the drill is cancelled cleanly; detached, it goes on alone.
+*Held*: its starter keeps the lock, receives every record, and may start another such process when a planned fault kills this
+one; it dies with its starter. Each message is one line on the pipe to it or from it. The drill's progress is in the run's
+files; a cancel is a SIGINT to this process, handled by `chaosrun.supervise.interrupts`.
 """
 
 import os
@@ -51,15 +51,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say
     root: str
     address: str | None
     lock: int | None = None
-    """Of a process that is held: the inherited descriptor of the run's lock."""
+    """For a held process: the inherited descriptor of the run's lock."""
     parent: int | None = None
     """Likewise: the pid of the process with which it dies."""
     deadline_s: float | None = None
-    """Likewise: when the run's timeout will have passed, wall clock."""
+    """Likewise: when the run's timeout expires, wall clock."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="say"):
-    """End the drill in order; a second time at once."""
+    """End the drill cleanly; a second one ends it at once."""
 
 
 class Detach(msgspec.Struct, frozen=True, tag="detach", tag_field="say"):
@@ -67,30 +67,30 @@ class Detach(msgspec.Struct, frozen=True, tag="detach", tag_field="say"):
 
 
 class Supervising(msgspec.Struct, frozen=True, kw_only=True, tag="supervising", tag_field="say"):
-    """The run's lock is held, and the drill goes on."""
+    """This process holds the run's lock, and the drill is under way."""
 
     pid: int
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded", tag_field="say"):
-    """A record of the drill; sent by a process that is held."""
+    """A record of the drill; sent by a held process."""
 
     record: EventRecord
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True, tag="joined", tag_field="say"):
-    """An existing Ray was joined; sent by a process that is held."""
+    """An existing Ray was joined; sent by a held process."""
 
     head: str
-    """Where its head listens."""
+    """The address of its head."""
 
 
 class Detached(msgspec.Struct, frozen=True, tag="detached", tag_field="say"):
-    """It is detached: from now on it goes on alone."""
+    """Confirms that it is detached and goes on alone."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="say"):
-    """The last thing told."""
+    """The last message."""
 
     error: ToldError | None = None
     """None when the drill came to its end."""
@@ -120,7 +120,7 @@ class SupervisorProcess:
             stderr=stderr,
             bufsize=0,
             env=with_package(os.environ),
-            # A terminal's Ctrl-C, or its closing, reaches no session of its own; what this process is told is passed on, once.
+            # In a new session it gets no Ctrl-C or SIGHUP from the terminal; the signals of this process are passed on, once.
             start_new_session=True,
             pass_fds=() if task.lock is None else (task.lock,),
         )
@@ -134,7 +134,8 @@ class SupervisorProcess:
 
     @classmethod
     def tied(cls, run: RunLayout, address: str | None, *, program: str) -> "SupervisorProcess":
-        """Start a process that is tied to this one and wait until it supervises the run. Raises what kept it from that."""
+        """Start a process that is tied to this one and wait until it supervises the run. Raises the error that prevented
+        that."""
         task = Task(run=str(run.path.absolute()), root=str(run.path.parent.parent.absolute()), address=address)
         with os.fdopen(open_own_file(run.supervisor_log, os.O_WRONLY | os.O_APPEND), "ab") as log:
             process = cls(task, program=program, stderr=log.fileno())
@@ -160,7 +161,7 @@ class SupervisorProcess:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Can be read from, at the latest, when the process has ended: for `select`."""
+        """For `select`: becomes readable at the latest when the process has ended."""
         return self._answers.fileno()
 
     def wait(self) -> None:
@@ -174,7 +175,7 @@ class SupervisorProcess:
         return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
     def cancel(self) -> None:
-        """End the drill in order; does not wait. May be called from a signal handler."""
+        """End the drill cleanly; does not wait. May be called from a signal handler."""
         self._say(Cancel())
         self.watchdog.limit_s = time.time() + CANCELLED_S
 
@@ -182,13 +183,13 @@ class SupervisorProcess:
     """The name under which `supervise.interrupts` calls a leg's supervisor."""
 
     def detach(self) -> bool:
-        """Let the drill go on without this process. False when it had ended before."""
+        """Let the drill go on without this process. False when it had already ended."""
         self._say(Detach())
         self._detached = isinstance(self._hear(), Detached)
         return self._detached
 
     def result(self) -> "tuple[Verdict, tuple[str, ...]]":
-        """The verdict on the drill and the warnings, once the process has ended. Raises what it ended with."""
+        """The verdict on the drill and the warnings, once the process has ended. Raises the error that ended it."""
         from chaosrun.supervise.remote import outcome
 
         self.wait()
@@ -198,8 +199,8 @@ class SupervisorProcess:
         return outcome(self.run)
 
     def listen(self, listener: "Listener") -> Ended | None:
-        """Pass the records on until it ends, or has to: see `watchdog`. Returns the last thing it told, None when it could not
-        tell."""
+        """Pass the records on until the process ends or is killed by the `watchdog`. Returns its last message, None when it
+        sent none."""
         last: Ended | None = None
         with self.watchdog:
             while (answer := self._hear()) is not None:
@@ -227,11 +228,11 @@ class SupervisorProcess:
         self._answers.close()
 
     def _say(self, command: Command) -> None:
-        with suppress(BrokenPipeError, ValueError):  # it has ended; it is not spoken to any more
+        with suppress(BrokenPipeError, ValueError):  # it has ended; nothing more is sent to it
             self._pipe.write(encode(command) + b"\n")
 
     def _hear(self) -> Answer | None:
-        """None when it has nothing more to tell, or was killed while it wrote."""
+        """None when it has nothing more to send, or was killed while it wrote."""
         line = self._answers.readline()
         return decode_answer(line) if line.endswith(b"\n") else None
 
@@ -241,10 +242,10 @@ Supervise = Callable[[RunLayout, str | None, "Listener"], int]
 
 
 class Ties:
-    """The ends of the pipes in the process that supervises."""
+    """The supervising process's ends of the pipes."""
 
     def __init__(self) -> None:
-        # Moved away from stdin and stdout: no process that is started here may use the pipes.
+        # Moved away from stdin and stdout, so that no process started here uses the pipes.
         self.commands: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._telling = os.dup(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -256,11 +257,11 @@ class Ties:
         self._interrupted = False
 
     def tell(self, answer: Answer) -> None:
-        with suppress(BrokenPipeError):  # nobody follows any more
+        with suppress(BrokenPipeError):  # the follower is gone
             os.write(self._telling, encode(answer) + b"\n")
 
     def hold(self) -> None:
-        """Do what the messages say, until detached or let go."""
+        """Act on the messages, until detached or `let_go`."""
         for line in self.commands:
             if isinstance(decode_command(line), Detach):
                 self.tell(Detached())
@@ -275,7 +276,7 @@ class Ties:
             self._over = True
 
     def _interrupt(self) -> None:
-        """A second time it does not wait for a cluster that is being started: see `Interrupts.postponed`."""
+        """The second time, does not wait for a cluster that is being started: see `Interrupts.postponed`."""
         with self._lock:
             if not self._over:
                 self._interrupted = True
@@ -283,14 +284,14 @@ class Ties:
 
 
 def main(supervise: Supervise | None = None) -> int:
-    """`supervise`: what a process does that is tied; one that is held always does the same."""
-    # Whatever this process inherited. A handler, not SIG_IGN, which the workers would inherit.
+    """`supervise`: the work of a tied process; a held one always does the same."""
+    # Replaces an inherited disposition. A handler, as the workers would inherit SIG_IGN.
     signal.signal(signal.SIGHUP, lambda *_: None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     ties = Ties()
     first = ties.commands.readline()
     if not first.endswith(b"\n"):
-        return 130  # whoever started it was gone before it could say anything
+        return 130  # its starter was gone before it sent its task
     task = decode_command(first)
     assert isinstance(task, Task)
     run = RunLayout(Path(task.run))
@@ -325,7 +326,7 @@ def _held(run: RunLayout, task: Task, ties: Ties) -> int:
     from chaosrun.supervise.run import execute
 
     assert task.lock is not None
-    # Held until this process is gone; nothing that it starts may hold it longer.
+    # Held until this process ends; no process that it starts may hold it longer.
     os.set_inheritable(task.lock, False)
     joining.on_joined.append(lambda head: ties.tell(Joined(head=head)))
     with Interrupts() as interrupts:

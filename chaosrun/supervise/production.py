@@ -1,5 +1,5 @@
 """A run in production: one leg, no reference; each recovery is judged while the run goes on, and the whole run at its end. Like
-a drill it is continued from its files.
+a drill it can be continued from its files.
 """
 
 import json
@@ -30,10 +30,10 @@ class Production:
     run: RunLayout
     legs: LegRunner
     deadline_s: float | None = None
-    """When the run's timeout has passed, wall clock; None: it begins with the run."""
+    """When the run's timeout expires, wall clock; None: the timeout begins with the run."""
 
     def execute(self) -> Verdict:
-        """Do what is left of the run and judge it. Raises as `Drill.execute`."""
+        """Run what remains and judge the run. Raises as `Drill.execute`."""
         with run_files(self.run, "resume"):
             info = read_run(self.run)
             spec, leg = JobSpec.model_validate(info.spec), own_leg(self.run, info, RUN)
@@ -56,7 +56,7 @@ class Production:
 @contextmanager
 def alone(run: RunLayout, root: Path) -> Iterator[None]:
     """Hold the job of a run in production: the same one is not run twice at once under a root. Raises UsageError, naming the
-    other run where it can be told."""
+    other run where it is known."""
     info = read_run(run)
     if info.kind != "run":
         yield

@@ -1,8 +1,8 @@
 """The cache of references: one uninterrupted leg serves every drill of the same job on the same kind of machine.
 
-Key: what the supervisor can see before anything runs (spec, script, versions, processor or GPU, chaosrun's own code). A hit
-counts only if every local file that the cached run imported still has the same content. Data files that a script reads are not
-seen: a stale hit then shows up as an irreproducible job, and the drill runs a fresh reference before it says so.
+Key: what the supervisor knows before anything runs (spec, script, versions, processor or GPU, chaosrun's own code). A hit
+counts only if every local file that the cached run imported is unchanged. Data files that a script reads are not covered: a
+stale hit then looks like an irreproducible job, so the drill runs a fresh reference before it says so.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ OF_A_CHECKPOINT = {"script", "args", "env", "workers", "seed", "deterministic", 
 
 
 def job_fingerprint(spec: JobSpec) -> str:
-    """What a checkpoint must agree on to be continued, as far as the spec says it."""
+    """The part of the spec that must match for a run to resume from a checkpoint."""
     values = spec.model_dump(mode="json", include=OF_A_CHECKPOINT)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def reference_key(spec: JobSpec, script: Path, devices: str) -> str:
-    """`devices` names the GPU models of the placement, or "cpu"."""
+    """`devices`: the GPU models of the placement, or "cpu"."""
     checkpoints = {"checkpoint": {"every_steps": spec.checkpoint.every_steps}}
     facts = {
         "spec": spec.model_dump(mode="json", exclude=IRRELEVANT) | checkpoints,
@@ -52,7 +52,7 @@ def reference_key(spec: JobSpec, script: Path, devices: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCache:
-    """`<root>/references/<key>/`, each a reference leg reduced to what verification needs."""
+    """`<root>/references/<key>/`, one reference leg each, reduced to what verification needs."""
 
     root: Path
 
@@ -64,11 +64,11 @@ class ReferenceCache:
             return None
         if changed_inputs(inputs):
             return None
-        os.utime(path)  # what is in use is not old: `housekeeping.inventory` looks at this
+        os.utime(path)  # marks it as recently used, for `housekeeping.inventory`
         return LegLayout(path)
 
     def put(self, key: str, leg: LegLayout, final_step: int) -> None:
-        """Keep a completed leg in the place of an older one. Raises OSError, and leaves nothing of it behind then."""
+        """Keep a completed leg, replacing an older one. Raises OSError, and then leaves nothing behind."""
         with self.locked():
             folder = self.root / "references"
             for leftover in folder.glob(".incoming-*"):
@@ -85,7 +85,7 @@ class ReferenceCache:
                 raise
 
     def note_repeated(self, key: str, leg: LegLayout) -> None:
-        """Copy to the cache that the job was shown to repeat itself, if `leg` is the cached reference or a copy of it."""
+        """Record in the cache that the job was shown to be reproducible, if `leg` is the cached reference or a copy of it."""
         cached = LegLayout(self.root / "references" / key)
         with self.locked():
             if key and cached.journal.is_file() and cached.journal.read_bytes() == leg.journal.read_bytes():
@@ -93,7 +93,7 @@ class ReferenceCache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from replacing what is found here while it is copied."""
+        """Keep other processes from replacing a cached leg while it is copied."""
         folder = self.root / "references"
         folder.mkdir(parents=True, exist_ok=True)
         with awaited(folder / ".lock"):
@@ -101,13 +101,13 @@ class ReferenceCache:
 
 
 def changed_inputs(path: Path) -> tuple[str, ...]:
-    """Files that are not what a leg's inputs.json says of them."""
+    """Input files that differ from the digests in a leg's inputs.json."""
     known = _inputs(path).items()
     return tuple(name for name, digest in known if not Path(name).is_file() or _sha256(Path(name)) != digest)
 
 
 def _inputs(path: Path) -> dict[str, str]:
-    """Digests by file; of a damaged list an entry that no file agrees with."""
+    """Digests by file; for a damaged list an entry that matches no file."""
     try:
         value = read_json(path.read_bytes())
     except ValueError:
@@ -118,12 +118,12 @@ def _inputs(path: Path) -> dict[str, str]:
 
 
 def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
-    """Copy journal, traces, environment and the final checkpoint: all that verification reads. Logs come along. Raises OSError,
-    that of the first file that cannot be copied."""
+    """Copy journal, traces, environment and the final checkpoint: all that verification reads. Logs are copied as well. Raises
+    the OSError of the first file that cannot be copied."""
     target.path.mkdir(parents=True)
     _copy_folder(source.path / "attempts", target.path / "attempts")
     name = checkpoint_name(final_step)
-    if source.checkpoints.exists():  # a script with checkpoints of its own has made none here
+    if source.checkpoints.exists():  # a script that saves its own checkpoints has none here
         _copy_folder(source.checkpoints / name, target.checkpoints / name)
     # The journal last: a leg with a journal that says "completed" is whole.
     more = [file for file in (source.repeats, source.left) if file.is_file()]
@@ -132,7 +132,7 @@ def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
 
 
 def _link_checkpoints(source: LegLayout, target: LegLayout) -> None:
-    """All that the leg keeps, for other drills to begin at (`supervise.beginning`)."""
+    """Link all checkpoints of the leg, for other drills to begin at (`supervise.beginning`)."""
     for entry in source.checkpoints.iterdir() if source.checkpoints.exists() else ():
         if not (target.checkpoints / entry.name).exists():
             shutil.copytree(entry, target.checkpoints / entry.name, copy_function=_link)
@@ -146,7 +146,8 @@ def _link(source: str, target: str) -> None:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """`shutil.copytree` would go on with the other files, and not say which error it was."""
+    """Copy a folder up to its first error: `shutil.copytree` would continue with the other files and hide which error it
+    was."""
     target.mkdir(parents=True)
     for entry in source.iterdir():
         if entry.is_dir():
@@ -156,16 +157,17 @@ def _copy_folder(source: Path, target: Path) -> None:
 
 
 def leg_end(leg: LegLayout) -> LegFinished | None:
-    """The journal's leg.finished; None while the leg runs, also after it was taken up again, and of a damaged journal."""
+    """The journal's leg.finished; None while the leg runs (even if it was resumed after a finish), and for a damaged
+    journal."""
     try:
         events = list(read_records(leg.journal, EVENTS)) if leg.journal.is_file() else []
     except DamagedRecordError:
-        return None  # whoever resumes the leg finds out how far the journal is sound
+        return None  # resuming the leg finds out how far the journal is sound
     return events[-1] if events and isinstance(events[-1], LegFinished) else None
 
 
 def final_step(leg: LegLayout) -> int:
-    """The step that a completed leg ended at, from its journal. Raises UsageError for a leg that did not complete."""
+    """The last step of a completed leg, from its journal. Raises UsageError for a leg that did not complete."""
     end = leg_end(leg)
     if end is not None and end.outcome == "completed":
         return end.final_step

@@ -1,5 +1,4 @@
-"""What another process can do with a run: wait for its end, cancel it, inject faults. Uses its files and its control socket
-alone."""
+"""Waits for, cancels and injects faults into a run from another process, through its files and its control socket alone."""
 
 import secrets
 import threading
@@ -41,15 +40,15 @@ def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
 
 
 def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
-    """The verdict on a run that nobody supervises any more, and its supervisor's warnings.
+    """The verdict on a run that is no longer supervised, and its supervisor's warnings.
 
-    Raises what its supervisor ended with, when that was an error before the verdict, InterruptedRunError when it was killed,
-    UsageError when it no longer exists.
+    Raises the error that ended its supervisor before the verdict, InterruptedRunError when the supervisor was killed,
+    UsageError when the run no longer exists.
     """
     try:
         return _outcome(run)
     finally:
-        # Asked last: what was read while the run was being removed is not reliable.
+        # Checked last: what was read while the run was being removed is not reliable.
         if not run.run_json.is_file():
             raise UsageError(
                 f"run {run.run_id} has ended and no longer exists",
@@ -76,7 +75,7 @@ def _outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
 
 
 def wait(run: RunLayout, timeout_s: float | None) -> tuple[Verdict, tuple[str, ...]]:
-    """The same, once the run has ended; raises as `outcome`, and RunTimeoutError when `timeout_s` passes first."""
+    """Wait for the run's end and return its `outcome`, raising as that does; RunTimeoutError when `timeout_s` passes first."""
     if not unsupervised(run, timeout_s):
         raise RunTimeoutError(
             f"run {run.run_id} has not ended within {timeout_s:g} s", hint=f"it goes on: `chaosrun status {run_argument(run)}`"
@@ -85,13 +84,13 @@ def wait(run: RunLayout, timeout_s: float | None) -> tuple[Verdict, tuple[str, .
 
 
 def until(run: RunLayout, reached: Callable[[], bool], *, what: str, timeout_s: float | None) -> None:
-    """Wait until `reached` says so; `what` names it in an error: "step 40".
+    """Wait until `reached` returns true; `what` names the goal in an error: "step 40".
 
-    Raises RunTimeoutError when `timeout_s` pass first; when the run ends first, what it ended with, or UsageError.
+    Raises RunTimeoutError when `timeout_s` passes first; when the run ends first, the error that ended it, or UsageError.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        # Asked first: what was written before the end is then there to be read.
+        # Checked first: everything written before the end can then be read.
         over = not is_supervised(run)
         if reached():
             return
@@ -110,8 +109,8 @@ def until(run: RunLayout, reached: Callable[[], bool], *, what: str, timeout_s: 
 
 
 def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
-    """End a run that another process supervises, as SIGINT there would: in order, `resume` goes on. Returns at once, with
-    `timeout_s` when nobody supervises it any more. Raises UsageError when nobody does, RunTimeoutError."""
+    """End a run that another process supervises, cleanly, as SIGINT there would; `resume` continues it. Returns at once, or
+    with `timeout_s` when the run is no longer supervised. Raises UsageError when it is not supervised, RunTimeoutError."""
     speak(run, Cancel())
     if timeout_s is not None and not unsupervised(run, timeout_s):
         seen = read_supervision(run)
@@ -123,13 +122,14 @@ def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
 
 
 def speak(run: RunLayout, command: Command) -> Answer:
-    """Send a command to a run's supervisor and return its answer. Raises UsageError when there is none, or it refuses."""
+    """Send a command to a run's supervisor and return its answer. Raises UsageError when there is no supervisor, or it
+    refuses."""
     deadline = time.monotonic() + SOCKET_LIMIT_S
     while is_supervised(run):
         try:
             return request(run, command)
         except NobodyListensError as error:
-            # One that was killed leaves its socket behind, for its successor to replace.
+            # A killed supervisor leaves its socket behind, for its successor to replace.
             if time.monotonic() > deadline:
                 seen, socket = read_supervision(run), control_directory(run) / "socket"
                 raise UsageError(
@@ -150,8 +150,8 @@ def speak(run: RunLayout, command: Command) -> Answer:
 
 
 def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = (), seed: int | None = None) -> dict[str, Any]:
-    """Have a fault strike a live run now: {faults: [{id, kind, rank, what}], seed}. They are in its plan when this returns.
-    Raises UsageError for what `plan.injection` refuses, and then when the run, or its leg, takes none."""
+    """Inject a fault into a live run: {faults: [{id, kind, rank, what}], seed}. They are in its plan when this returns. Raises
+    UsageError for what `plan.injection` refuses, and when the run or its leg takes no faults."""
     if rank == "random" and seed is None:
         seed = secrets.randbelow(2**31)
     answer = speak(run, Inject(kind=kind, rank=rank, settings=tuple(settings), seed=seed))
@@ -167,11 +167,11 @@ _Each = TypeVar("_Each", bound=Certain)
 
 
 def until_certain(run: RunLayout, read: Callable[[], tuple[_Each, ...]], *, timeout_s: float) -> tuple[_Each, ...]:
-    """What `read` reads of a run's files, as soon as all of it is certain, nobody supervises the run any more, or
-    `timeout_s` have passed."""
+    """The result of `read` on a run's files, as soon as all of it is certain, the run is no longer supervised, or `timeout_s`
+    has passed."""
     deadline = time.monotonic() + timeout_s
     while True:
-        # Asked before the files are read: what was written until then is in them.
+        # Checked before the files are read, so that they hold everything written until then.
         over = time.monotonic() > deadline or not is_supervised(run)
         found = read()
         if over or all(each.is_certain for each in found):

@@ -1,8 +1,9 @@
-"""A run from its job file to its verdict: its plan and its directory, its control socket, a cluster for its workers, its drill.
+"""Carries a run from its job file to its verdict: plan, directory, control socket, cluster for its workers, drill.
 
-`carry_out` is the one way: it supervises in a process of its own (`chaosrun.supervise.process`), which Ray may take along and a
-planned fault may kill; another one is then started. What a killed one had done, and whether what it died of can be seen, the
-next one reads from the run's files, as `chaosrun resume` does. A process that is connected to a Ray supervises by itself.
+`carry_out` is the only entry: it supervises in a separate process (`chaosrun.supervise.process`), which may die with Ray or be
+killed by a planned fault; another one is then started. That one reads from the run's files, as `chaosrun resume` does, what the
+killed one had done and whether its cause of death is on record. A process that is already connected to a Ray supervises by
+itself.
 """
 
 import os
@@ -53,8 +54,8 @@ Watch = Callable[[Supervisor | None], None]
 
 
 def plan(job: Path | TypedJob, overrides: Sequence[str] = (), *, address: str | None = None) -> tuple[Job, FaultPlan]:
-    """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError: also for what this machine lacks, where
-    a private Ray is to be started, as neither `address` nor the environment names another."""
+    """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError; if a private Ray is to be started, as
+    neither `address` nor the environment names another, also for what this machine lacks."""
     loaded = load_job(job, overrides)
     problems = _lacking(loaded, address)
     faults = make_plan(loaded.spec, loaded.trace, partial(refused, loaded, problems))
@@ -64,7 +65,7 @@ def plan(job: Path | TypedJob, overrides: Sequence[str] = (), *, address: str | 
 
 
 def expect_startable(job: Job, address: str | None) -> None:
-    """Raises SpecError for what this machine lacks of it, as `plan` does."""
+    """Raises SpecError for what the job needs and this machine lacks, as `plan` does."""
     if problems := _lacking(job, address):
         raise spec_error(problems)
 
@@ -88,8 +89,8 @@ def create(
     kind: Kind = "drill",
     metrics: str | None = None,
 ) -> RunLayout:
-    """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
-    `address`, or a private one, will not allow; ResourcesError where strace is missing that a fault needs."""
+    """Create a run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray
+    at `address`, or a private one, will not allow; ResourcesError where a fault needs strace and it is missing."""
     loaded, faults = plan(job, overrides, address=address)
     faults = faults if kind == "drill" else UNDISTURBED
     if reference not in ("auto", "fresh"):
@@ -117,12 +118,12 @@ def carry_out(
     cluster: "RayCluster | None" = None,
     survey: bool = False,
 ) -> Verdict:
-    """Do what is left to do of a run, judge it and `report` the verdict, whose warnings that returns; its supervisor.json says
-    how that went. On the agents of `cluster`, which are left for other runs, or on its own.
+    """Run what remains of a run, judge it and `report` the verdict (`report` returns its warnings); records the outcome in
+    supervisor.json. Uses the agents of `cluster`, which are kept for other runs, or its own.
 
-    In a child process, on a Ray of that process's own or the one at `address`, unless this process is connected to one and no
-    planned fault ends the supervisor. Raises what the child raised, RecoveryError when it died and no planned fault explains
-    that, ResourcesError when Ray's head died.
+    Works in a child process, on that process's own Ray or the one at `address`, unless this process is connected to one and no
+    planned fault ends the supervisor. Raises the child's error, RecoveryError when the child died and no planned fault explains
+    it, ResourcesError when Ray's head died.
     """
     interrupts.check(run)
     new = not run.supervisor_json.exists()
@@ -132,7 +133,7 @@ def carry_out(
                 verdict = _in_a_process(run, root, address, listener, interrupts, lock)
             except NoClusterError:
                 if new:
-                    remove_run(run)  # there is nothing to go on with
+                    remove_run(run)  # there is nothing to continue
                 raise
         else:
             about = {"cluster": cluster, "survey": survey, "deadline_s": _deadline_s(run)}
@@ -144,17 +145,17 @@ def carry_out(
 def _in_a_process(
     run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, lock: int
 ) -> Verdict:
-    """Have a process of its own supervise the drill, and another one as often as a planned fault ends it."""
+    """Supervise the drill in a separate process, and start another one each time a planned fault ends it."""
 
     def on_record(record: EventRecord) -> None:
-        # Every process says which run it is about; here that has been said.
+        # Every process announces its run; here that has been done.
         if record["event"] != "run.created":
             listener(record)
 
     again = f"`chaosrun resume {run_argument(run)}` goes on with the run"
     deadline_s = _deadline_s(run)
     info = read_run(run)
-    # A run in production goes on with another one, whatever it was that ended the first.
+    # A run in production gets another supervisor, for any cause of death.
     successors = info.spec["recovery"]["max_restarts"] if info.kind == "run" else 0
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     while True:
@@ -196,7 +197,7 @@ def _in_a_process(
 
 
 def _deadline_s(run: RunLayout) -> float | None:
-    """When the run's timeout has passed that begins now, wall clock."""
+    """When the run's timeout, which begins now, expires; wall clock."""
     timeout_s = JobSpec.model_validate(read_run(run).spec).timeout
     return None if timeout_s is None else time.time() + timeout_s
 
@@ -208,14 +209,14 @@ def _ending_the_supervisor(run: RunLayout) -> list[Fault]:
 
 
 def _struck(run: RunLayout) -> set[str]:
-    """The faults of which a supervisor wrote down, before it died, that they end it."""
+    """The faults that a supervisor recorded, before it died, as its cause of death."""
     leg = leg_of(run, run.main)
     return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id, Note)}
 
 
 def expected_ray(address: str | None) -> str | None:
-    """The kind of Ray that a run will have, as far as it can be told before it is there: "private" or "joined"; None where
-    this process is connected to one."""
+    """The kind of Ray that a run will have, as far as known before it starts: "private" or "joined"; None where this process is
+    already connected to one."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         return None
     return "joined" if address or os.environ.get("RAY_ADDRESS") else "private"
@@ -233,7 +234,7 @@ def execute(
     cluster: "RayCluster | None" = None,
     survey: bool = False,
 ) -> Verdict:
-    """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed."""
+    """Run what remains of a run, whose lock is held. `has_successor`: another process continues when this one is killed."""
     interrupts.check(run)
     with (
         reachable(run, listener, interrupts, has_successor=has_successor) as (on_record, on_supervisor),
@@ -249,8 +250,8 @@ def execute(
 def reachable(
     run: RunLayout, listener: Listener, interrupts: Interrupts, *, has_successor: bool = False
 ) -> Iterator[tuple[Listener, Watch]]:
-    """Take commands about a run, whose lock is held, from other processes of this user; yields who is to be told the records
-    of its drill, and its supervisors."""
+    """Take commands for a run, whose lock is held, from other processes of this user; yields the receiver of the drill's
+    records and supervisors."""
     injections = Injections(run, has_successor=has_successor)
 
     def on_record(record: EventRecord) -> None:
@@ -279,7 +280,7 @@ def reachable(
 def placed(
     run: RunLayout, address: str | None, listener: Listener, interrupts: Interrupts, cluster: "RayCluster | None" = None
 ) -> "Iterator[ClusterWorkers]":
-    """A cluster of its own, or the one that is given, and a run's workers on it."""
+    """The given cluster, or a new one, and a run's workers on it."""
     # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 

@@ -1,7 +1,7 @@
 """Faults that the supervisor strikes itself: those that come after a delay, and those for which a rank waits at its fault
-point. Decides when such a fault is due; writes its claim and its `fault.requested`, both durable before anything is struck; and
-collects the evidence afterwards: a witness's note shows the end of a node, the next supervisor the end of this one. Who is
-struck is known by pid and start time; the agent that forked it sends the signal. Decides nothing about attempts.
+point. Decides when such a fault is due; writes its claim and its `fault.requested`, both durable before it strikes; and
+collects the evidence afterwards: a witness's note shows the end of a node, the next supervisor the end of this one. The target
+process is identified by pid and start time; the agent that forked it sends the signal. Decides nothing about attempts.
 """
 
 import time
@@ -35,14 +35,13 @@ class NodeTermination:
 
     fault: Fault
     limit_s: float
-    """When its witness should have spoken."""
+    """The deadline for its witness's note."""
     struck: dict[str, Marker] = field(default_factory=dict)
     """Marker by fault: more than one may end a node at once."""
 
 
 class OutsideFaults:
-    """The outside faults of one leg. `look` is called whenever there is nothing else to do, at the latest after
-    `patience_s`."""
+    """The outside faults of one leg. The supervisor calls `look` when idle, at the latest after `patience_s`."""
 
     def __init__(
         self,
@@ -74,10 +73,10 @@ class OutsideFaults:
         """The fault that ends this attempt: no other one that ends it is begun."""
         self._terminating: dict[str, NodeTermination] = {}
 
-    # The supervisor tells
+    # Reports from the supervisor
 
     def take_over(self, past: Iterable[JournalEvent], now_s: float) -> None:
-        """Go on where a former supervisor of this leg ended: its clock, the nodes it had lost, what can be seen of its end.
+        """Continue from where a former supervisor of this leg ended: its clock, the nodes it had lost, evidence of its end.
         `now_s`: wall clock, like the times in the journal."""
         planned = {fault.id: fault for fault in (*self._timed, *self._waited_for)}
         for record in past:
@@ -107,7 +106,7 @@ class OutsideFaults:
         self._claimed.clear()
         claimed = read_markers(self._leg)
         self._ready = [fault for fault in self._timed if fault.id not in claimed]
-        # Points that ranks have already reached count: every fault claimed in this attempt is looked at.
+        # Points that ranks have already reached count: every fault claimed in this attempt is checked.
         self._parking = [
             fault
             for fault in self._waited_for
@@ -115,7 +114,7 @@ class OutsideFaults:
         ]
 
     def attempt_stopped(self) -> None:
-        """Faults that were claimed in an attempt which ended for another reason may strike again."""
+        """Let faults strike again that were claimed in an attempt which ended for another reason."""
         for fault in (*self._claimed.values(), *self._parking):
             marker = read_marker(self._leg, fault.id)
             if fault.id in self._observations.observed or marker is None or marker.attempt != self._attempt:
@@ -124,21 +123,21 @@ class OutsideFaults:
                 self._observations.withdraw(fault.id, "its attempt ended before it could be seen to strike")
 
     def add(self, faults: Sequence[Fault]) -> None:
-        """Take injected faults, which come from outside: they strike like planned ones."""
+        """Add injected faults that strike from outside; they strike like planned ones."""
         assert all(fault.phase is None for fault in faults)
         self._timed = sorted([*self._timed, *faults], key=_after_s)
         self._ready = sorted([*self._ready, *faults], key=_after_s)
 
     def elapsed_s(self) -> float:
-        """Since the leg's first start, 0 before it; may be asked by any thread."""
+        """Time since the leg's first start, 0 before it; may be read from any thread."""
         return 0.0 if self._first_start_s is None else max(0.0, self._clock() - self._first_start_s)
 
     def is_terminating(self, node: str) -> bool:
-        """This node is being ended: its attempt is not over before it is gone."""
+        """Whether this node is being ended: its attempt is not over until the node is gone."""
         return node in self._terminating
 
     def of_death(self, exited: Exited) -> str | None:
-        """The fault on whose preemption notice this rank, on any node, has left with the others."""
+        """The fault on whose preemption notice this rank, on any node, left together with the others."""
         if exited.exit_code != PREEMPTED_EXIT_CODE:
             return None
         return next((each.fault.id for each in self._terminating.values() if each.fault.facts.notice), None)
@@ -154,7 +153,7 @@ class OutsideFaults:
     # Due
 
     def patience_s(self, tick_s: float, *, running: bool) -> float:
-        """How long it may take until `look` is called again."""
+        """The longest time until `look` must be called again."""
         waits = [tick_s]
         if self._terminating or (running and self._parking):
             waits.append(LOOK_EVERY_S)
@@ -177,7 +176,7 @@ class OutsideFaults:
         return self._first_start_s + _after_s(self._ready[0])
 
     def _arrivals(self) -> Iterator[tuple[Fault, Marker]]:
-        """Faults to whose point a rank has come, with their markers; those of a group when all of them have."""
+        """Faults whose trigger point a rank has reached, with their markers; for a group, once all of its faults have."""
         for fault in list(self._parking):
             marker = read_marker(self._leg, fault.id)
             if marker is not None and marker.attempt == self._attempt and fault.id not in self._arrived:
@@ -188,7 +187,7 @@ class OutsideFaults:
                 yield fault, self._arrived[fault.id]
 
     def _is_complete(self, group: str | None) -> bool:
-        """As many have arrived as the group's name says."""
+        """Whether as many faults have arrived as the group's name says."""
         arrived = sum(fault.group == group and fault.id in self._arrived for fault in self._waited_for)
         return group is None or arrived >= int(group.rpartition("/")[2])
 
@@ -205,7 +204,7 @@ class OutsideFaults:
             awaited = {f.id: f.facts.notice and not self._trains(f.rank) for f in members}
             who = {f.id: identify(self._attempt, f.rank, listening=awaited[f.id]) for f in members}
             if None in who.values():
-                continue  # all of them wait, for the next attempt perhaps
+                continue  # all of them wait, perhaps until the next attempt
             if ends:
                 self._ending = name
             for fault in members:
@@ -249,7 +248,7 @@ class OutsideFaults:
             return
         for order, done in zip(orders, self._workers.strike(orders), strict=True):
             if done is not False:
-                continue  # or it is unknown: the fault stays claimed until its attempt is over
+                continue  # otherwise it is unknown: the fault stays claimed until its attempt is over
             self._terminating = {
                 node: termination for node, termination in self._terminating.items() if termination.fault.id != order.fault
             }
@@ -265,7 +264,8 @@ class OutsideFaults:
     # Seen
 
     def _see_notes(self) -> None:
-        """Record the notes of faults that left their rank alive, as soon as they are over: a client may be waiting for them."""
+        """Record the notes of faults that left their rank alive as soon as these faults are over: a client may wait for
+        them."""
         for fault in self._claimed.values():
             if fault.facts.evidence != "note" or fault.id in self._observations.observed:
                 continue

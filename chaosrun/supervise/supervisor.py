@@ -194,7 +194,7 @@ class Supervisor:
             stopped = recorded.AttemptStopped(
                 attempt=self._attempt, reason=self._stop_reason, killed=tuple(sorted(self._killed))
             )
-            # The start of the next attempt, or the end of the leg, is durable and takes it along.
+            # The record of the next attempt's start or the leg's end is durable, and flushes this one with it.
             self._record(stopped, durable=False)
             yield lifecycle.Stopped()
 
@@ -213,7 +213,7 @@ class Supervisor:
         return lifecycle.Death(rank=rank, failure=self._observations.failure_of(exited))
 
     def _record_failure(self, failure: lifecycle.Failure | None) -> None:
-        """Only when the attempt is over is it certain that no planned fault stood behind a death."""
+        """Called when the attempt is over: only then is it certain that no planned fault caused the death."""
         if failure is None:
             return
         end = None if failure.rank is None else read_end(self._leg.attempt(self._attempt), failure.rank)
@@ -223,7 +223,7 @@ class Supervisor:
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
         for found in self._judge.found() if self._judge else ():
             self._record_judgement(found)
-        self._looked_s = now = time.monotonic()  # the deadline is a time of day, which somebody may set; waits are not
+        self._looked_s = now = time.monotonic()  # the deadline is wall clock, which may be set; waits are not
         if self._deadline_s is not None and self._clock() > self._deadline_s:
             self._deadline_s = None
             self._end("timeout", "the run's timeout has passed")
@@ -303,7 +303,7 @@ class Supervisor:
         self._pending.append(lifecycle.Placed())
 
     def _audit(self) -> None:
-        if self._template.by == "script":  # only it knows where it goes on: what the attempt before began from counts
+        if self._template.by == "script":  # only the script knows where it resumes
             step = went_on_from(self._leg, self._attempt, self._template.world_size)
             return self._pending.append(lifecycle.Audited(resume=None, step=step))
         if cleared := self._store.clear_staging():
@@ -364,7 +364,7 @@ class Supervisor:
             self._end("resources", error.message, error.hint)
             return
         except RecoveryError as error:
-            # An agent died since the last attempt. That its node has stopped is told with its agent_lost.
+            # An agent died since the last attempt. Its agent_lost event also reports that its node has stopped.
             self._pending.append(lifecycle.AgentLost(message=error.message))
             return
         self.outside_faults.attempt_started(action.attempt)

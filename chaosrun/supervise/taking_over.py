@@ -1,5 +1,5 @@
 """How a supervisor continues a leg that another one began: from its journal, and from files that are newer than it. A fault
-that fired after that supervisor had died cannot be shown to have happened: it has to strike again. Decides nothing about
+that fired after that supervisor's death cannot be shown to have happened, so it must strike again. Decides nothing about
 attempts.
 """
 
@@ -56,7 +56,7 @@ def take_over(
         if fault in observations.observed or deaths[fault]:
             continue
         withdrawn = observations.withdraw(fault, "nobody saw it strike")
-        # The checkpoint of that very step, from which the fault could not be reached again.
+        # The checkpoint of that same step, from which the fault's trigger point would not be reached again.
         step = marker.step if withdrawn and marker and marker.phase in COMMITTED else None
         if step and (aside := store.set_aside(step, f"{fault} fired after it, and nobody saw it")):
             record_quarantined(aside)

@@ -1,8 +1,8 @@
 """Kills a process that supervises a drill when it cannot end by itself: Ray's head (gcs_server) is gone, or its time is over.
 
-Without its head Ray answers nothing for a minute, in C++ and perhaps with Python's lock held, and then ends the process. So
-that process is watched by the one that started it: when the head goes, it goes too, at once. The same if it should have ended
-and Ray holds it up. What it had done is in the run's files.
+Without its head Ray blocks for a minute, in C++ and perhaps with the GIL held, and then ends the process. So the parent process
+watches it and kills it at once when the head dies, or when it should have ended and Ray holds it up. What it had done is in the
+run's files.
 """
 
 import signal
@@ -22,10 +22,10 @@ CLEAN_UP_S = 10.0
 
 
 class Watchdog:
-    """Watches one supervising process; use as a context manager, for as long as it is listened to."""
+    """Watches one supervising process; use as a context manager while listening to that process."""
 
     def __init__(self, pid: int, limit_s: float | None = None) -> None:
-        """`limit_s`: of the process's life, wall clock."""
+        """`limit_s`: when the process must have ended, wall clock."""
         self.lost: str | None = None
         """In words, how Ray's head was lost, for which the process was killed."""
         self.overdue = False
@@ -47,7 +47,7 @@ class Watchdog:
         self._thread.join()
 
     def joined(self, address: str) -> None:
-        """Its Ray was there before it: the head listens at this address."""
+        """It joined an existing Ray, whose head listens at this address."""
         host, _, port = address.rpartition(":")
         self._address = (host.strip("[]"), int(port))
 
@@ -70,7 +70,7 @@ class Watchdog:
                 return _end(supervisor)
 
     def _answers(self, address: tuple[str, int]) -> bool:
-        """Whether one of several attempts to connect succeeds; True as well once watching is over."""
+        """Whether one of several attempts to connect succeeds; Also True once watching is over."""
         for _ in range(SILENT_LOOKS):
             try:
                 socket.create_connection(address, timeout=ANSWER_S).close()

@@ -1,5 +1,5 @@
-"""A command that drills in its own process, as a suite does, in a child of it that is watched: when Ray's head has died, Ray
-ends that process after a minute, without a word. The watchdog does so at once, and the command can say what happened.
+"""Runs a command that drills in its own process (a suite) in a watched child: when Ray's head dies, Ray ends a process after a
+minute without a message. The watchdog does so at once, and the command can report what happened.
 """
 
 import os
@@ -17,8 +17,8 @@ AGAIN = "the same command goes on with --resume latest, where it takes that"
 
 
 def watched(command: Callable[[], int]) -> int:
-    """The exit code of `command`, which a child of this process carries out; that returns here, too. Signals are passed on.
-    Raises ResourcesError when Ray's head has died, RecoveryError when the child was killed."""
+    """The exit code of `command`, which runs in a child of this process; the child returns from here as well. Signals are
+    passed on. Raises ResourcesError when Ray's head has died, RecoveryError when the child was killed."""
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGCHLD}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
         numbers.add(signal.SIGHUP)
@@ -31,7 +31,7 @@ def watched(command: Callable[[], int]) -> int:
         die_with_parent(starter)
         os.close(reading)
         joining.on_joined.append(lambda head: os.write(writing, head.encode() + b"\n"))
-        os.setpgid(0, 0)  # what a terminal sends comes from here, once
+        os.setpgid(0, 0)  # a terminal's signals are passed on from here, once
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
         return command()

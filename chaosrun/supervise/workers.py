@@ -17,7 +17,7 @@ class InterruptLeg:
     """End the leg in order."""
 
     to: object
-    """The supervisor that is meant: it may be over when this comes."""
+    """The supervisor to interrupt; it may have ended when this arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ Woken = InterruptLeg | AddFaults
 
 
 def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, reference: Path | None = None) -> WorkerOrder:
-    """What every worker of a leg is told; attempt and rank are filled in later. `reference`: the leg that this one is to be
-    compared with."""
+    """The orders that every worker of a leg gets; attempt and rank are filled in later. `reference`: the leg that this one is
+    to be compared with."""
     own = LegLayout(leg.path.resolve())
     itself = spec.by == "script"
     return WorkerOrder(
@@ -86,8 +86,8 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
 
 
 def resume_values(template: WorkerOrder, attempt: int, plan: FaultPlan) -> dict[str, object]:
-    """How an attempt resumes. Only a restart gets `resume.args` and `resume.env`. With a fault that damages files, no copies in
-    memory are used: the files have to be read."""
+    """How an attempt resumes. Only a restart gets `resume.args` and `resume.env`. With a fault that damages files, copies in
+    memory are not used, so that the files are read."""
     restart = attempt > 1
     args = (*template.args, *(template.resume_args if restart else ()))
     damaged = any(fault.facts.family == "storage" for fault in plan.faults)

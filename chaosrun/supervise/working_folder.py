@@ -1,6 +1,5 @@
-"""The working folder of a leg whose script saves by itself: its entries link to those of the job's folder, except the outputs:
-what a leg writes to relative paths stays its own, and what it reads is found. The two folders above it are made in the same
-way."""
+"""The working folder of a leg whose script saves by itself: its entries link to those of the job's folder, except the outputs,
+so that relative paths find the inputs and each leg has its own outputs. The two folders above it are made in the same way."""
 
 import itertools
 import os
@@ -20,13 +19,13 @@ MOST_BESIDE = 4000
 
 
 def lay_out(leg: LegLayout, directory: Path, outputs: Sequence[str]) -> None:
-    """Make it, where it is not there yet: an attempt that goes on finds what the one before has left. Raises OSError."""
+    """Make it if it does not exist yet: a restarted attempt finds the files of the one before. Raises OSError."""
     if leg.work.exists():
         return
     left_out = [PurePath(os.path.normpath(path)).parts for path in outputs]
     path = leg.path.resolve()
     if path.is_relative_to(directory):
-        # Runs are no inputs; nor could the folder lead to itself.
+        # Runs are no inputs, and the folder must not contain a link to itself.
         parts = path.relative_to(directory).parts
         left_out.append(parts[: max(1, parts.index("runs"))] if "runs" in parts else parts)
     here, seen = leg.work, directory.resolve()
@@ -41,8 +40,7 @@ def lay_out(leg: LegLayout, directory: Path, outputs: Sequence[str]) -> None:
 
 
 def check_paths_above(words: Sequence[str], directory: Path, work: Path) -> None:
-    """Of a leg that is laid out. Raises UsageError for an argument that names a file which is out of reach of its working
-    folder."""
+    """Check a leg that is laid out. Raises UsageError for an argument that names a file out of reach of its working folder."""
     for word in words:
         path = word.rpartition("=")[2]
         if os.pardir in PurePath(path).parts and (directory / path).exists() and not (work / path).exists():
@@ -53,7 +51,7 @@ def check_paths_above(words: Sequence[str], directory: Path, work: Path) -> None
 
 
 def _link_above(directory: Path, target: Path, own: Path) -> None:
-    """Show at `target` what lies beside `directory`, which is `own` there."""
+    """Link at `target` the siblings of `directory`, whose place there is taken by `own`."""
     if directory.name:
         beside = itertools.islice(os.scandir(directory.parent), MOST_BESIDE) if os.access(directory.parent, os.R_OK) else ()
         for entry in beside:
@@ -62,7 +60,7 @@ def _link_above(directory: Path, target: Path, own: Path) -> None:
 
 
 def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> None:
-    """A folder at `target` that shows what is in `source`; an empty folder becomes one of its own, to be filled."""
+    """Make a folder at `target` that links to the entries of `source`; an empty folder becomes a real one, to be filled."""
     target.mkdir(exist_ok=True)
     for entry in os.scandir(source):
         below = [parts[1:] for parts in left_out if parts[:1] == (entry.name,)]
@@ -78,7 +76,7 @@ def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> No
 
 def expect_resumable(leg: LegLayout, ranks: int, steps: int, *, on_notice: bool = False) -> None:
     """Check a finished reference. Raises UsageError if it made no step or saved nothing that a restart could find; `on_notice`:
-    the plan has a preemption notice, on which a script may save that saves nothing undisturbed."""
+    the plan has a preemption notice, on which a script may save that saves nothing in the reference run."""
     end = read_end(leg.attempt(leg.attempts()[-1]), 0)
     earlier = hiding(end and end.began_with)
     if not steps:
@@ -97,14 +95,14 @@ def expect_resumable(leg: LegLayout, ranks: int, steps: int, *, on_notice: bool 
 
 
 def _has_saved(leg: LegLayout, ranks: int) -> bool:
-    """Whether the script has saved in the leg's folders, which it may have cleared away at its end."""
+    """Whether the script has saved in the leg's folders, even if it removed the files at its end."""
     last = leg.attempts()[-1]
     traces = (read_trace(leg.attempt(last).trace(rank), last, rank, []) for rank in range(ranks))
     return any(save.done and save.how in WRITERS and not os.path.isabs(save.path) for trace in traces for save in trace.saves)
 
 
 def _has_left(leg: LegLayout) -> bool:
-    """Whether the script has left a file of its own in the leg's folders."""
+    """Whether the script has left a file in the leg's folders."""
     for top in (leg.work, leg.output):
         for folder, _, names in os.walk(top):
             paths = [os.path.join(folder, name) for name in names]
