@@ -1,7 +1,7 @@
-"""Objects that accelerate did not prepare, as a prepared training: the script's own model, optimizer, loader and scheduler.
+"""Presents a script's own model, optimizer, loader and scheduler, which accelerate did not prepare, as a prepared training.
 
-Nothing is wrapped or moved and no data is split among ranks: that is the script's doing. accelerate's bookkeeping around them
-is what the rest of `protocol` works with, so that they get the same checkpoints, data order and trace.
+Nothing is wrapped or moved and no data is split among ranks: the script does that. The rest of `protocol` works with
+accelerate's bookkeeping, which is added here, so that checkpoints, data order and trace work the same way.
 """
 
 import os
@@ -23,7 +23,7 @@ CALL = "run = chaosrun.attach(model, optimizer, loader), with schedulers and fur
 
 
 class Adopted(Accelerator):
-    """Made by `adopt`. `loaders`: for each loader of the script, the prepared one that `run.batches` uses instead."""
+    """Made by `adopt`. `loaders`: the prepared loader that `run.batches` uses in place of each loader of the script."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(cpu=device.type == "cpu", device_placement=False)
@@ -51,7 +51,7 @@ def adopt(objects: Sequence[Any]) -> Adopted:
             hint="torch.distributed.init_process_group() first, and DistributedDataParallel or fully_shard around the model",
         )
     accelerator = Adopted(next((p.device for model in models for p in model.parameters()), torch.device("cpu")))
-    # As accelerate keeps them: without DDP around them.
+    # As accelerate keeps them: without the DDP wrapper.
     accelerator._models = [model.module if isinstance(model, DistributedDataParallel) else model for model in models]
     accelerator._optimizers = [AcceleratedOptimizer(optimizer, device_placement=False) for optimizer in optimizers]
     accelerator._schedulers = [
@@ -64,6 +64,6 @@ def adopt(objects: Sequence[Any]) -> Adopted:
 
 
 def _unsplit(loader: DataLoader[Any]) -> Any:
-    """A prepared loader that yields what `loader` yields on this rank, in an order that depends on the epoch number only."""
+    """A prepared loader that yields the batches of `loader` on this rank, in an order that depends on the epoch number only."""
     alone = {"num_processes": 1, "process_index": 0, "dispatch_batches": False, "put_on_device": False}
     return prepare_data_loader(loader, **alone, use_seedable_sampler=True, data_seed=torch.initial_seed())

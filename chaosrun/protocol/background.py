@@ -1,11 +1,12 @@
-"""Saves beside the training: a process of a rank's own, its writer, saves a copy of the rank's state while the rank goes on.
+"""Asynchronous saves: each rank has a separate process, its writer, which saves a copy of the rank's state while the rank
+trains on.
 
-The writer is forked before the rank has threads or devices, and dies with it at any moment: what is not committed by then is in
-staging, and is cleared by the next attempt. It writes by the same code as a rank that waits (`protocol.saving`), from the copy
-alone, and meets the other ranks' writers in the rendezvous store. An error there is raised in the rank, at its next `look`.
+The writer is forked before the rank has threads or devices, and dies with it at any moment: an uncommitted checkpoint is then
+in staging, and the next attempt clears it. It writes with the same code as a synchronous save (`protocol.saving`), from the
+copy alone, and meets the other ranks' writers in the rendezvous store. Its errors are raised in the rank, at the next `look`.
 
 Faults at a checkpoint's phases come due in the writer. Storage faults and the SIGKILL of the rank are struck from there; for
-any other fault the writer waits at the fault point until the rank looks, and strikes the fault itself.
+any other fault the writer waits at the fault point until the rank calls `look`, and strikes the fault itself.
 """
 
 import os
@@ -60,7 +61,7 @@ class _Beat(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """A fault that the rank is to carry out itself."""
+    """A fault that the rank must strike itself."""
 
     fault: str
     step: int
@@ -70,7 +71,7 @@ class _Due(NamedTuple):
 class Committed(NamedTuple):
     step: int
     digests: Digests | None
-    """Of what the checkpoint holds for this rank; None if the rank had digested its state itself."""
+    """Digests of this rank's part of the checkpoint; None if the rank digested its state itself."""
 
 
 class _Failed(NamedTuple):
@@ -82,7 +83,7 @@ class Writer:
     """The rank's side of its writer."""
 
     def __init__(self, order: WorkerOrder, leg: LegLayout, *, listen_fd: int | None = None) -> None:
-        """Fork it, without this rank's listening socket. Call it before this process has threads."""
+        """Fork the writer, without this rank's listening socket. Call before this process has threads."""
         self._rank = order.rank
         self._arenas = arenas_of(order)
         self._places = deque(range(len(self._arenas)))
@@ -103,16 +104,16 @@ class Writer:
         theirs.close()
 
     def prepare(self, size: int) -> None:
-        """Have the writer get memory for the next snapshot, of this size, while the training goes on."""
+        """Make the writer allocate memory for the next snapshot, of this size, while the training goes on."""
         self._tell(_Reserve(size, self._places[0]))
         self._asked += 1
 
     def reserve(self, taken: Taken) -> str:
-        """Get memory for the snapshot in both processes; returns why there is none, or an empty text. No save may be under
+        """Reserve memory for the snapshot in both processes; returns why that failed, or an empty string. No save may be under
         way."""
         problem = self._reserve(taken)
         if problem and len(self._places) > 1:
-            # Give up the copy of the newest checkpoint, and use its memory.
+            # Reuse the memory that holds the copy of the newest checkpoint.
             self._places.popleft()
             problem = self._reserve(taken)
         return problem
@@ -139,17 +140,17 @@ class Writer:
         return self._arenas[self._places[0]]
 
     def leave(self) -> None:
-        """End the writer: it is not needed. No save may be under way."""
+        """End the writer, which is not needed. No save may be under way."""
         self._tell(None)
         os.waitpid(self._pid, 0)
 
     def copy(self, taken: Taken) -> None:
-        """Copy the state. No save may be under way, and memory for it has to be there."""
+        """Copy the state. No save may be under way, and memory must be reserved."""
         assert self.saving is None, f"step {self.saving} is being saved"
         taken.copy(self._arena)
 
     def save(self, taken: Taken, step: int) -> None:
-        """Begin to save what was copied."""
+        """Begin to save the copy."""
         self.saving = step
         self._tell(_Save(taken.layout, self._places[0]))
         self._places.rotate(-1)
@@ -157,15 +158,15 @@ class Writer:
             self.prepare(taken.layout.size)
 
     def look(self, faults: FaultPoints) -> list[Committed]:
-        """Checkpoints that were committed since the last look. Raises the error of a save that failed."""
+        """Checkpoints that were committed since the last call. Raises the error of a failed save."""
         while self.saving is not None and self._connection.poll():
             self._take(self._hear(), faults)
         committed, self._committed = self._committed, []
         return committed
 
     def wait(self, heart: Heart, faults: FaultPoints) -> None:
-        """Wait until the save is over. The rank's heartbeat follows the writer's meanwhile: a writer that hangs makes the rank
-        hang."""
+        """Wait until the save is over. The rank repeats the writer's heartbeat meanwhile, so that a hanging writer shows as a
+        hanging rank."""
         while self.saving is not None:
             message = self._hear()
             if isinstance(message, _Beat):
@@ -209,14 +210,14 @@ def _live(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: Se
     code = 1
     try:
         die_with_parent(rank_pid)
-        # SIGTERM concerns the training, which waits for its last save.
+        # SIGTERM is for the training, which waits for its last save.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         torch.set_num_threads(1)
         _serve(order, leg, connection, arenas, rank_pid)
         code = 0
     except BaseException:
-        # The outermost function of the process: an error can only go to the log.
+        # The process's outermost function: errors can only go to the log.
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -233,7 +234,7 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: S
     saver = Saver(order, leg, points, _Relayed(connection))
     peers = StorePeers(order)
     lay: dict[int, str] = {}
-    # What lay on a GPU is saved as that, and is loaded there again.
+    # GPU tensors are saved as such, and loaded to the GPU again.
     torch.serialization.register_package(0, lambda storage: lay.get(storage.data_ptr()), lambda storage, location: None)
     while True:
         try:
@@ -255,7 +256,7 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: S
             peers.begin()
             saver.save(copied, peers)
             arena.seal(Sealed(copied.position.step, order.attempt, message.layout))
-        except Exception as error:  # any error: the rank raises it
+        except Exception as error:  # any error: raised again in the rank
             traceback.print_exc()
             connection.send(_sendable(error))
             return
@@ -276,13 +277,13 @@ def _reserve(arenas: Sequence[Arena], asked: _Reserve, limit: int | None) -> str
 
 def _sendable(error: Exception) -> _Failed:
     if not isinstance(error, ChaosrunError) and type(error).__module__ != "builtins":
-        # An error class of the script or a library may not be unpicklable in the rank: its text is sent.
+        # An error class of the script or a library may fail to unpickle in the rank: send its text.
         error = RuntimeError(f"{type(error).__name__}: {error}")
     return _Failed(error, error.__cause__ if isinstance(error.__cause__, OSError) else None)
 
 
 class _Relayed(Heart):
-    """The writer's heartbeat, sent to the rank, which repeats it while it waits."""
+    """The writer's heartbeat, sent to the rank, which repeats it while waiting."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
@@ -293,7 +294,7 @@ class _Relayed(Heart):
 
 
 class _Copied:
-    """The state of a rank as it was when its snapshot was taken."""
+    """The state of a rank at the time of its snapshot."""
 
     own_components = TrainingState.own_components
 
@@ -304,11 +305,11 @@ class _Copied:
         self.job: Mapping[str, object] = copied["job"]
 
     def write(self, staging: Path) -> list[str]:
-        """Write the copied state by the function that `Accelerator.save_state` calls at its end."""
+        """Write the copied state with the function that `Accelerator.save_state` calls at its end."""
         copied = self._copied
         PartialState._shared_state.update(copied["process"])
         restore_rng(copied["values"]["rng"], torch.device("cpu"))
-        # accelerate asks for these, of which this process has none.
+        # accelerate requires these, and this process has none.
         torch.cuda.get_rng_state_all = lambda: copied["cuda_streams"]
         optimizers, schedulers = ([_Holder(state) for state in states] for states in copied["states"])
         save_accelerator_state(
@@ -331,7 +332,7 @@ class _Copied:
         return payload_of(self._copied["values"], self._order.classes)
 
     def seen(self) -> tuple[Digests, list[str]]:
-        """Raises MisuseError when the copy is not what was digested before it was taken."""
+        """Raises MisuseError when the copy differs from the digests taken before it."""
         expected, whole = self._copied["digests"], self._copied["whole"]
         for component, values in self._copied["components"].items():
             found = digests(values if whole else spots(values))
@@ -347,7 +348,7 @@ class _Copied:
 
 
 def refuse_changes(component: str, before: Mapping[str, str], after: Mapping[str, str], rank: int, step: int) -> None:
-    """Raise MisuseError when what was copied is not what was digested before."""
+    """Raise MisuseError when the copy differs from the digests taken before it."""
     if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
         raise MisuseError(
             f"rank {rank}: {component} {changed[0]!r} changed while the state of step {step} was copied",
@@ -357,7 +358,7 @@ def refuse_changes(component: str, before: Mapping[str, str], after: Mapping[str
 
 
 class _Holder(SimpleNamespace):
-    """Stands for an object of the training: its state_dict is the copied one."""
+    """Stands for an object of the training: its state_dict is the copy."""
 
     def __init__(self, state: object, **more: object) -> None:
         super().__init__(state=state, **more)

@@ -5,7 +5,7 @@ three ranks on, gloo's ring and NCCL's split a bucket by position, so the layout
 bits: a resumed job's first step differs from the same step of an uninterrupted one (hazard C1, measured: no elements differ at
 2 ranks, 48% at 3, 67% at 4). The remedy: on the first synchronised step of every attempt, the reference's included, rebuild the
 buckets at once and send the gradients through them again. A static graph (hazard C2) counts hooks in the first iteration and
-learns the order of arrival in the second: it gets the gradients three times.
+learns the order of arrival in the second, so the gradients are sent three times in all.
 
 This reaches into DDP's private reducer. `prime` checks the outcome (the layout is read back) instead of trusting it.
 """
@@ -24,8 +24,8 @@ from chaosrun.errors import ChaosrunError, MisuseError
 
 
 def bucket_layout(model: DistributedDataParallel) -> list[list[int]]:
-    """Indices into the parameters that needed gradients when it was wrapped, bucket by bucket, in the order in which they
-    lie in the bucket. A parameter that was frozen later stays there."""
+    """Indices into the parameters that required gradients when the model was wrapped, by bucket, in their order in the bucket.
+    Parameters frozen later stay in it."""
     buckets = [bucket.parameters() for bucket in model.reducer._get_zeros_like_grad_buckets()]
     reduced = {id(parameter) for bucket in buckets for parameter in bucket}
     index = {id(parameter): number for number, parameter in enumerate(p for p in model.parameters() if id(p) in reduced)}
@@ -33,16 +33,16 @@ def bucket_layout(model: DistributedDataParallel) -> list[list[int]]:
 
 
 class BucketPrimer:
-    """Stands before `accelerator.backward` until the first synchronised backward pass has been made.
+    """Intercepts `accelerator.backward` until the first synchronised backward pass has been made.
 
-    accelerate keeps the bare models and hands the DDP wrappers to the script only, so each wrapper is met at its first
-    forward pass that leads to gradients: one that makes none reduces nothing. It is seen in DDP's class: what lies on a model
-    is copied, pickled and scripted with it.
+    accelerate keeps the bare models and hands the DDP wrappers to the script only, so each wrapper is noted at its first
+    forward pass that leads to gradients; a wrapper without one reduces nothing. The hook is on DDP's class, as an attribute of
+    a model would be copied, pickled and scripted with it.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], *, saves_itself: bool = False, primes: bool = True) -> None:
         """`saves_itself`: the script saves and resumes by itself; a model with state that chaosrun could not save is then left
-        unprimed. `primes`: False leaves all buckets alone, so that a drill shows the effect."""
+        unprimed. `primes`: False leaves all buckets unprimed, so that a drill shows the effect."""
         self._saves_itself = saves_itself
         self._primes = primes
         self._told = -1
@@ -62,7 +62,7 @@ class BucketPrimer:
         self._expected.append(weakref.ref(model))
 
     def meet(self, wrapper: DistributedDataParallel) -> None:
-        """Its forward pass begins; without gradients, it is an evaluation for instance."""
+        """Note that the wrapper's forward pass begins; without gradients it does not count (an evaluation, for instance)."""
         if not torch.is_grad_enabled() or any(known is wrapper for known in self._models):
             return
         if not any(model() is wrapper or model() is wrapper.module for model in self._expected):
@@ -72,38 +72,38 @@ class BucketPrimer:
             if not self._saves_itself:
                 raise obstacle.error
             self.left = obstacle
-        # A model that looks for unused parameters never rebuilds, unless its graph is static: then it finds them only once.
+        # A model with find_unused_parameters never rebuilds, unless its graph is static: then it searches only once.
         elif wrapper.static_graph or not wrapper.find_unused_parameters:
             self._waiting.append(wrapper)
 
     @property
     def done(self) -> bool:
-        """Every model noted so far has been primed or left out, or none is to be."""
+        """Whether every model noted so far has been primed or left out, or priming is off."""
         return not self._waiting or not self._primes
 
     @property
     def primed(self) -> bool:
-        """At least one model is under DDP, and none of those in `layout` can change its buckets any more."""
+        """Whether at least one model is under DDP, and none of those in `layout` can change its buckets any more."""
         return self._primes and bool(self._laid_out()) and (self.done or not self._saves_itself) and not self.left
 
     @property
     def synchronises(self) -> bool:
-        """The coming backward pass reduces gradients, as far as can be told."""
+        """Whether the coming backward pass reduces gradients, as far as known."""
         return all(model.require_backward_grad_sync for model in self._models)
 
     @property
     def is_due(self) -> bool:
-        """The coming backward pass is the first of a wrapper."""
+        """Whether the coming backward pass is the first of a wrapper."""
         return not self.done and self.synchronises
 
     @property
     def is_news(self) -> bool:
-        """Whether the layout may have changed since this was last asked: more models were primed or left out."""
+        """Whether the layout may have changed since the last call, as more models were primed or left out."""
         before, self._told = self._told, len(self._models) - len(self._waiting)
         return before != self._told
 
     def layout(self) -> list[list[int]] | None:
-        """The layouts of all DDP models that have reduced gradients, one after the other; None without any."""
+        """The concatenated layouts of all DDP models that have reduced gradients; None without any."""
         if not self._laid_out():
             return None
         return [bucket for model in self._laid_out() for bucket in bucket_layout(model)]
@@ -117,9 +117,9 @@ class BucketPrimer:
     def prime(self, backward: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         """`backward(loss)`, then its gradients once more through the rebuilt buckets.
 
-        The script's backward pass runs once, as it is: it tells the order of arrival, and its local gradients are kept, as its
-        own hooks (`Tensor.register_hook`) have left them, before anything is reduced. What had been accumulated before (in
-        micro-batches without synchronisation) is put back, and the kept gradients go through DDP again. The result is that of
+        The script's backward pass runs once, unchanged: it shows the order of arrival, and its local gradients are kept as its
+        own hooks (`Tensor.register_hook`) have left them, before they are reduced. Then the gradients accumulated before it (in
+        micro-batches without synchronisation) are put back, and the kept gradients go through DDP again. The result is that of
         one backward pass in the final layout. Raises ChaosrunError when this torch does not rebuild on request: every restart
         at three or more ranks would differ.
         """
@@ -155,7 +155,7 @@ _primers: weakref.WeakSet[BucketPrimer] = weakref.WeakSet()
 
 @functools.cache
 def _see_forward_passes() -> None:
-    """Tell the primers of every forward pass under DDP, right before its model is called. Done once a process."""
+    """Notify the primers of every forward pass under DDP, right before its model is called. Installed once per process."""
     inside = DistributedDataParallel._inside_ddp_forward
 
     @torch._disable_dynamo
@@ -170,7 +170,8 @@ def _see_forward_passes() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrival:
-    """A local gradient, as a backward pass brought it to a parameter; several for one that reentrant checkpoints share."""
+    """A local gradient as it arrived at a parameter in a backward pass; a parameter shared by reentrant checkpoints has
+    several."""
 
     parameter: torch.nn.Parameter
     gradient: torch.Tensor
@@ -181,19 +182,20 @@ _Before = Mapping[int, torch.Tensor | None]
 
 
 def _is_complete(model: DistributedDataParallel, reached: set[int]) -> bool:
-    """DDP has reduced this model in the backward pass. A model that the loss does not reach waits for a later pass; if the loss
-    reaches only part of it, DDP raises its own error, unless the graph is static, which may leave parameters unused."""
+    """Whether DDP has reduced this model in the backward pass. A model that the loss does not reach waits for a later pass; if
+    the loss reaches only part of it, DDP raises its own error, unless the graph is static, which may leave parameters
+    unused."""
     needed = [id(p) in reached for p in model.parameters() if p.requires_grad]
     return any(needed) if model.static_graph else all(needed)
 
 
 def _trained(models: Iterable[DistributedDataParallel]) -> list[torch.nn.Parameter]:
-    """Trained parameters, each once, also if several models share it."""
+    """Trained parameters, each once even if several models share it."""
     return list({id(p): p for model in models for p in model.parameters() if p.requires_grad}.values())
 
 
 def _sharing(models: Iterable[DistributedDataParallel]) -> list[list[DistributedDataParallel]]:
-    """Models that share parameters, such as the trunk of an actor and a critic, reduce them in one pass."""
+    """Group models that share parameters, such as the trunk of an actor and a critic: they reduce them in one pass."""
     groups: list[list[DistributedDataParallel]] = []
     for model in models:
         own = {id(p) for p in _trained([model])}
@@ -206,12 +208,12 @@ def _sharing(models: Iterable[DistributedDataParallel]) -> list[list[Distributed
 def _put_back(models: Iterable[DistributedDataParallel], before: _Before) -> None:
     for parameter in _trained(models):
         accumulated = before[id(parameter)]
-        # A copy: the replay accumulates and reduces in this very memory.
+        # A copy: the replay accumulates and reduces in this memory.
         parameter.grad = None if accumulated is None else accumulated.clone()
 
 
 def _send_again(models: Sequence[DistributedDataParallel], arrivals: Sequence[_Arrival], before: _Before) -> None:
-    """The kept gradients through DDP, in the order in which they came: a static graph takes its layout from it."""
+    """Send the kept gradients through DDP in their order of arrival: a static graph takes its layout from it."""
     _put_back(models, before)
     for model in models:
         model.reducer.prepare_for_backward([])
@@ -222,7 +224,8 @@ def _send_again(models: Sequence[DistributedDataParallel], arrivals: Sequence[_A
 
 @contextmanager
 def _without_hooks(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Take the script's gradient hooks off: what is sent again has been through them, and they may draw or count."""
+    """Take the script's gradient hooks off: the gradients sent again have passed them already, and hooks may draw random
+    numbers or count calls."""
     taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for parameter in parameters:
         if hooks := parameter._backward_hooks:
@@ -236,10 +239,10 @@ def _without_hooks(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
 
 
 def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> torch.utils.hooks.RemovableHandle:
-    """Copy a parameter's local gradients as they arrive: behind the script's hooks, so as these have made them."""
+    """Copy a parameter's local gradients as they arrive: after the script's hooks have changed them."""
 
     def keep(gradient: torch.Tensor) -> None:
-        # A copy: DDP writes the reduced gradient into the very same memory.
+        # A copy: DDP writes the reduced gradient into the same memory.
         arrivals.append(_Arrival(parameter, gradient.detach().clone()))
 
     return parameter.register_hook(keep)
@@ -254,8 +257,8 @@ class Obstacle:
 
 
 def _obstacle(model: DistributedDataParallel) -> Obstacle | None:
-    """A communication hook whose state no checkpoint of chaosrun's holds (hazard C6), or a hook that runs when a gradient has
-    been accumulated: priming accumulates the first gradients, and has them reduced, more than once."""
+    """Why a model cannot be primed: a communication hook whose state chaosrun's checkpoints do not hold (hazard C6), or a hook
+    that runs after a gradient is accumulated, as priming accumulates and reduces the first gradients more than once."""
     for hook, state in model._comm_hooks:
         if state is not None and not isinstance(state, torch.distributed.ProcessGroup):
             error = MisuseError(

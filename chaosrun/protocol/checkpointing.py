@@ -1,6 +1,6 @@
 """Saves and restores checkpoints from inside a training loop, all ranks together.
 
-A save is `protocol.saving`'s: while the training waits (`checkpoint: {mode: sync}`), or of a copy, beside it (async).
+`protocol.saving` does a save: while the training waits (`checkpoint: {mode: sync}`), or from a copy, while it goes on (async).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ SMALL = "the state is small"
 
 
 class Checkpointer:
-    """The checkpoints of one leg, as one rank of one attempt sees them."""
+    """The checkpoints of one leg, for one rank of one attempt."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Checkpointer:
         heart: Heart | None = None,
         writer: Writer | None = None,
     ) -> None:
-        """`writer`: what saves beside the training; None: the training waits."""
+        """`writer`: saves asynchronously; None: the training waits for saves."""
         self._accelerator = accelerator
         self._state = state
         self._order = order
@@ -72,9 +72,9 @@ class Checkpointer:
     def save(self, position: Position, job: dict[str, object]) -> str:
         """Save a checkpoint of this position. A collective: every rank calls it at the same step.
 
-        Committed when this returns; or copied, and being written beside the training: later changes of the state do not affect
-        it, and no other checkpoint is saved before it is committed. Raises ResourcesError when the storage is full or cannot be
-        written (of a save before this one, too); older checkpoints stay as they are. Returns its name.
+        When this returns, the checkpoint is committed; or, asynchronously, copied and being written: later changes of the state
+        do not affect it, and no other checkpoint is saved before it is committed. Raises ResourcesError when the storage is
+        full or cannot be written (also for an earlier save); older checkpoints stay as they are. Returns its name.
         """
         self.wait()
         self._heart.beat("checkpoint.write", position.step)
@@ -95,30 +95,30 @@ class Checkpointer:
 
     @property
     def pending(self) -> bool:
-        """The latest save is still under way."""
+        """Whether the latest save is still under way."""
         return self._writer is not None and self._writer.saving is not None
 
     def prepare(self) -> None:
-        """Have the memory for the copies ready before the first is taken: it takes longer to get than to fill."""
+        """Allocate the memory for the copies before the first is taken: allocating takes longer than filling."""
         if self._writer is not None and not self._is_small():
             self._writer.prepare(self._state.size() * 17 // 16 if keeps_shared(self._order) else 0)
 
     def wait(self) -> None:
-        """Until no save is under way any more. Raises what the save raised."""
+        """Wait until no save is under way. Raises the error of the save."""
         if self._writer is not None:
             self._writer.wait(self._heart, self._faults)
 
     def look(self) -> list[Committed]:
-        """Checkpoints that were committed beside the training since the last look; and let faults strike whose time has come
-        there. Raises what the save raised."""
+        """Strike the faults that are due in the writer, and return the checkpoints committed asynchronously since the last
+        call. Raises the error of the save."""
         return self._writer.look(self._faults) if self._writer is not None else []
 
     def _copy(self, writer: Writer, position: Position, job: dict[str, object]) -> str:
-        """Begin a save of the state as it is now; or say why the training has to wait for it, on all ranks."""
+        """Begin an asynchronous save of the present state; or return why the training has to wait for it, on all ranks."""
         problem = SMALL if self._is_small() else self._state.only_while_it_waits()
         taken, before, modes = None, {}, {"mode": self._state.modes()}
-        # A GPU digests its tensors faster than it copies them; else, unless they are to be compared at once, the writer digests
-        # the copy.
+        # A GPU digests its tensors faster than it copies them. On a CPU the writer digests the copy, unless the digests are to
+        # be compared at once.
         on_gpu = self._accelerator.device.type != "cpu"
         whole = on_gpu or bool(self._order.settle)
         if not problem:
@@ -152,17 +152,17 @@ class Checkpointer:
         return self._order.mode == "auto" and self._state.size() < ASYNC_FROM_BYTES
 
     def position_of(self, name: str) -> Position:
-        """The position that a checkpoint was taken at, by its manifest alone. Raises InvalidCheckpointError."""
+        """The position at which a checkpoint was taken, from its manifest alone. Raises InvalidCheckpointError."""
         return Position(**self._store.audit(name, hashed=()).position.model_dump())
 
     def restore(self, name: str, job: dict[str, object]) -> Position:
-        """Load a checkpoint into the prepared objects and prove that it is what was saved.
+        """Load a checkpoint into the prepared objects and prove that they hold the saved state.
 
-        The supervisor has hashed every file; this rank validates the manifest and all sizes once more before the model is
-        touched, and hashes its own file if anybody has written into the checkpoint since. Afterwards the digests of the live
-        state are compared with those taken at the save. Raises InvalidCheckpointError, MisuseError (another job's checkpoint)
-        or RestoreMismatchError naming the component and the tensor; of those a ParameterOrderError when the optimizers hold
-        their parameters in another order (they are restored by number), an OptimizerCastError when torch casts what it loads.
+        The supervisor has hashed every file; this rank validates the manifest and all sizes again before it touches the model,
+        and hashes its own file if the checkpoint was modified since. Afterwards the digests of the live state are compared with
+        those taken at the save. Raises InvalidCheckpointError, MisuseError (another job's checkpoint) or RestoreMismatchError
+        naming the component and the tensor; as its subclasses, ParameterOrderError when the optimizers hold their parameters in
+        another order (they are restored by number), and OptimizerCastError when torch casts the values it loads.
         """
         directory = self._leg.checkpoints / name
         rank = self._order.rank
@@ -175,7 +175,7 @@ class Checkpointer:
         if live is None:
             self._state.load(directory, directory / rank_file(rank))
             live = self._state.digests()
-        # A replay for `chaosrun diagnose` goes on with a wrong restore, to show its effect.
+        # A replay for `chaosrun diagnose` trains on from a wrong restore, to show its effect.
         for component, values in expected.items() if not self._order.inspect else ():
             hooks = self._state.hooks_of(component)
             if component == "optimizer" and not hooks:
@@ -186,7 +186,7 @@ class Checkpointer:
         return Position(**manifest.position.model_dump())
 
     def _refuse_cast(self, directory: Path, expected: dict[str, str], live: dict[str, str]) -> None:
-        """Raise OptimizerCastError where torch's cast is all that differs."""
+        """Raise OptimizerCastError where torch's cast is the only difference."""
         differing = _keys(expected, live)
         cast = self._state.cast_on_load(directory, differing) if differing else None
         if cast is not None:
@@ -199,8 +199,8 @@ class Checkpointer:
             )
 
     def _from_memory(self, manifest: Manifest, expected: Digests) -> dict[str, dict[str, str]] | None:
-        """Load the copies that nodes keep of this checkpoint, and return their digests; None, on every rank, where one of them
-        has no copy, or another one."""
+        """Load the copies of this checkpoint in the nodes' memory, and return their digests; None on every rank if any rank has
+        no copy, or one of another checkpoint."""
         if not self._order.from_memory:
             return None
         copies = copies_of(self._order, manifest, self._accelerator.device)
@@ -217,7 +217,7 @@ class Checkpointer:
 
 
 class _Live:
-    """The state of this rank, saved while nothing changes it."""
+    """The live state of this rank, saved while the training waits."""
 
     def __init__(
         self, accelerator: Accelerator, state: TrainingState, rank: int, position: Position, job: Mapping[str, object]
@@ -250,8 +250,8 @@ class _Live:
 
     @contextmanager
     def shared_files_by_rank_zero(self) -> Iterator[None]:
-        """Of a stateful dataloader and of the gradient scaler accelerate has every rank write the same file, the last one wins
-        (hazards D18, O7): let it be rank 0's, or its hash might be taken while another rank still writes."""
+        """Let rank 0 alone write the files of a stateful dataloader and the gradient scaler. accelerate makes every rank write
+        the same file and the last one wins (hazards D18, O7), so a hash might be taken while another rank still writes."""
         loaders, scaler = self._accelerator._dataloaders, self._accelerator.scaler
         if self._rank:
             self._accelerator._dataloaders, self._accelerator.scaler = [], None
@@ -262,7 +262,7 @@ class _Live:
 
 
 def _check_same_job(name: str, manifest: Manifest, order: WorkerOrder, job: dict[str, object]) -> None:
-    """Refuse a checkpoint whose continuation would be another training (hazards D14, G4, C4)."""
+    """Refuse a checkpoint from which the training would continue differently (hazards D14, G4, C4)."""
     saved = {**manifest.digests["job"], "world size": manifest.world_size, "spec": manifest.job_fingerprint}
     now = {**job, "world size": order.world_size, "spec": order.job_fingerprint}
     changed = [
@@ -286,7 +286,7 @@ def _check_order(name: str, saved: list[str] | None, now: list[str], rank: int) 
 
 
 def _differing(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> dict[str, str]:
-    """By component that changed its first value that did, and how many more."""
+    """For each component that changed: its first changed value, and how many more."""
     found: dict[str, str] = {}
     for component, values in before.items():
         names = [name for name in {**values, **after[component]} if values.get(name) != after[component].get(name)]
@@ -309,11 +309,11 @@ def _compare(
     hooks: Sequence[str],
     own: Mapping[str, str],
 ) -> None:
-    """`own`: of optimizers with a load_state_dict of the script's, by number, their classes."""
+    """`own`: classes of the optimizers whose load_state_dict is the script's, by number."""
     if expected == live:
         return
     differing = _keys(expected, live)
-    # A value that was saved and is missing says more than the empty container in its place.
+    # A saved value that is missing says more than the empty container in its place.
     first = next((key for key in differing if key in expected), differing[0])
     kind = RegisteredStateError if component == "registered" else HookedStateError if hooks else RestoreMismatchError
     beside = f"; the script's hooks on saving and loading: {', '.join(hooks)}" if kind is HookedStateError else ""

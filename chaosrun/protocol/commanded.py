@@ -1,9 +1,9 @@
-"""A process below a command of a drill: what is pinned in it, when it becomes a rank, and how its end is written down.
+"""A process started by a drill's command: what is pinned in it, when it becomes a rank, and how its end is recorded.
 
-The start-up hook calls `torch_imported`. Whoever imports torch is seeded as every rank is; a process becomes a rank when it
-begins to train: it joins a process group, makes an optimizer or runs a model in training mode. It then asks the fork server
-above its launcher for the order of its rank, and from there on is what `worker.main` makes of a script. Until then it imports
-next to nothing: launchers and loader workers stay what they are.
+The start-up hook calls `torch_imported`. Every process that imports torch is seeded as a rank is; it becomes a rank when it
+begins to train: joins a process group, makes an optimizer or runs a model in training mode. It then gets the order of its rank
+from the fork server above its launcher, and from there on is treated as `worker.main` treats a script. Until then chaosrun
+imports next to nothing, so that launchers and loader workers are unaffected.
 """
 
 import atexit
@@ -43,17 +43,17 @@ _WORLD_SIZE, _RANK = 3, 4
 
 
 def torch_imported() -> None:
-    """Seed this process, and wait for it to begin to train. Called once, when torch has been imported."""
+    """Seed this process, and watch for it to begin to train. Called once, when torch has been imported."""
     startup = decode_startup(os.environ[VARIABLE])
     if "--multiprocessing-fork" not in sys.orig_argv:
-        # A process that multiprocessing spawned is seeded by its parent.
+        # Its parent seeds a process that multiprocessing spawned.
         pin_process(seed=startup.seed, deterministic=startup.deterministic, threads=startup.threads)
     seeds.watch()
     _Waiting(startup)
 
 
 class _Waiting:
-    """Sees a process begin to train."""
+    """Detects when a process begins to train."""
 
     def __init__(self, startup: Startup) -> None:
         self._startup = startup
@@ -71,7 +71,7 @@ class _Waiting:
 
         @functools.wraps(make)
         def making(*args: Any, **kwargs: Any) -> None:
-            # With several workers, a process without a rank may still get one.
+            # With several workers, a process without a rank may get one later.
             if "RANK" in os.environ or startup.world_size == 1:
                 self._begin(_variable("RANK", 0), _variable("WORLD_SIZE", 1))
                 return torch.optim.Optimizer.__init__(*args, **kwargs)
@@ -99,7 +99,7 @@ class _Waiting:
 
 
 def ask_for_order(startup: Startup, rank: int, world_size: int) -> WorkerOrder:
-    """Announce this process as a rank. Ends it where it is not to be one."""
+    """Announce this process as a rank. Ends the process if it must not be one."""
     announcement = Announcement(
         rank=rank,
         world_size=world_size,
@@ -131,7 +131,7 @@ def _variable(name: str, otherwise: int) -> int:
 
 
 def become_rank(order: WorkerOrder) -> None:
-    """From here on this process is a rank: its output goes to its log, it is observed, and its end is written down."""
+    """Make this process a rank: its output goes to its log, it is observed, and its end is recorded."""
     from chaosrun.protocol import worker
     from chaosrun.protocol.context import WorkerContext, enter
 
@@ -149,7 +149,7 @@ def become_rank(order: WorkerOrder) -> None:
     # atexit calls it after the script's own exit handlers.
     atexit.register(_end, context, os.getpid())
     if multiprocessing.parent_process() is not None and "--multiprocessing-fork" not in sys.orig_argv:
-        # One that multiprocessing forked leaves by os._exit, and its exit handlers do not run. Last of what it finalizes.
+        # A process that multiprocessing forked leaves by os._exit without exit handlers. Runs last of its finalizers.
         multiprocessing.util.Finalize(None, _end, (context, os.getpid()), exitpriority=-1000)
     if Path(sys.argv[0]).name == RAY_WORKER:
         _end_with_its_thread(context)
@@ -159,18 +159,18 @@ def become_rank(order: WorkerOrder) -> None:
 
 
 def _end(context: "WorkerContext", pid: int) -> None:
-    """The script has ended, in order or by an error. With which exit code, the fork server sees."""
+    """Record that the script has ended, normally or by an error. The fork server sees the exit code."""
     from chaosrun.protocol import worker
 
     if os.getpid() == pid:
-        # Set by Python for an error that nobody caught; sys.exit is none. multiprocessing is still handling its own.
+        # Set by Python for an uncaught error other than sys.exit. multiprocessing is still handling its own.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None) or sys.exc_info()[1]
         worker.end(context, None if isinstance(error, SystemExit) else error)
 
 
 def _end_with_its_thread(context: "WorkerContext") -> None:
-    """A worker of Ray Train trains in a thread, and is ended by force after it: that thread's end is the script's. An error
-    that it ended by, its launcher tells."""
+    """For a worker of Ray Train, which trains in a thread and is killed after it: take that thread's end as the script's. Its
+    launcher reports an error that ended it."""
     from chaosrun.protocol import rendezvous, worker
 
     forget = threading.Thread._delete  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,5 +1,5 @@
-"""What a worker process knows of its drill (order, leg, faults, heartbeat): set once by `worker.main`, read by
-`session.attach`. None outside chaosrun."""
+"""A worker process's drill context (order, leg, faults, heartbeat): set once by `worker.main`, read by `session.attach`. None
+outside chaosrun."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,17 +32,17 @@ class WorkerContext:
     preemption: Preemption = field(init=False)
     settling: Settling = field(init=False)
     files: FileWatch | None = None
-    """None in a leg that has no leg before it."""
+    """None in a leg without a previous leg."""
     team_files: TeamFiles | None = None
-    """Of a script that saves by itself."""
+    """For a script that saves by itself."""
     writer: "Writer | None" = None
-    """Where checkpoints are saved beside the training."""
+    """Where checkpoints are saved asynchronously."""
     session: "Session | None" = None
     """The session that the script attached, once it has."""
     results: Results = field(init=False)
     """Files that the script writes, once it has attached."""
     script: "ScriptTraining | None" = None
-    """What is seen of a script that resumes by itself."""
+    """Observes a script that resumes by itself."""
 
     def __post_init__(self) -> None:
         self.leg = LegLayout.at(Path(self.order.leg_path), self.order.storage_path)
@@ -73,14 +73,14 @@ class WorkerContext:
 
     @property
     def left(self) -> WorkerEnd | None:
-        """The end of a rank that left the training in order: on notice, or because its leg is decided."""
+        """The end of a rank that left the training normally: on notice, or because its leg is decided."""
         if self.preemption.left is not None:
             return self.preemption.end()
         return WorkerEnd(status=self.settling.left, exit_code=0) if self.settling.left else None
 
     @property
     def step(self) -> int:
-        """The last one that is done."""
+        """The last complete step."""
         return self.training.position.step if self.training else 0
 
     def adopt(self, session: "Session") -> None:

@@ -1,7 +1,7 @@
-"""Pins what makes two executions of one script differ, before the script's first line runs (hazards K1, K3-K5, K7, C5).
+"""Pins everything that makes two executions of a script differ, before its first line runs (hazards K1, K3-K5, K7, C5).
 
-PYTHONHASHSEED and the thread counts that libraries read when they are loaded are set earlier still, in the environment of the
-fork server (`process_environment`).
+PYTHONHASHSEED and the thread counts that libraries read when loaded are set even earlier, in the fork server's environment
+(`process_environment`).
 """
 
 import os
@@ -47,8 +47,8 @@ def pin_algorithms(deterministic: Determinism) -> None:
     """Imports torch's compiler, as an optimizer would: a second or two."""
     if deterministic != "off":
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
-        # Costs some 3% of a step and changes nothing unless the program reads memory that it has not written; that shows up in
-        # the comparison of bits.
+        # Costs some 3% of a step and changes nothing unless the program reads uninitialised memory, which the comparison of
+        # bits would show.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
@@ -59,7 +59,8 @@ def pin_algorithms(deterministic: Determinism) -> None:
 def refused_operation(error: BaseException, deterministic: Determinism) -> UserScriptError | None:
     """What to do about an operation that torch refused because it cannot be deterministic; None for any other error.
 
-    Not by the type: torch raises a RuntimeError, and the loader raises its workers' errors again as longer ones.
+    Decided by the message, not the type: torch raises a RuntimeError, and the loader re-raises its workers' errors with longer
+    texts.
     """
     found = next((match for refusal in _REFUSALS if (match := refusal.search(str(error)))), None)
     if not isinstance(error, RuntimeError) or found is None:
@@ -91,7 +92,7 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_streams(sequence: numpy.random.SeedSequence) -> None:
-    """Seed them from one sequence, each with as many bits as it takes: python and numpy 128, torch 64, none related."""
+    """Seed them from one sequence with unrelated seeds of their full width: python and numpy 128 bits, torch 64."""
     for_torch, for_python = sequence.spawn(2)
     numpy.random.seed(sequence.generate_state(4))
     torch.manual_seed(int(for_torch.generate_state(1, numpy.uint64)[0]))

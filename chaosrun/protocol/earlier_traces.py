@@ -1,4 +1,4 @@
-"""The traces that an attempt of a script that resumes by itself may have gone on from."""
+"""The traces that an attempt may have resumed from, for a script that resumes by itself."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +19,13 @@ class EarlierTraces:
         self._order, self._leg = order, leg
 
     def first_start(self) -> StartRecord | None:
-        """The start record of the reference, or without one of this leg's first attempt."""
+        """The start record of the reference, or without a reference of this leg's first attempt."""
         order = self._order
         leg = self._leg if order.reference_path is None else LegLayout(Path(order.reference_path))
         return read_start(leg.attempt(1).trace(order.rank))
 
     def has_trained(self) -> bool:
-        """An earlier attempt of this leg has made a step, or begun one."""
+        """Whether an earlier attempt of this leg has made or begun a step."""
         return any(moments for moments, own in self._moments() if own)
 
     def begin(self, state: FoundState, observer: Observer, data: str | None, *, at_end: bool) -> tuple[Beginning, Place | None]:
@@ -45,7 +45,7 @@ class EarlierTraces:
         return began, place
 
     def place(self, standing: Standing) -> Place | None:
-        """Where an attempt stands that begins with this; None if nothing was recorded before it."""
+        """The position of an attempt that begins with this state; None if nothing was recorded before it."""
         best: Place | None = None
         for moments, own in self._moments():
             if not moments:
@@ -64,7 +64,7 @@ class EarlierTraces:
             reference = LegLayout(Path(order.reference_path))
             for attempt in reference.attempts():
                 yield read_moments(reference.attempt(attempt).trace(order.rank)), False
-        # State that was not restored equals that of the very beginning.
+        # State that was not restored equals the initial state.
         beginning = read_moments(self._leg.attempt(1).trace(order.rank), at_most=1) if order.attempt > 2 else []
         for attempt in range(order.attempt - 1, 0, -1):
             own = read_moments(self._leg.attempt(attempt).trace(order.rank))

@@ -29,7 +29,7 @@ Standing = State | Literal["lost"]
 
 
 class Decided(SystemExit):
-    """Goes up through the script, whose `finally` blocks and exit handlers are to run."""
+    """Raised through the script, so that its `finally` blocks and exit handlers run."""
 
 
 class Settling:
@@ -51,7 +51,7 @@ class Settling:
     def listen(self) -> None:
         """Begin to observe what the script does outside its process, from its first line on."""
         if self._effects:
-            gc.freeze()  # objects that exist before the script are not its own, and need not be searched at each checkpoint
+            gc.freeze()  # objects older than the script are not its own, and need not be searched at each checkpoint
             self._before = Surroundings.now()
             self._effects.begin()
 
@@ -60,16 +60,16 @@ class Settling:
             self._effects.has_begun = True
 
     def own(self, state: ObservedState, step: int) -> OwnState:
-        """What the script keeps of its own at this step."""
+        """The script's own state at this step."""
         if self._effects is None or not self._looks or step <= (self._order.looks_after or 0):
             return OwnState("", ())
         effects = tuple(dict.fromkeys(self._effects.seen()))
-        # Effects alone prevent an early end: the rest need not be collected.
+        # The effects already prevent an early end: the rest need not be collected.
         return OwnState("", effects) if effects else own_state(state, self._before)
 
     def is_due(self, step: int) -> bool:
-        """Whether the complete state is recorded at a step without a checkpoint: in the reference, and in a chaos leg whose
-        faults are over, until it was equal once. Not needed if checkpoints are near each other."""
+        """Whether to record the complete state at a step without a checkpoint: in the reference, and in a chaos leg whose
+        faults are over until the states were equal once. Not needed if checkpoints are close together."""
         distance, looks_after = self._order.every_steps // LOOKS, self._order.looks_after or 0
         return self._looks and not self._was_equal and distance > 1 and step > looks_after and step % distance == 0
 
@@ -79,8 +79,7 @@ class Settling:
         """Compare the state with the reference's, and leave if the leg is decided. A collective: every rank calls it at the
         same steps, and all leave or none.
 
-        `saved`: the checkpoint of this step. Where there is none its state is recorded by `record`, and a rank that leaves
-        takes a checkpoint by `save`.
+        `saved`: the checkpoint of this step. Without one, `record` records the state, and a rank that leaves calls `save`.
         """
         if not self._order.settle:
             if saved is None:

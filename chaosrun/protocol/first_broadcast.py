@@ -1,8 +1,8 @@
-"""Spares DDP its first broadcast where that would change nothing.
+"""Skips DDP's first broadcast where it would change nothing.
 
-A model that is wrapped is sent from rank 0 to all others, at every restart: by gloo that takes many times as long as to copy
-it. Ranks that are seeded alike hold the same bits already. So each digests its own, and where all digests are the same nothing
-is sent; where one differs the model is sent as ever.
+DDP sends a wrapped model from rank 0 to all others at every restart; over gloo that takes many times as long as a copy. Ranks
+with the same seed hold the same bits already. So each rank digests its model: if all digests agree nothing is sent, otherwise
+the model is sent as usual.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from chaosrun.observe.fingerprint import fingerprint
 
 
 def spare_equal_models() -> None:
-    """For every model that DDP wraps from here on in this process."""
+    """Install this for every model that DDP wraps from here on in this process."""
     distributed._sync_module_states = partial(_sync, distributed._sync_module_states)  # pyright: ignore[reportPrivateImportUsage]
 
 

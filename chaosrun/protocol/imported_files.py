@@ -1,4 +1,4 @@
-"""Which files of a job its processes have imported: what a cached reference of it depends on."""
+"""The files of a job that its processes have imported: a cached reference depends on them."""
 
 import functools
 import hashlib
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def imported_files(script: Path) -> dict[str, str]:
-    """sha256 of the script and of every imported file that lies beside or below it: what a cached reference depends on.
+    """sha256 of the script and of every imported file next to or below it, on which a cached reference depends.
 
-    Installed packages are left out, also those of an environment beside the script: their versions are in the key.
+    Installed packages are left out, even in an environment next to the script: their versions are in the key.
     """
     folder = script.resolve().parent
     installed = Path(sys.prefix).resolve()
@@ -25,7 +25,7 @@ def imported_files(script: Path) -> dict[str, str]:
 
 
 def _resolver() -> Callable[[str], str]:
-    """`os.path.realpath`, for thousands of files in a few hundred folders: each folder is looked at once."""
+    """`os.path.realpath`, for thousands of files in a few hundred folders: resolves each folder once."""
     real_folder = functools.cache(os.path.realpath)
 
     def resolved(path: str) -> str:

@@ -1,7 +1,7 @@
-"""The random streams of loader workers: seeded so that no two draw the same numbers, and reported, so that this can be seen.
+"""The random streams of loader workers: seeded so that no two draw the same numbers, and reported, so that this can be checked.
 
 Each worker seeds python, numpy and torch by SeedSequence([base_seed, worker id, rank]) before the script's own worker_init_fn
-runs, which may seed them anew, and all alike (hazard R9). Where the streams stand after it goes to the rank through shared
+runs, which may reseed them, all alike (hazard R9). The state of the streams after it is passed to the rank through shared
 memory. The scheme is numpy's advice (pytorch#5059) as Lightning applies it.
 """
 
@@ -41,12 +41,12 @@ class LoaderWorkers:
     def report(self, worker_id: int) -> None:
         digests = digest_rng(_CPU)
         values = [*(int(digests[stream], base=16) for stream in STREAMS), os.getpid(), start_ticks(os.getpid())]
-        # The flag is written last: a reader that sees it sees the digests.
+        # The flag is written last, so that a reader that sees it sees the digests.
         for said in (False, True):
             _SLOT.pack_into(self.memory.bytes, worker_id * _SLOT.size, said, *values)
 
     def streams(self) -> list[dict[str, str] | None]:
-        """By worker id, a digest of each stream as the worker begins; None for a worker that has not reported."""
+        """By worker id, a digest of each stream at the worker's start; None for a worker that has not reported."""
         return [
             {name: f"{digest:016x}" for name, digest in zip(STREAMS, digests, strict=True)} if said else None
             for said, *digests, _pid, _ticks in self._slots()
@@ -62,7 +62,7 @@ class LoaderWorkers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerSeeding:
-    """The worker_init_fn of a training loader: seeds, then runs the script's own, then reports."""
+    """The worker_init_fn of a training loader: seeds, runs the script's own worker_init_fn, then reports."""
 
     rank: int
     script_own: Callable[[int], Any] | None
@@ -70,7 +70,7 @@ class WorkerSeeding:
     epoch: SharedMemory
 
     def __call__(self, worker_id: int) -> None:
-        # A forked worker reads it there already, a spawned one does not.
+        # A forked worker has it already, a spawned one does not.
         share_epoch(self.epoch)
         seed_worker(torch.initial_seed() - worker_id, worker_id, self.rank)
         if self.script_own is not None:
@@ -84,7 +84,7 @@ _heard: LoaderWorkers | None = None
 
 
 def newest_workers() -> LoaderWorkers | None:
-    """The loader workers of the training loader's present epoch; None without any."""
+    """The loader workers of the training loader's current epoch; None without any."""
     return _newest
 
 
@@ -94,7 +94,7 @@ def worker_processes() -> list[tuple[int, int]]:
 
 
 def seed_loader(loader: Any, *, seed: int, epoch: int, rank: int) -> None:
-    """Give a torch DataLoader, on this rank, the worker seeds of one epoch. Before its iterator is made."""
+    """Give a torch DataLoader, on this rank, the worker seeds of one epoch. Call before its iterator is made."""
     global _newest, _heard
     loader.generator = loader_generator(seed, epoch, rank)
     if _newest is not None and _newest.processes():

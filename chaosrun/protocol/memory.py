@@ -1,9 +1,9 @@
-"""Restores from the copies of a checkpoint that a node keeps in memory, which outlive the ranks: no file is read.
+"""Restores a checkpoint from the copies in a node's memory, which outlive the ranks, without reading files.
 
-Used only if every rank finds its copy, sealed when that very checkpoint was committed: `copies_of` looks for this rank's, and
-`checkpointing` asks the others. Each rank has room for two copies, written in turns: that of the newest checkpoint lasts until
-the next is committed, however long the storage takes. What was restored is compared with the manifest's digests, like any other
-restore; if it differs on any rank, all ranks read the files.
+Used only if every rank finds its copy, sealed when that same checkpoint was committed: `copies_of` finds this rank's,
+`checkpointing` asks the others. Each rank has room for two copies, written in turns, so that the newest checkpoint's copy lasts
+until the next is committed, however long the storage takes. The restored state is compared with the manifest's digests, as in
+any restore; if it differs on any rank, all ranks read the files.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ class Copies(NamedTuple):
 
     own: Any
     shared: Any
-    """What ranks share, from the copy of that rank on this node which holds it."""
+    """The state that ranks share, from the copy of the rank on this node that holds it."""
 
 
 def keeps_shared(order: WorkerOrder) -> bool:
-    """Whether this rank's copy holds what ranks share: rank 0 writes it down, and each node needs it to restore from."""
+    """Whether this rank's copy holds the state that ranks share: rank 0 writes it to files, and each node restores from it."""
     return order.rank == 0 or (bool(order.memory) and order.local_rank == 0)
 
 
@@ -33,7 +33,7 @@ def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> C
     the others stay in the copies."""
     own, shared = order.memory[:COPIES], order.memory[COPIES:]
     found: list[Any] = []
-    # This rank's own copy holds what ranks share, too.
+    # This rank's own copy also holds the state that ranks share.
     for descriptors in (own,) if keeps_shared(order) else (own, shared):
         for arena in map(Arena, descriptors):
             sealed = arena.sealed()
@@ -46,7 +46,7 @@ def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> C
 
 
 def arenas_of(order: WorkerOrder) -> list[Arena]:
-    """Where this rank keeps its copies, the one to be written next first: the newest copy that is sealed comes last."""
+    """This rank's arenas in the order in which to write them: the one with the newest sealed copy comes last."""
     arenas = [Arena(descriptor) for descriptor in order.memory[:COPIES]] or [Arena()]
     if not order.from_memory:
         return arenas[:1]

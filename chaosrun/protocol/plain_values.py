@@ -1,8 +1,8 @@
-"""Files of a checkpoint as data: loaded without running code from them, and refused if they would need it.
+"""Loads files of a checkpoint as data, without running code from them, and refuses files that need it.
 
-A pickle can name any function and have it called. Files are looked through before anything is loaded, and then loaded with
-`weights_only`, which calls nothing but what builds tensors and plain values; a user may name classes of their own state as
-harmless, too (`checkpoint.classes`).
+A pickle can name any function and have it called. So files are scanned before anything is loaded, and then loaded with
+`weights_only`, which calls only what builds tensors and plain values; users may also declare classes of their own state
+harmless (`checkpoint.classes`).
 """
 
 import io
@@ -37,13 +37,13 @@ _HINT = (
 
 @contextmanager
 def plain_values(classes: Sequence[str]) -> Iterator[None]:
-    """Inside the block, numpy's values and the user's `classes` ("package.module.Class") count as harmless."""
+    """Treat numpy's values and the user's `classes` ("package.module.Class") as harmless inside the block."""
     with torch.serialization.safe_globals([*NUMPY_VALUES, *map(_class_of, classes)]):
         yield
 
 
 def refuse_code(directory: Path) -> None:
-    """Raise InvalidCheckpointError naming the first file of `directory` that asks for more than plain values.
+    """Raise InvalidCheckpointError naming the first file of `directory` that needs more than plain values.
 
     Call it within `plain_values`.
     """
@@ -53,7 +53,7 @@ def refuse_code(directory: Path) -> None:
         try:
             found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            # Not what torch.save writes: loading it would unpickle it in an older way.
+            # Not torch.save's format: loading it would unpickle it the legacy way.
             raise InvalidCheckpointError(f"{path}: not a file of tensors and plain values ({error})", hint=_HINT) from error
         if found:
             raise UnsafeCheckpointError(

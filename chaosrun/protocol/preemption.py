@@ -1,15 +1,15 @@
-"""Leaving on notice: what a rank does with a SIGTERM, of a planned fault or from outside.
+"""Preemption notices: what a rank does on a SIGTERM, from a planned fault or from outside.
 
-A rank that has been told to leave says at the end of a step s, in the rendezvous store, that everybody leaves after step s + 1.
-No other rank can be beyond that step then: its gradients need this rank's, which it gives only after having said so. Every rank
-looks at the end of every step, after its gradients were reduced, so all of them find it at the end of s + 1; they take a
-checkpoint, whether or not one is due, and leave with PREEMPTED_EXIT_CODE. A step costs one look (some 30 µs), no collective. A
-single rank has nobody to tell and leaves after s. After the last step nobody leaves: the training ends.
+A rank that got a notice announces at the end of a step s, in the rendezvous store, that all ranks leave after step s + 1. No
+other rank can be beyond that step by then: its gradients need this rank's, which are sent only after the announcement. Every
+rank reads the store at the end of every step, after its gradients were reduced, so all of them see the announcement at the end
+of s + 1; they take a checkpoint, whether or not one is due, and leave with PREEMPTED_EXIT_CODE. A step costs one read (some 30
+µs), no collective. A single rank leaves after s. After the last step no rank leaves: the training ends.
 
-A script that installs its own handler of SIGTERM replaces this one: chaosrun then does nothing at a SIGTERM, and the rank's end
-record says so. A script that resumes by itself has its own or dies of the signal: chaosrun only notes that its handler was
-called, as a rank that leaves after that has not completed the training, whatever its exit code. In production that holds for
-other signals, too, by which schedulers announce an end to scripts that want it (SLURM's --signal, Grid Engine).
+A script that installs its own SIGTERM handler replaces this one: chaosrun then does nothing on a SIGTERM, and the rank's end
+record says so. A script that resumes by itself has its own handler or dies of the signal: chaosrun only notes that the handler
+was called, as a rank that leaves after that has not completed the training, whatever its exit code. In production the same
+holds for other signals by which schedulers announce an end to scripts (SLURM's --signal, Grid Engine).
 """
 
 import contextlib
@@ -43,7 +43,8 @@ LEAVING_S = 600.0
 
 @contextlib.contextmanager
 def unsignalled() -> Iterator[None]:
-    """Threads that are started herein get no signals: those that a script blocks, to wait for them, would end the process."""
+    """Block signals for threads started in this block: signals that a script blocks, to wait for them, would otherwise be
+    delivered to such a thread and end the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
@@ -52,11 +53,11 @@ def unsignalled() -> Iterator[None]:
 
 
 class Preempted(SystemExit):
-    """Raised to end the script in order: its `finally` blocks and exit handlers run."""
+    """Raised to end the script normally: its `finally` blocks and exit handlers run."""
 
 
 class Preemption:
-    """The preemption notice of one rank: whether it has been told to leave, and after which step all ranks leave."""
+    """The preemption notice of one rank: whether it arrived, and after which step all ranks leave."""
 
     def __init__(self, order: WorkerOrder) -> None:
         self._order = order
@@ -75,25 +76,26 @@ class Preemption:
         """The step after which this rank has left the training."""
 
     def begin(self) -> None:
-        """A script with checkpoints of its own handles a notice itself, or dies of it."""
+        """Listen for notices. A script that saves its own checkpoints handles a notice itself, or dies of it."""
         if self._order.by == "chaosrun":
             self.listen()
         else:
             self.overhear()
 
     def listen(self) -> None:
-        """From now on SIGTERM is a notice. Call it in the main thread."""
+        """Treat SIGTERM as a notice from now on. Call in the main thread."""
         signal.signal(signal.SIGTERM, self._hear)
         self._listens = True
-        # System calls of native code are not interrupted: the notice can wait until the end of the step.
+        # Do not interrupt system calls of native code: the notice can wait until the end of the step.
         signal.siginterrupt(signal.SIGTERM, False)
         # A process that the script forks (of a pool, say) ends by a SIGTERM as usual, even by one that comes at once.
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
 
     def overhear(self) -> None:
-        """From now on a notice that the script itself handles, or waits for, is noted.
+        """Record from now on each notice that the script itself handles, or waits for.
 
-        What Python's own functions call is replaced, not they: a script may have imported them by name before it became a rank.
+        Replaces what Python's functions call, not the functions: a script may have imported them by name before it became a
+        rank.
         """
         system = signal._signal  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -127,7 +129,7 @@ class Preemption:
         asked = {"signal": install, "getsignal": lambda number: of_script(system.getsignal(number))}
         asked["sigwait"] = waiting("sigwait")
         signal._signal = SimpleNamespace(**{**vars(system), **asked})  # pyright: ignore[reportAttributeAccessIssue]
-        for name in ("sigwaitinfo", "sigtimedwait"):  # no functions of Python's
+        for name in ("sigwaitinfo", "sigtimedwait"):  # not Python functions
             setattr(signal, name, waiting(name))
         for notice in self._notices if threading.current_thread() is threading.main_thread() else ():
             if callable(before := system.getsignal(notice)):
@@ -139,33 +141,33 @@ class Preemption:
 
     @property
     def overheard(self) -> bool:
-        """The script has handled a notice, not long ago."""
+        """Whether the script has recently handled a notice."""
         return self._heard is not None and time.monotonic() - self._heard[1] < LEAVING_S
 
     @property
     def replaced(self) -> bool:
-        """A handler of the script's own has taken the place of this one."""
+        """Whether the script's own handler has replaced this one."""
         return self._listens and signal.getsignal(signal.SIGTERM) != self._hear
 
     def meet(self, store: "torch.distributed.Store | None" = None) -> None:
-        """Talk to the other ranks by this store, which all of them share; by default that of the process group.
+        """Use this store, which all ranks share, to announce notices; by default that of the process group.
 
-        Not by a connection of its own: torch looks names up to make one, which takes 5 s when an answer gets lost.
+        A separate connection is avoided: torch makes DNS lookups for one, which take 5 s when an answer gets lost.
         """
         if self._order.world_size > 1:
             self._store = store or torch.distributed.distributed_c10d._get_default_store()
 
     def due(self, step: int) -> bool:
-        """Whether everybody leaves after this step, which is done here. Call it once at the end of every step.
+        """Whether all ranks leave after this step, which this rank has done. Call once at the end of every step.
 
-        Raises RecoveryError when the ranks cannot leave together: another one reached this rank's next step without it.
+        Raises RecoveryError when the ranks cannot leave together because another one is beyond this rank's next step.
         """
         if self._store is None:
             if self._told and self._leaving is None:
                 self._leaving = {"step": step, "rank": self._order.rank}
         elif self._leaving is None and (self._told or self._store.check([KEY])):
             mine = json.dumps({"step": step + 1, "rank": self._order.rank})
-            # Returns only when the store has it; of two ranks that are told at once, the first decides.
+            # Returns only when the store has it; if two ranks get a notice at once, the first decides.
             self._leaving = json.loads(self._store.compare_set(KEY, "", mine))
         if self._leaving is None:
             return False
@@ -188,14 +190,14 @@ class Preemption:
         """Wait until all ranks are done with the checkpoint before any of them closes its sockets (hazard P8); but not for the
         script's own cleanup.
         """
-        # If the rank that serves the store has left, all ranks have come here.
+        # If the rank that serves the store has left, all ranks have reached this point.
         with contextlib.suppress(RuntimeError):
             if store.add(f"{KEY}/left", 1) == self._order.world_size:
                 store.set(f"{KEY}/all left", "1")
             store.wait([f"{KEY}/all left"], GATHER_LIMIT)
 
     def end(self) -> WorkerEnd:
-        """The end record of a rank that has left."""
+        """The end record of a rank that left on notice."""
         assert self.left is not None and self._leaving is not None
         rank, first = self._order.rank, self._leaving["rank"]
         why = "was told to leave (SIGTERM) and left" if self._told else f"left with rank {first}, which was told to (SIGTERM),"

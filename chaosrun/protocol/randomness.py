@@ -1,8 +1,9 @@
-"""Random streams that survive a restart because they are computed, not carried: per-sample generators and loader seeds.
+"""Random streams that survive a restart because they are computed, not saved: per-sample generators and loader seeds.
 
 A sample's augmentation keyed on (seed, epoch, index) is the same whichever worker process draws it, and whenever (hazards R5,
-R6). The pair (seed, epoch) lies in anonymous shared memory, so that loader workers, persistent ones too, see the current epoch;
-`enter_epoch` comes before the loader's iterator is made or reset, so nothing of the epoch is fetched before its pair is there.
+R6). The pair (seed, epoch) is in anonymous shared memory, so that loader workers, including persistent ones, see the current
+epoch; `enter_epoch` is called before the loader's iterator is made or reset, so no sample of the epoch is fetched before its
+pair is set.
 """
 
 import mmap
@@ -48,23 +49,23 @@ _shared = SharedMemory(_PAIR.size)
 
 
 def own_epoch() -> None:
-    """From here on share the epoch with own children only: ranks that were forked from one server would share it."""
+    """Share the epoch only with this process's children from now on: ranks forked from one server would share it otherwise."""
     share_epoch(SharedMemory(_PAIR.size))
 
 
 def share_epoch(memory: SharedMemory) -> None:
-    """Read the epoch from here from now on: the memory of the rank whose loader worker this process is."""
+    """Read the epoch from this memory from now on: that of the rank whose loader worker this process is."""
     global _shared
     _shared = memory
 
 
 def shared_epoch() -> SharedMemory:
-    """Where this process reads the epoch."""
+    """The memory from which this process reads the epoch."""
     return _shared
 
 
 def enter_epoch(seed: int, epoch: int) -> None:
-    """Make `sample_rng` in this process and in its present and future children draw for (seed, epoch)."""
+    """Make `sample_rng` draw for (seed, epoch) in this process and its present and future children."""
     _PAIR.pack_into(_shared.bytes, 0, seed % 2**64, epoch)
 
 
@@ -82,13 +83,13 @@ def sample_rng(index: Any) -> numpy.random.Generator:
 @contextmanager
 def sample_streams(index: Any) -> Iterator[None]:
     """`sample_rng` for code that draws from the global streams: inside the block those of python, numpy and torch (CPU) are
-    keyed on (seed, epoch, index); after it they stand where they stood before it.
+    keyed on (seed, epoch, index); after it they are as before.
     """
     before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     words = _sample_seed(index, _GLOBAL_STREAMS).generate_state(10)
     random.seed(int.from_bytes(words[:4].tobytes(), "little"))
     numpy.random.seed(words[4:8])
-    # Not torch.manual_seed: where CUDA has not started, that queues a call for its start, one a sample.
+    # Not torch.manual_seed: before CUDA starts, that queues a call for its start, one per sample.
     torch.default_generator.manual_seed(int.from_bytes(words[8:].tobytes(), "little"))
     try:
         yield
@@ -123,7 +124,7 @@ def derive_seed(*words: int) -> int:
 def loader_generator(seed: int, epoch: int, rank: int) -> torch.Generator:
     """The generator that seeds the loader's workers in one epoch.
 
-    With one of its own, starting an iterator draws nothing from the global stream (hazard R1) and the workers' base seed is
+    With its own generator, starting an iterator draws nothing from the global stream (hazard R1), and the workers' base seed is
     the same after a restart.
     """
     generator = torch.Generator()

@@ -1,4 +1,4 @@
-"""What one rank does under `chaosrun.attach` beside its steps: it restores, takes checkpoints, and leaves on notice."""
+"""The work of one rank under `chaosrun.attach` besides its steps: restores, takes checkpoints, leaves on notice."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -64,14 +64,14 @@ class Recorder(Steps):
         return position
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record the gradients that it steps with. If the step has a closure, that makes them during the step: before it, the
-        last step's gradients may still be there."""
+        """Record the gradients that the optimizer steps with. A closure makes them during the step: before it, the last step's
+        gradients may still be there."""
 
         def see(stepping: torch.optim.Optimizer, given: Sequence[Any], named: Mapping[str, Any], *, closure: bool) -> None:
             refuse_captured()
             if not closure:
                 self._stepped.append(id(stepping))
-            # The optimizer itself comes first in the call.
+            # The optimizer itself is the first argument.
             if closure == any(map(callable, (*given[1:], named.get("closure")))):
                 self.before_optimizer_step(parameters_of(stepping))
 
@@ -90,8 +90,7 @@ class Recorder(Steps):
         super().record(position, primer, items=items, stepped=stepped or by_turns)
 
     def complete(self) -> None:
-        """The script is done with the step it last recorded: checkpoint when one is due, let step faults strike, and leave when
-        that has been asked for."""
+        """Complete the last recorded step: take a checkpoint if one is due, let step faults strike, and leave on a notice."""
         self._note_loader_workers()
         position, self._incomplete = self._incomplete, None
         if position is None:
@@ -100,7 +99,7 @@ class Recorder(Steps):
         self.heart.beat("after", position.step)
         self._note_commits()
         if not self._prepared:
-            # The optimizers' state exists only from now on.
+            # Optimizer state exists only from here on.
             self._prepared = True
             self._checkpointer.prepare()
         saved = self._checkpoint(position) if position.step % self.order.every_steps == 0 else None
@@ -122,8 +121,8 @@ class Recorder(Steps):
         self.heart.beat("fetch", position.step + 1)
 
     def finish(self, position: Position) -> None:
-        """The training is complete: a final checkpoint, and the digests of everything. Idempotent; does nothing if the rank
-        left on notice."""
+        """Complete the training: take a final checkpoint, and record the digests of everything. Idempotent; does nothing if the
+        rank left on notice."""
         if self.ended or self._preemption.left is not None or self._settling.left is not None:
             return
         self.complete()
@@ -135,7 +134,7 @@ class Recorder(Steps):
         self._results.complete()
 
     def left(self, position: Position) -> None:
-        """The script has left its loop by `break`: its training ends here, at the latest when it ends the process group."""
+        """End the training of a script that left its loop by `break`, at the latest when it destroys the process group."""
         self.observer.left()
         before_group_ends(partial(self.finish, position))
 
@@ -164,11 +163,11 @@ class Recorder(Steps):
         return self.observer.checkpoint(position.step, duration_s=took_s, own=own, **about)
 
     def _note_commits(self) -> None:
-        """Record checkpoints that were committed beside the training. Raises what their save raised."""
+        """Record checkpoints that were committed asynchronously. Raises the error of their save."""
         for step, digests in self._checkpointer.look():
             self.observer.write(CommittedRecord(step=step, digests=digests))
 
     def _wait_for_saves(self) -> None:
-        """Until no save is under way."""
+        """Wait until no save is under way."""
         self._checkpointer.wait()
         self._note_commits()

@@ -1,4 +1,4 @@
-"""How a rank meets the others of its attempt, and parts from them: the environment that torch looks for, store and group."""
+"""How the ranks of an attempt meet and part: the environment that torch reads, the store and the process group."""
 
 import contextlib
 import functools
@@ -19,8 +19,8 @@ LEAVE_LIMIT_S = 30.0
 
 
 def announce(order: WorkerOrder) -> None:
-    """The environment that torch and accelerate look for, as torchrun sets it. A single worker is a process group only if its
-    script makes one; a script with checkpoints of its own then runs as by `python train.py`."""
+    """Set the environment that torch and accelerate read, as torchrun does. A single worker has a process group only if its
+    script makes one; a script that saves its own checkpoints then runs as with `python train.py`."""
     variables: dict[str, object] = {
         "RANK": order.rank,
         "WORLD_SIZE": order.world_size,
@@ -28,7 +28,7 @@ def announce(order: WorkerOrder) -> None:
         "GROUP_RANK": order.node_rank,
         "MASTER_ADDR": order.master_addr,
         "MASTER_PORT": order.master_port,
-        # With it set, every rank is a client of the store that is already listening.
+        # With this set, every rank is a client of the store that already listens.
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
     if order.world_size > 1:
@@ -43,11 +43,12 @@ def announce(order: WorkerOrder) -> None:
 
 
 def speak_in_detail() -> None:
-    """Have DDP name parameters in its errors, before the process group is made; torch has read its environment long ago.
+    """Make DDP name parameters in its errors (DETAIL). Call before the process group is made; torch has read its environment
+    already.
 
-    DETAIL would also have every collective checked by a wrapper around the process group. That is left out: it would make this
-    attempt's communication another one than its neighbours', and DDP over gloo crashes with it (torch 2.13, SIGSEGV in the
-    constructor). What DDP says and does is the same without.
+    DETAIL would also check every collective in a wrapper around the process group. That is left out: this attempt would then
+    communicate differently from the others, and DDP over gloo crashes with it (torch 2.13, SIGSEGV in the constructor). DDP's
+    messages and behaviour are the same without it.
     """
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     torch.distributed.set_debug_level_from_env()
@@ -55,7 +56,7 @@ def speak_in_detail() -> None:
 
 
 def host_store(order: WorkerOrder, listen_fd: int | None) -> object:
-    """The rendezvous store of this attempt, kept alive by the caller. None on every rank but 0."""
+    """The rendezvous store of this attempt, which the caller keeps alive. None on every rank but 0."""
     if listen_fd is None:
         return None
     with unsignalled():
@@ -64,12 +65,12 @@ def host_store(order: WorkerOrder, listen_fd: int | None) -> object:
 
 
 def feel_the_rendezvous(context: WorkerContext) -> None:
-    """Send a heartbeat when the script, or accelerate for it, makes the process group: from there on the rank waits for
-    others. Where it destroys the group, what `before_group_ends` was given is done first.
+    """Send a heartbeat when the script, or accelerate for it, makes the process group: from there on the rank waits for others.
+    When it destroys the group, the callback of `before_group_ends` runs first.
 
-    The group is kept as long as the process lives. A DDP model that is freed after `destroy_process_group()` would free it with
-    Python's lock held and wait for gloo's threads, which may want that lock to free a gathered tensor: the rank would hang
-    for good (torch 2.13), most easily in an attempt that has nothing left to train.
+    The group is kept alive as long as the process. A DDP model freed after `destroy_process_group()` would free it with the GIL
+    held and wait for gloo's threads, which may need the GIL to free a gathered tensor: the rank would hang forever (torch
+    2.13), most easily in an attempt with nothing left to train.
     """
     join = torch.distributed.init_process_group
     kept: list[object] = []
@@ -88,7 +89,7 @@ def feel_the_rendezvous(context: WorkerContext) -> None:
 
     @functools.wraps(leave)
     def leaving(group: Any = None) -> None:
-        # An error that is on its way may be this rank's alone: the others would not come.
+        # An error in flight may be this rank's alone: the others would not come.
         if group in (None, torch.distributed.group.WORLD) and sys.exc_info()[0] is None:
             while _before_the_end:
                 _before_the_end.pop()()
@@ -102,21 +103,21 @@ _before_the_end: list[Callable[[], None]] = []
 
 
 def before_group_ends(action: Callable[[], None]) -> None:
-    """Have this done, which needs all ranks, before the script destroys the process group, if it does."""
+    """Register a callback that needs all ranks, to run before the script destroys the process group, if it does."""
     _before_the_end.append(action)
 
 
 def leave_process_group() -> None:
     """Wait for all ranks before this one closes its sockets (hazard P8)."""
     if torch.distributed.is_available() and torch.distributed.is_initialized() and all_are_here():
-        # The training is complete and recorded: a peer that is gone already changes nothing.
+        # The training is complete and recorded: it does not matter if a peer is already gone.
         with contextlib.suppress(RuntimeError):
             torch.distributed.destroy_process_group()
 
 
 def all_are_here() -> bool:
-    """All ranks have come this far, or do within LEAVE_LIMIT_S. One that still waits for a message of this rank, whose script
-    is over, would wait for good; when this one is gone, it is told so by a closed connection."""
+    """Whether all ranks reach this point within LEAVE_LIMIT_S. A rank that still waits for a message from this one, whose
+    script is over, would wait forever; once this rank is gone, it sees a closed connection."""
     try:
         if torch.distributed.is_initialized() and (barrier := torch.distributed.barrier(async_op=True)) is not None:
             barrier.wait(timedelta(seconds=LEAVE_LIMIT_S))

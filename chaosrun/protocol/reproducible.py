@@ -23,18 +23,19 @@ class Reproducible(Dataset[Any]):
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        # Not what Python and the loader look up by themselves: above all not __getitems__, which would go past this class.
+        # Not names that Python and the loader look up themselves: above all not __getitems__, which would bypass this class.
         if name == "dataset" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dataset, name)
 
 
 def reproducible(dataset: Any) -> Reproducible:
-    """Have a map dataset's `__getitem__` draw the same from the global python, numpy and torch streams for one (seed, epoch,
-    index) in every process, with any number of loader workers, before and after a restart; elsewhere the streams do not move.
+    """Make a map dataset's `__getitem__` draw the same from the global python, numpy and torch streams for one (seed, epoch,
+    index) in every process, with any number of loader workers, before and after a restart; outside it the streams do not
+    advance.
 
-    A dataset that fetches whole batches (`__getitems__`) is asked item by item. What `collate_fn` draws is not covered: have it
-    draw inside `sample_streams(index)`. Costs about 0.1 ms an item. Raises MisuseError for a stream, which has no indices.
+    A dataset that fetches whole batches (`__getitems__`) is read item by item. Draws in `collate_fn` are not covered: make them
+    inside `sample_streams(index)`. Costs about 0.1 ms an item. Raises MisuseError for a stream, which has no indices.
     """
     if isinstance(dataset, IterableDataset):
         raise MisuseError(

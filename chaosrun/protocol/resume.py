@@ -1,9 +1,9 @@
-"""The resume protocol for data: bring a prepared loader to (epoch, batches done) so that the same samples follow.
+"""The resume protocol for data: moves a prepared loader to (epoch, batches done) so that the same samples follow.
 
-The batches that are done are skipped inside the prepared loader itself: its sampler drops them before anything is read, a
-stream reads and drops them. accelerate's `skip_first_batches` builds a second loader, which forgets settings of the first
-(hazards D11, D12), skips too little of a dispatcher (D8), does not pass the epoch on (D2, D9, D15) and must be left again after
-one epoch (D3, D4). Continuing the loader itself avoids all of these.
+The batches already done are skipped inside the prepared loader itself: its sampler drops them before anything is read; a stream
+reads and drops them. accelerate's `skip_first_batches` builds a second loader, which forgets settings of the first (hazards
+D11, D12), skips too little of a dispatcher (D8), does not pass the epoch on (D2, D9, D15) and must be dropped after one epoch
+(D3, D4). Continuing the loader itself avoids all of these.
 """
 
 import copy
@@ -40,7 +40,7 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
             "run.batches() got a loader that accelerator.prepare() did not return",
             hint="write `loader = accelerator.prepare(loader)` before chaosrun.attach(accelerator), and pass that loader",
         )
-    # Not isinstance: the loaders pass themselves off as torch's.
+    # Not isinstance: the loaders pretend to be torch's.
     if not issubclass(type(loader), DataLoaderShard | DataLoaderDispatcher):
         raise MisuseError(
             f"run.batches() cannot resume a {type(loader).__name__}", hint="pass the loader that accelerator.prepare() returned"
@@ -49,8 +49,9 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
 
 
 def _check_lengths(loader: Any) -> None:
-    """Raise MisuseError when the ranks would get different numbers of batches. A collective where that can be: only without
-    `even_batches`. (Lengths are as the samplers report them; ranks that wait for ever nevertheless are found as a hang.)"""
+    """Raise MisuseError when the ranks would get different numbers of batches. A collective where that is possible: only
+    without `even_batches`. (Lengths are those that the samplers report; if ranks wait forever nevertheless, that is found as a
+    hang.)"""
     shard = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     if not isinstance(shard, BatchSamplerShard) or shard.even_batches or shard.drop_last or shard.num_processes == 1:
         return
@@ -76,7 +77,7 @@ def open_epoch(
     if sampler is None:
         loader.skip_batches = batches_done
     elif issubclass(type(loader), DataLoaderDispatcher):
-        # It fills up its last batch with the first one, which is therefore read again (and not handed out again).
+        # It pads its last batch from the first one, which is therefore read again (but not yielded again).
         together = 1 if loader.split_batches else accelerator.num_processes
         loader.skip_batches = min(batches_done, 1)
         sampler.skip_once(together * batches_done, keep=together)
@@ -89,8 +90,8 @@ def open_epoch(
 
 
 def batches_of(loader: Any, *, epoch: int | None = None) -> int | None:
-    """Batches on this rank in this epoch, or in the one that the loader stands in; None for a stream, whose length is an
-    estimate when loader workers read it."""
+    """Batches on this rank in this epoch, or in the loader's current one; None for a stream, whose length is an estimate when
+    loader workers read it."""
     if isinstance(loader.base_dataloader.dataset, IterableDataset):
         return None
     if epoch is not None:
@@ -121,9 +122,10 @@ def _read_before(accelerator: Accelerator, loader: Any, batches_done: int) -> in
 def _with_its_randomness(loader: Any, device: torch.device, read_before: int) -> Iterator[Any]:
     """The batches of an epoch entered in its middle, with the rank's random streams as they were at that moment.
 
-    Starting an iterator may draw from them (hazard R1), and `rng_types` gives every rank those of rank 0: as it should at the
-    beginning of an epoch, but here over the streams that were restored. So may fetching a sample: what had been fetched by
-    then has drawn already, what follows has not. On a rank that reads nothing itself, the first batch is that moment.
+    Starting an iterator may draw from them (hazard R1), and `rng_types` gives every rank those of rank 0: right at the
+    beginning of an epoch, but here it would overwrite the restored streams. Fetching a sample may also draw: samples fetched
+    before that moment have drawn already, later ones have not. On a rank that reads nothing itself, that moment is the first
+    batch.
     """
     before = capture_rng(device)
     base = loader.base_dataloader
@@ -155,10 +157,10 @@ def _with_its_randomness(loader: Any, device: torch.device, read_before: int) ->
 
 
 def _resumable(loader: Any) -> "_Resumable":
-    """The loader's sampler, wrapped so that it can skip. Replaced only once: a persistent iterator keeps the one that it found
-    first."""
+    """The loader's sampler, wrapped so that it can skip. Replaced only once, as a persistent iterator keeps the first one it
+    found."""
     base = loader.base_dataloader
-    # DataLoader forbids assigning its samplers after construction; its iterator reads this very attribute.
+    # DataLoader forbids assigning its samplers after construction; its iterator reads this attribute.
     place = "batch_sampler" if base._auto_collation else "sampler"
     source = base.__dict__[place]
     if type(source) is not _Resumable:
@@ -168,8 +170,8 @@ def _resumable(loader: Any) -> "_Resumable":
 
 
 class _Resumable:
-    """Wraps a sampler, and skips the batches already done when it is next iterated; otherwise it behaves as the sampler, its
-    type included."""
+    """Wraps a sampler, and skips the batches already done when next iterated; in all else it behaves as the sampler, including
+    its type."""
 
     def __init__(self, sampler: Any, name: str) -> None:
         self._inner = sampler
@@ -177,11 +179,11 @@ class _Resumable:
         self._skip, self._keep = 0, 0
 
     def skip_once(self, skip: int, keep: int = 0) -> None:
-        """Of the first `skip` entries, yield the first `keep` only."""
+        """Yield only the first `keep` of the first `skip` entries."""
         self._skip, self._keep = skip, keep
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator, that is, decided at the first entry: torch's iterator calls `iter` twice and uses one (hazard D16).
+        # A generator, so decided at the first entry: torch's iterator calls `iter` twice and uses one (hazard D16).
         left_out = range(self._keep, self._skip)
         self._skip, self._keep = 0, 0
         before = digest_rng(CPU)
@@ -207,12 +209,12 @@ class _Resumable:
         return copy.deepcopy(self._inner, memo)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        # A loader that a script pickles holds its own sampler; this class could not be: pickle compares __class__.
+        # A pickled loader holds its own sampler; this class cannot be pickled, as pickle compares __class__.
         return self._inner.__reduce_ex__(protocol)
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # accelerate asks `isinstance(loader.sampler, BatchSampler)` for how much of the last batch is padding.
+        # accelerate checks `isinstance(loader.sampler, BatchSampler)` to find how much of the last batch is padding.
         return type(self._inner)
 
 
@@ -221,7 +223,7 @@ def _length(shard: BatchSamplerShard) -> int | None:
     try:
         if not shard.split_batches:
             return len(shard)
-        # Its own length counts a short last batch on every rank, although the last ranks may get nothing of it.
+        # Its own length counts a short last batch on every rank, although the last ranks may get none of it.
         inner = shard.batch_sampler
         assert shard.batch_size is not None
         full, short = divmod(len(inner.sampler), shard.batch_size)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""One checkpoint of one rank from its first byte to its commit, wherever the state comes from: live, or from a snapshot.
+"""Saves one rank's part of a checkpoint, from the first byte to the commit, from live state or a snapshot.
 
-In order: every rank writes its files into the staging directory and hashes them; the hashes meet on rank 0, which writes the
-manifest; everybody passes `precommit`; rank 0 renames. A rank that dies anywhere before the rename leaves no checkpoint, a rank
-that dies after it leaves a whole one. The store handles files, this module the ranks.
+In order: every rank writes its files into the staging directory and hashes them; rank 0 gathers the hashes and writes the
+manifest; all ranks pass `precommit`; rank 0 renames. A rank that dies before the rename leaves no checkpoint, one that dies
+after it leaves a whole one. The store handles files, this module the ranks.
 """
 
 import errno
@@ -41,7 +41,7 @@ Digests = Mapping[str, Mapping[str, str]]
 
 
 def state_of(manifest: Manifest, rank: int) -> dict[str, dict[str, str]]:
-    """Digests of what a checkpoint holds for a rank."""
+    """Digests of a rank's part of a checkpoint."""
     saved = manifest.digests
     return {**{key: saved[key] for key in ("model", "optimizer", "scheduler")}, **saved["ranks"][rank]}
 
@@ -51,7 +51,7 @@ def rank_file(rank: int) -> str:
 
 
 class Content(Protocol):
-    """What one rank saves."""
+    """The state that one rank saves."""
 
     @property
     def position(self) -> Position: ...
@@ -61,11 +61,11 @@ class Content(Protocol):
 
     @property
     def own_components(self) -> Sequence[str]:
-        """Components of the state of which each rank has its own."""
+        """Components of the state that differ by rank."""
         ...
 
     def write(self, staging: Path) -> list[str]:
-        """All files but the rank's own one. Returns the names of those that no other rank writes."""
+        """Write all files but the rank's own file. Returns the names of those that no other rank writes."""
         ...
 
     def payload(self) -> bytes:
@@ -73,8 +73,8 @@ class Content(Protocol):
         ...
 
     def seen(self) -> tuple[Digests, list[str]]:
-        """Digests of what was written, and the parameters' names in the optimizers' order. Raises MisuseError if what was
-        written cannot be relied on."""
+        """Digests of the written state, and the parameters' names in the optimizers' order. Raises MisuseError if the written
+        state is unreliable."""
         ...
 
 
@@ -82,16 +82,16 @@ class Peers(Protocol):
     """How the ranks of one save exchange values and wait for each other."""
 
     def gather(self, value: "RankFiles") -> "list[RankFiles]":
-        """The values of all ranks, in their order; only rank 0 can rely on getting the others'."""
+        """The values of all ranks, in rank order; only rank 0 can rely on getting the others'."""
         ...
 
     def wait(self, what: str) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have reached this point."""
         ...
 
 
 class RankFiles(NamedTuple):
-    """What one rank has saved of a checkpoint, and the digests of what only it has."""
+    """The files that one rank has saved of a checkpoint, and the digests of the state that only it has."""
 
     files: Mapping[str, FileEntry]
     digests: Digests
@@ -152,7 +152,7 @@ class Saver:
         self, staging: Path, content: Content, digests: Digests, names: list[str], everybody: list[RankFiles]
     ) -> Manifest:
         files = {name: entry for part in everybody for name, entry in part.files.items()}
-        # Only now has every rank's hook of saving, which may write files of its own, come to its end.
+        # Only now has every rank's save hook, which may write its own files, finished.
         rest = sorted(name for name in list_members(staging) if name not in files)
         return Manifest(
             step=content.position.step,
@@ -180,7 +180,7 @@ class Saver:
 
 
 class GroupPeers:
-    """Reaches the other ranks by the training's process group."""
+    """Reaches the other ranks through the training's process group."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -196,8 +196,8 @@ class GroupPeers:
 
 
 class StorePeers:
-    """The writers of the other ranks (`protocol.background`), met in the rendezvous store. If a rank dies, the others do not
-    wait for long: its attempt is over, and all are killed."""
+    """Reaches the writers of the other ranks (`protocol.background`) through the rendezvous store. If a rank dies, the others
+    do not wait long: the attempt is over, and all are killed."""
 
     def __init__(self, order: WorkerOrder) -> None:
         self._rank, self._size = order.rank, order.world_size
@@ -242,7 +242,7 @@ def _unpacked(packed: bytes) -> RankFiles:
 
 @contextmanager
 def _full_disk(staging: Path) -> Iterator[None]:
-    """torch and safetensors report a full disk by errors of their own, without errno: check the disk, and raise the kernel's
+    """torch and safetensors report a full disk with their own errors, without errno: check the disk, and raise the kernel's
     error."""
     try:
         yield

@@ -1,12 +1,12 @@
-"""A training script that nobody adapted, in one rank of one attempt: hooks in torch see its steps, which are counted and
-recorded and at which faults strike; the attempt is aligned with the reference by the state that it begins with.
+"""An unmodified training script, in one rank of one attempt: hooks in torch detect its steps, which are counted and recorded
+and at which faults strike; the attempt is aligned with the reference by its initial state.
 
-The counterpart of `session`. Saves and restores nothing: that is the script's own business.
+The counterpart of `session`. Saves and restores nothing: the script does.
 
 A step is a call of an optimizer after a backward pass. Optimizers that are called one after the other, without a backward pass
-in between, make one step together; a call without one (torch.distributed.checkpoint makes one, to have state to load) is none.
-A step is over when it is recorded; faults "after" it strike when the script goes on to the next forward pass, or ends: whatever
-it does in between, such as a save, belongs to the step.
+in between, make one step together; a call without one is not a step (torch.distributed.checkpoint makes such a call, to have
+state to load). A step is over when it is recorded; faults "after" it strike at the script's next forward pass, or at its end:
+all that it does in between, such as a save, belongs to the step.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from chaosrun.wording import count, hiding
 
 
 class ScriptTraining:
-    """Receives what `observe.hooks` see of one rank's training."""
+    """Receives the events of one rank's training from `observe.hooks`."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -96,14 +96,14 @@ class ScriptTraining:
 
     @property
     def begun(self) -> bool:
-        """The training has come to its first step."""
+        """Whether the training has reached its first step."""
         return self._steps is not None
 
     @property
     def finished(self) -> bool:
         return self._steps is not None and self._steps.ended
 
-    # What the hooks tell
+    # Events from the hooks
 
     def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         if self._busy:
@@ -112,9 +112,9 @@ class ScriptTraining:
             tensors = list(tensors_in([inputs, named]))
             own = [tensor for tensor in tensors if tensor.grad_fn is None]
             if tensors and not own:
-                return  # it goes on where another module has ended
+                return  # it continues from another module's output
             if not module.training:
-                # An evaluation, unless a backward pass comes of it.
+                # An evaluation, unless a backward pass follows.
                 self._ledger.passed_by()
                 self._evaluated = module, inputs, named
                 return
@@ -216,13 +216,13 @@ class ScriptTraining:
         steps.observer.batch([inputs, named], ids, fetched if ids is None else None)
 
     def _may_be_given(self) -> bool:
-        """Whether gradients that are there may be none of a backward pass: there was none yet, or none since a batch was taken
-        for the next step."""
+        """Whether the present gradients may come from no backward pass: there was none yet, or none since a batch was taken for
+        the next step."""
         taken = self._recorded and self._steps is not None and self._steps.observer.has_batch
         return not self._goes_backward or (taken and not self._backwards)
 
     def _take_given(self) -> None:
-        """Gradients that no backward pass has made (torch.autograd.grad, torch.func, other ranks') are about to be applied."""
+        """Record gradients about to be applied that no backward pass made (torch.autograd.grad, torch.func, other ranks')."""
         if self._recorded:
             self._go_on()
             self._begun_by(None, None).open_window()
@@ -237,9 +237,9 @@ class ScriptTraining:
             self._busy = False
 
     def _begun_by(self, outermost: torch.nn.Module | None, inputs: list[Any] | None) -> Steps:
-        """The steps of this training, begun now if they were not. If the script loaded its checkpoint, or built or replaced an
-        optimizer, after an earlier pass, or this is the first of the training and that was none of it (one that builds or
-        measures something), the attempt begins again with this one."""
+        """The steps of this training, begun now if they were not. The attempt begins again with this pass if, after an earlier
+        one, the script loaded its checkpoint or built or replaced an optimizer, or if the earlier passes were not yet training
+        (they built or measured something)."""
         rebuilt = outermost is not None and self._has_rebuilt()
         if self._steps and not rebuilt and not self._has_loaded() and not (inputs and self._has_measured(inputs)):
             return self._steps
@@ -252,18 +252,18 @@ class ScriptTraining:
         return self._began_with is not None and not self._calls and self._began_with != stepped_digest()
 
     def _has_rebuilt(self) -> bool:
-        """Whether its optimizers are of other parameters than when the attempt began, before its first step."""
+        """Whether, before the first step, the optimizers have other parameters than when the attempt began."""
         return self._builds and not self._calls and self._state is not None and self._state.is_outdated()
 
     def _has_measured(self, inputs: list[Any]) -> bool:
-        """Whether these inputs are due as the first of a restarted attempt, and the passes before them, of which none has led
-        to a backward pass, took others, or as many as the step has: the script makes them at each start."""
+        """Whether these inputs are the expected first ones of a restarted attempt, while the passes before them, none with a
+        backward pass, took other inputs or were as many as the step has: passes that the script makes at each start."""
         if self._began_with is None or self._due is None or self._backwards or self._calls or not self._passes:
             return False
         return (not self._due.taken or self._passes >= self._due.passes) and input_digest(inputs) == self._due.data
 
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
-        """Find out where this attempt stands, and write the `start` line."""
+        """Find this attempt's position, and write the `start` line."""
         if not at_end:
             hooks.let_go()
             let_go_of_replaced()
@@ -274,8 +274,8 @@ class ScriptTraining:
         if self._steps and not self._has_rebuilt() and not (found and found.weights):
             return self._steps  # these weights are of no checkpoint
         if self._order.attempt == 1 and (place is None or place.step == 0 or not place.found.weights):
-            # The very beginning, or a job that is not reproducible: no step can be told by its state. What is not the
-            # reference's there shows in the steps.
+            # The initial state, or a job that is not reproducible: its state identifies no step. Differences from the
+            # reference then show in the steps.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
         again = self._steps is not None
@@ -293,7 +293,7 @@ class ScriptTraining:
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
         self._builds, self._passes, self._due = True, 0, place.due if place else None
         if place:
-            # What the undisturbed run had learnt by then: a step has to be recorded at the same moment.
+            # Use what the reference run had learnt by then: a step must be recorded at the same moment.
             names = state.names_of_optimizers().items()
             self._together = {each: place.together[name] for each, name in names if name in place.together}
         return steps
@@ -304,7 +304,7 @@ class ScriptTraining:
         self.position = Position(epoch=epoch, batches=self._batches, step=self.position.step + 1)
 
     def _is_whole(self) -> bool:
-        """All optimizers that make this step have been called."""
+        """Whether all optimizers that make this step have been called."""
         return len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
 
     def _record(self) -> None:
@@ -314,14 +314,14 @@ class ScriptTraining:
         self._steps.record(self.position, self._primer, stepped=tuple(names[each] for each in self._stepped if each in names))
 
     def _go_on(self) -> None:
-        """To the next step, unless this is a closure of an optimizer's. Raises EnoughSteps after the job's last."""
+        """Go to the next step, unless this is inside an optimizer's closure. Raises EnoughSteps after the job's last."""
         if not self._calls:
             self._complete()
             if self._order.max_steps is not None and self.position.step >= self._order.max_steps:
                 raise EnoughSteps(0)
 
     def _step_of_save(self) -> int | None:
-        """The step that a save which begins now belongs to; None before the attempt's step is known."""
+        """The step to which a save that begins now belongs; None before the attempt's step is known."""
         ours = self._busy and threading.current_thread() is self.thread
         return self.position.step if self._steps and not ours else None
 
@@ -334,7 +334,7 @@ class ScriptTraining:
             with contextlib.suppress(TypeError):  # a tensor without memory of its own
                 save = changed(save, trained=live.trained_in(save.held))
                 if save.how == "pickle" and not save.trained:
-                    save = changed(save, held={})  # of whatever kind: losses, samples
+                    save = changed(save, held={})  # of any kind: losses, samples
                 elif save.step != self._looked_beside:
                     self._looked_beside = save.step
                     held, optimizers = {**save.held, **live.beside()}, live.optimizer_digests()
@@ -355,7 +355,7 @@ class ScriptTraining:
             self._faults.reach("step", self.position.step)
 
     def finish(self, *, waiting: bool = True) -> None:
-        """The script has ended in order, `waiting` for its threads. Raises UserScriptError when it trained nothing."""
+        """Handle the script's normal end, `waiting` for its threads. Raises UserScriptError when it trained nothing."""
         if waiting:
             threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # with a save under way perhaps
         with self._undisturbed():
@@ -390,6 +390,6 @@ class EnoughSteps(SystemExit):
 
 
 def _scalar(root: torch.Tensor) -> torch.Tensor:
-    """A loss as one number: the sum of a root that is none, the own part of a sharded one."""
+    """A loss as one number: the sum of a non-scalar root, the local part of a sharded one."""
     own = getattr(root, "_local_tensor", root).detach()
     return own if own.numel() == 1 else own.double().sum()

@@ -1,5 +1,5 @@
-"""Whether the script itself has seeded torch, or restored its random stream. Imports nothing but torch: under a command it is
-watched from the import of torch on, in processes that may never train."""
+"""Detects whether the script itself has seeded torch, or restored its random stream. Imports nothing but torch: under a command
+it runs from the import of torch on, in processes that may never train."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _seen = _Seen()
 
 
 def watch() -> None:
-    """From now on, in this process; what was seen before, when a script seeds before it joins its group, counts too."""
+    """Watch this process from now on; earlier observations (a script that seeds before it joins its group) still count."""
     if _seen.watched:
         return
     _seen.watched = True
@@ -38,7 +38,7 @@ def watch() -> None:
 
 
 def begin() -> None:
-    """A training begins, of which all counts that was seen so far, unless there was one before in this process."""
+    """Note that a training begins; all earlier observations count for it, unless this process already had a training."""
     watch()
     if _seen.begun:
         _seen.seeded = False

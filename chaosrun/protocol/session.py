@@ -1,8 +1,8 @@
 """`attach` and `Session`: the few lines that a training script adds.
 
-Everything that decides the numbers (epoch order, loader seeds, bucket priming) happens outside chaosrun too, so that a script
+Everything that affects the numbers (epoch order, loader seeds, bucket priming) also happens outside chaosrun, so that a script
 prints the same losses under `python`, `accelerate launch` and `chaosrun submit`. Recording, checkpoints and faults happen only
-inside.
+under chaosrun.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ def attach(training: "Accelerator | torch.nn.Module", *others: Any) -> "Session"
     """Bind chaosrun to a training: call it once, with the accelerator after its last `prepare()`, or, in a script without
     accelerate, with model, optimizer, loader and schedulers, after DistributedDataParallel or `fully_shard`.
 
-    Raises MisuseError when nothing is prepared yet, when called twice, or for what it cannot restore. Outside chaosrun the
-    session neither writes nor kills anything, and computes the same numbers.
+    Raises MisuseError when nothing is prepared yet, when called twice, or for an object that it cannot restore. Outside
+    chaosrun the session neither writes nor kills anything, and computes the same numbers.
     """
     context = current()
     if context is not None and context.order.by == "script":
@@ -92,7 +92,7 @@ class Session:
         self._begun = False
         self._backwards = 0
         self._optimizer_steps = 0
-        # How many of both had been seen when the last batch, or window, was handed out.
+        # How many of each had been seen when the last batch, or window, was yielded.
         self._seen = (0, 0)
         self._without_update = False
         """The last step is one that the script skipped: its gradients have to be gone before the next backward pass."""
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def position(self) -> Position:
-        """Where the training stands; before the loop, where it will begin: in a restarted attempt at its checkpoint."""
+        """The training's current position; before the loop, where it will begin: in a restarted attempt at its checkpoint."""
         if self._recorder and not self._begun:
             return self._recorder.beginning()
         return self._position
@@ -134,11 +134,11 @@ class Session:
         self._state.register(name, item)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """`loss.backward(**kwargs)`, for a script without accelerate; with it the same as `accelerator.backward`."""
+        """`loss.backward(**kwargs)`, for a script without accelerate; with accelerate the same as `accelerator.backward`."""
         self._accelerator.backward(loss, **kwargs)
 
     def batches(self, loader: Any, *, epochs: int) -> Iterator[Any]:
-        """Yield the training batches from wherever the job stands to the end of `epochs` epochs (or `max_steps` steps).
+        """Yield the training batches from the job's current position to the end of `epochs` epochs (or `max_steps` steps).
 
         The first call restores the checkpoint of a restarted attempt. Call `run.step(loss)` once for every batch. Raises
         MisuseError for a loader whose order cannot be restored and for a loop that forgets `run.step`.
@@ -194,7 +194,7 @@ class Session:
                 try:
                     yield from rest
                 except GeneratorExit:
-                    # Left by `break`: the variables of the function around the loop are still there.
+                    # Left by `break`: the local variables around the loop still exist.
                     if self._recorder:
                         self._recorder.left(self._position)
                     raise
@@ -203,7 +203,7 @@ class Session:
         self.finish()
 
     def _refuse_a_loop_without_updates(self, epochs: int, restored: int) -> None:
-        """Raise MisuseError when the whole training, from step 0 on, changed nothing."""
+        """Raise MisuseError when the whole training, from step 0, changed nothing."""
         if self._position.batches and not restored and not self._optimizer_steps:
             raise MisuseError(f"the loop ended without one optimizer.step() in {epochs} epochs", hint=ONCE_A_BATCH)
 
@@ -255,10 +255,10 @@ class Session:
             self._recorder.observer.batch(batch, ids)
 
     def _complete(self, expected: str, *, may_leave_out: bool = False) -> None:
-        """The script asks for more: what it has done is complete, unless the `expected` call is missing.
+        """Complete the last batch when the script asks for the next. The `expected` call must have been made.
 
-        `may_leave_out`: a batch that the script did nothing with (a bad one, passed over by `continue`) is done, too. Without
-        accumulation it is a step that has no loss and changes nothing.
+        `may_leave_out`: a batch that the script skipped (a bad one, by `continue`) also counts as done. Without accumulation it
+        is a step that has no loss and changes nothing.
         """
         if self._recorder:
             self._recorder.complete()
@@ -276,13 +276,13 @@ class Session:
 
     def step(self, loss: torch.Tensor) -> None:
         """Tell chaosrun that a batch is done. On the batch that completed an optimizer step this records it; the checkpoint, if
-        one is due, is taken and step faults strike when the loop asks for the next batch, so whatever the loop does after
+        one is due, is taken and step faults strike when the loop asks for the next batch, so all that the loop does after
         `step` (a validation pass, a moving average) belongs to the step. `loss` is this batch's scalar, before any division.
 
-        A step that the script skips (no `optimizer.step()`, as a gradient scaler of its own does on an overflow) is a step as
-        well: it changes nothing, and its gradients have to be dropped before the next backward pass.
+        A step without `optimizer.step()` (skipped by the script's own gradient scaler on an overflow) also counts: it changes
+        nothing, and its gradients must be dropped before the next backward pass.
 
-        Raises MisuseError outside the loop, for a loss that is no tensor or no scalar, and when DDP's gradients came past
+        Raises MisuseError outside the loop, for a loss that is not a scalar tensor, and when DDP's gradients bypassed
         `accelerator.backward`.
         """
         if not self._batch_open:
@@ -369,26 +369,26 @@ class Session:
 def _state(accelerator: Accelerator, classes: Sequence[str]) -> TrainingState:
     if not any([is_sharded(model) for model in accelerator._models]):
         return TrainingState(accelerator, classes)
-    # It imports torch.distributed.checkpoint, for which a restart of replicas should not wait.
+    # It imports torch.distributed.checkpoint, which would delay a restart of replicas.
     from chaosrun.protocol.sharded import ShardedState
 
     return ShardedState(accelerator, classes)
 
 
 def _own_values(gradient: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a gradient."""
+    """This rank's part of a gradient."""
     return gradient.coalesce().values() if gradient.is_sparse else local_part(gradient)
 
 
 def _recorder(accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> "Recorder":
-    # Not needed, and not loaded, outside chaosrun.
+    # Not needed outside chaosrun, so not loaded there.
     from chaosrun.protocol.recorder import Recorder
 
     return Recorder(accelerator, state, context)
 
 
 def _data_facts(accelerator: Accelerator, loader: Any, per_epoch: int | None, cutter: WindowCutter | None) -> dict[str, object]:
-    """What a checkpoint must agree on, seen from inside the script."""
+    """Facts known inside the script on which a checkpoint must agree."""
     return {
         "batches per epoch": per_epoch,
         "total batch size": total_batch_size(accelerator, loader),

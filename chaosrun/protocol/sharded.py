@@ -1,8 +1,8 @@
 """Sharded state: models whose parameters are DTensors (FSDP2, HSDP, tensor parallelism). Each rank saves its own shards, in the
-format of torch.distributed.checkpoint (DCP): a checkpoint is one for `dcp.load` and `dcp_to_torch_save` as well.
+format of torch.distributed.checkpoint (DCP): `dcp.load` and `dcp_to_torch_save` can read the checkpoints.
 
-What DCP keeps once for all ranks although each has its own (buffers, random streams), and what is no tensor of a model or an
-optimizer, is in the rank files. Nothing is gathered: a rank writes, reads and digests what it holds.
+The rank files hold what DCP keeps once for all ranks although each has its own (buffers, random streams), and everything that
+is not a tensor of a model or an optimizer. Nothing is gathered: a rank writes, reads and digests its own part.
 """
 
 import io
@@ -44,12 +44,13 @@ METADATA = frozenset(
 
 
 class ShardedState(TrainingState):
-    """What is observed, saved and restored of a training with DTensors."""
+    """The observed, saved and restored state of a training with DTensors."""
 
     own_components = ("model", "optimizer", "scheduler", *TrainingState.own_components)
 
     def refuse_loose_parameters(self) -> None:
-        """And raise MisuseError where ranks hold different parameters: DCP knows them by their names. A collective."""
+        """As the base class; also raises MisuseError where ranks hold different parameters, as DCP identifies them by name. A
+        collective."""
         super().refuse_loose_parameters()
         mine = {name: tuple(parameter.shape) for name, parameter in self._named("named_parameters")}
         ranks: list[Any] = [None] * torch.distributed.get_world_size()
@@ -64,7 +65,7 @@ class ShardedState(TrainingState):
                 )
 
     def refuse_extra_state(self) -> None:
-        """DCP keeps what is no tensor, too."""
+        """Refuses nothing: DCP also saves extra state that is not a tensor."""
 
     def facts(self) -> dict[str, object]:
         """Meshes and placements, once each."""
@@ -75,7 +76,7 @@ class ShardedState(TrainingState):
     def save(self, directory: Path) -> None:
         state = {"model": get_model_state_dict(self._root()), "optimizer": self._by_name()}
         with _as_raised():
-            # The store brings the files to the disk.
+            # The store flushes the files to disk.
             dcp.save(state, storage_writer=dcp.FileSystemWriter(directory, sync_files=False))
 
     def only_while_it_waits(self) -> str:
@@ -87,7 +88,7 @@ class ShardedState(TrainingState):
     def _load_prepared(self, directory: Path) -> None:
         reader, model, optimizers = _Reader(directory), self._root(), self.optimizers()
         with _without_hooks(optimizers):
-            # Makes the states that there will be, by a step that changes nothing.
+            # Makes the future optimizer states, by a step that changes nothing.
             live: Any = get_optimizer_state_dict(model, optimizers)
         known = reader.read_metadata().state_dict_metadata
         # A parameter that had no gradient yet had no state.
@@ -125,7 +126,7 @@ class ShardedState(TrainingState):
         return models[0] if len(models) == 1 else torch.nn.ModuleList(models)
 
     def _by_name(self) -> StateDict:
-        """All optimizers' state as `get_optimizer_state_dict` gives it, which may make a step for that."""
+        """All optimizers' state from `get_optimizer_state_dict`, which may make a step for that."""
         names = {id(parameter): _bare(name) for name, parameter in self._named("named_parameters")}
         state: StateDict = {}
         groups: list[StateDict] = []
@@ -166,7 +167,7 @@ def _load_optimizer(optimizer: Optimizer, groups: Sequence[StateDict], state: St
 
 @contextmanager
 def _without_hooks(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Nobody is told of a step that is none."""
+    """Suspend step hooks during a call that is not a real step."""
     taken = [(each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks) for each in optimizers]
     kept = [(dict(before), dict(after)) for before, after in taken]
     for hooks in (hooks for pair in taken for hooks in pair):
@@ -181,7 +182,7 @@ def _without_hooks(optimizers: Sequence[Optimizer]) -> Iterator[None]:
 
 @contextmanager
 def _as_raised() -> Iterator[None]:
-    """DCP raises what no `except Exception` sees, on all ranks, with what was raised on each: raise the lowest one's."""
+    """DCP raises a BaseException on all ranks that holds every rank's error: raise that of the lowest rank."""
     try:
         yield
     except CheckpointException as error:
@@ -204,7 +205,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads an index that names nothing but what DCP makes one of."""
+    """Reads an index only if it names nothing but DCP's own index types."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         path = Path(self.path) / ".metadata"

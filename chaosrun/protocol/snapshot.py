@@ -1,8 +1,8 @@
 """A copy of a rank's state in memory that it shares with its writer (`protocol.background`): taken at memory speed.
 
-The state is pickled with the bytes of its tensors left out; those are copied beside it, each storage once, so that tensors
-that share one still do in what is read. In memory of the node's (`cluster.forkserver`) a copy outlives its rank, and is
-sealed once its checkpoint is committed: a restarted rank can load it from there. Nothing of it is in a file.
+The state is pickled without the bytes of its tensors; those are copied next to it, each storage once, so that tensors that
+share a storage still do when read. A copy in the node's memory (`cluster.forkserver`) outlives its rank, and is sealed once its
+checkpoint is committed: a restarted rank can load it from there. None of it is in a file.
 """
 
 import ctypes
@@ -34,11 +34,11 @@ _DIGEST = struct.Struct("<Q")
 
 
 class Layout(NamedTuple):
-    """Where a snapshot lies in its memory, in bytes: the storages from HEADER_BYTES on, then the rest."""
+    """The layout of a snapshot in its memory, in bytes: the storages from HEADER_BYTES on, then the rest."""
 
     skeleton: int
     size: int
-    """Of the whole snapshot."""
+    """Size of the whole snapshot."""
 
 
 class Sealed(NamedTuple):
@@ -51,10 +51,10 @@ class Sealed(NamedTuple):
 
 
 class Arena:
-    """Memory of this process and of those that it forks from here on, to be used again for each snapshot."""
+    """Memory shared with the processes that this one forks from here on; reused for each snapshot."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """`descriptor`: of memory that others hold, too."""
+        """`descriptor`: of memory that other processes also hold."""
         self._descriptor = os.memfd_create("chaosrun-snapshot", os.MFD_CLOEXEC) if descriptor is None else descriptor
         self._mapped: mmap.mmap | None = None
         self._pinned: tuple[int, int] | None = None
@@ -66,7 +66,7 @@ class Arena:
         return os.fstat(self._descriptor).st_size
 
     def reserve(self, size: int, spare: int = SPARE_BYTES) -> None:
-        """Have memory of this size at hand. Raises OSError or MemoryError where less than `spare` bytes would be left free."""
+        """Reserve memory of this size. Raises OSError or MemoryError where less than `spare` bytes would be left free."""
         size, has = max(size, HEADER_BYTES), self.size
         if size > has:
             if (room := free_memory()) < size - has + spare:
@@ -75,11 +75,11 @@ class Arena:
         self.memory()
 
     def holds(self, size: int) -> bool:
-        """Whether so much was reserved before."""
+        """Whether this much is already reserved."""
         return self._mapped is not None and len(self._mapped) >= size
 
     def memory(self, *, present: bool = True) -> mmap.mmap:
-        """All that was reserved. `present`: with its pages mapped in advance, else as they are read."""
+        """All reserved memory. `present`: with its pages mapped in advance, else as they are read."""
         size = self.size
         if self._mapped is None or len(self._mapped) != size:
             self._unpin()
@@ -87,7 +87,7 @@ class Arena:
         return self._mapped
 
     def pin(self) -> None:
-        """Lock it for copies from GPUs: these are several times as fast then. Raises RuntimeError where CUDA cannot."""
+        """Page-lock the memory, which makes copies from GPUs several times as fast. Raises RuntimeError where CUDA cannot."""
         memory = self.memory()
         at = address(memory), len(memory)
         if self._pinned != at:
@@ -101,7 +101,7 @@ class Arena:
             _cuda("cudaHostUnregister", pinned[0])
 
     def __del__(self) -> None:
-        # CUDA goes by addresses: it would take memory that is mapped there later for locked.
+        # CUDA goes by addresses: it would treat memory mapped there later as locked.
         self._unpin()
 
     def seal(self, sealed: Sealed) -> None:
@@ -113,8 +113,8 @@ class Arena:
         self.memory()[: _SEAL.size + _DIGEST.size] = bytes(_SEAL.size + _DIGEST.size)
 
     def sealed(self) -> Sealed | None:
-        """The snapshot that lies here, if its checkpoint was committed and nothing was written here since. The bytes of its
-        tensors have not been checked."""
+        """The snapshot in this memory, if its checkpoint was committed and nothing was written here since. The bytes of its
+        tensors are not checked."""
         if self.size < HEADER_BYTES:
             return None
         memory = self.memory(present=False)
@@ -126,15 +126,15 @@ class Arena:
         return Sealed(step, attempt, layout)
 
     def _digest(self, layout: Layout) -> int:
-        """A digest of everything but the tensors, so that only a pickle of chaosrun's own is loaded."""
+        """A digest of everything but the tensors, so that only chaosrun's own pickle is loaded."""
         return xxhash.xxh3_64_intdigest(self.memory()[layout.skeleton : layout.size])
 
 
 class Taken:
-    """A state, pickled but for the bytes of its tensors, which are still the live ones: `copy` takes them."""
+    """A state pickled without the bytes of its tensors, which are still the live ones: `copy` copies them."""
 
     def __init__(self, state: object) -> None:
-        """Raises what `pickle` raises for what it cannot take."""
+        """Raises `pickle`'s error for a value that it cannot pickle."""
         skeleton = io.BytesIO()
         pickler = _Taker(skeleton)
         pickler.dump(state)
@@ -143,7 +143,8 @@ class Taken:
         self._gpus = {storage.device for _, storage in self._storages if storage.device.type == "cuda"}
 
     def prepare(self, arena: Arena) -> None:
-        """Make the memory, which is large enough, ready for the copy. Raises RuntimeError where this cannot be copied."""
+        """Prepare the memory, which must be large enough, for the copy. Raises RuntimeError where the state cannot be
+        copied."""
         if other := {storage.device.type for _, storage in self._storages} - {"cpu", "cuda"}:
             raise RuntimeError(f"tensors lie on another device ({', '.join(sorted(other))})")
         if self._gpus:
@@ -158,13 +159,13 @@ class Taken:
         for offset, storage in self._storages:
             size = storage.nbytes()
             if storage.device.type == "cuda":
-                # After everything that was enqueued on the GPU before.
+                # After everything already enqueued on the GPU.
                 _bytes_of(memory, offset, size).copy_(storage, non_blocking=True)
             else:
                 source, target = storage.data_ptr(), base + offset
                 pieces += [(target + at, source + at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES)]
         if sum(size for _, _, size in pieces) > PIECE_BYTES:
-            # The other ranks wait meanwhile: their processors are free. memmove, as what is written is not read first.
+            # The other ranks wait meanwhile, so their processors are free. memmove, as it does not read the destination first.
             count = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
             with ThreadPoolExecutor(count) as threads:
                 list(threads.map(_copy, [iter(pieces)] * count))
@@ -176,20 +177,20 @@ class Taken:
 
 
 def _copy(pieces: Iterator[tuple[int, int, int]]) -> None:
-    """Copy the pieces that no other thread has taken."""
+    """Copy pieces until the threads have taken all of them."""
     for piece in pieces:
         ctypes.memmove(*piece)
 
 
 class Copied(NamedTuple):
     state: Any
-    """Its tensors lie in the arena: the next snapshot overwrites them."""
+    """Its tensors are in the arena: the next snapshot overwrites them."""
     lay: dict[int, str]
-    """Where the storages lay, as `torch.save` writes it ("cpu", "cuda:0"), by the address of their copies."""
+    """Devices of the storages, as `torch.save` writes them ("cpu", "cuda:0"), by the address of their copies."""
 
 
 def read(arena: Arena, layout: Layout, device: torch.device | None = None) -> Copied:
-    """The state that was copied. With a device, what lay on a GPU is copied to it."""
+    """The copied state. With a device, tensors that were on a GPU are copied to it."""
     memory = arena.memory()
     giver = _Giver(io.BytesIO(memory[layout.skeleton : layout.size]), memory, device)
     return Copied(giver.load(), giver.lay)
@@ -227,7 +228,7 @@ _Place = tuple[int, int, str, torch.dtype | None]
 
 
 class _Taker(pickle.Pickler):
-    """As torch.save does, leaves storages out, and says where their bytes will lie."""
+    """A pickler that, like torch.save, leaves storages out, and records where their bytes will be."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -268,5 +269,5 @@ class _Giver(pickle.Unpickler):
             if self._device is not None and location != "cpu":
                 storage = torch.UntypedStorage(size, device=self._device).copy_(storage)
             self._storages[offset] = storage
-        # What rebuilds tensors of an untyped storage expects a typed one, as torch.load gives it.
+        # The functions that rebuild tensors expect a typed storage, as torch.load gives it.
         return TypedStorage(wrap_storage=storage, dtype=dtype or torch.uint8, _internal=True)

@@ -1,5 +1,5 @@
-"""What decides the order of a loader's batches: its samplers and its dataset. Tells them their epoch, and knows the ones whose
-order no count of batches can bring back. Must not know positions, checkpoints or steps.
+"""The samplers and dataset that decide the order of a loader's batches. Sets their epoch, and refuses those whose order cannot
+be restored from a count of batches. Must not know positions, checkpoints or steps.
 """
 
 import inspect
@@ -27,9 +27,9 @@ MOST_WRAPPERS, MOST_VALUES = 16, 200
 
 
 def check_sources(loader: Any) -> None:
-    """Raise MisuseError, with the remedy, where the order follows something that a restart cannot bring back.
+    """Raise MisuseError, with the remedy, where the order depends on something that a restart cannot restore.
 
-    A sampler that counts its own passes, or reads the clock, looks like any other: only a drill shows it (data order).
+    A sampler that counts its own passes, or reads the clock, cannot be recognised: only a drill shows it (data order).
     """
     base = loader.base_dataloader
     own = _own_generator(loader)
@@ -56,7 +56,8 @@ def check_sources(loader: Any) -> None:
 
 
 def samplers(loader: Any) -> Iterator[Any]:
-    """What names the samples of a map dataset, outermost first: batch samplers, samplers, their wrappers. A stream has none."""
+    """The objects that choose the samples of a map dataset, outermost first: batch samplers, samplers, their wrappers. A stream
+    has none."""
     base = loader.base_dataloader
     if isinstance(base.dataset, IterableDataset):
         return
@@ -74,8 +75,8 @@ def samplers(loader: Any) -> Iterator[Any]:
 
 
 def source_state(loader: Any) -> tuple[str | None, dict[str, str]]:
-    """The type of the first sampler or stream of the script's own that is never told its epoch, None without one; and what the
-    script's samplers and dataset hold, by paths that begin with their types."""
+    """The type of the script's first own sampler or stream whose epoch is never set, None without one; and the values in the
+    script's samplers and dataset, by paths that begin with their types."""
     found = list(samplers(loader))
     dataset = loader.base_dataloader.dataset
     chain = [dataset]
@@ -90,8 +91,8 @@ def source_state(loader: Any) -> tuple[str | None, dict[str, str]]:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell every sampler and the dataset. accelerate's own `set_epoch` stops at the first wrapper that it does not know (hazard
-    D15) and, in a job of several processes, before the dataset (D10)."""
+    """Set the epoch of every sampler and the dataset. accelerate's own `set_epoch` stops at the first wrapper that it does not
+    know (hazard D15) and, in a job of several processes, before the dataset (D10)."""
     loader.set_epoch(epoch)
     for sampler in samplers(loader):
         if _has(sampler, "set_epoch"):
@@ -101,14 +102,14 @@ def set_epoch(loader: Any, epoch: int) -> None:
     if dataset is not None:
         dataset.set_epoch(epoch)
     elif (generator := _own_stream(origin)) is not None:
-        # As accelerate does where several processes read for themselves; one process, or a dispatcher, goes on from wherever
-        # the generator stands.
+        # As accelerate does where several processes read for themselves; with one process, or a dispatcher, it continues from
+        # the generator's current state.
         generator.manual_seed(epoch)
 
 
 def shuffle_buffer(dataset: Any) -> str | None:
-    """The name of the first shuffle buffer in what an iterable dataset reads from: torch's Shuffler, datasets' buffered
-    examples, webdataset's shuffle, or a class of the script's with such a name. None without one."""
+    """The name of the first shuffle buffer in an iterable dataset's sources: torch's Shuffler, datasets' buffered examples,
+    webdataset's shuffle, or a class of the script with such a name. None without one."""
     waiting, met = [dataset], set[int]()
     while waiting:
         source = waiting.pop(0)
@@ -119,7 +120,7 @@ def shuffle_buffer(dataset: Any) -> str | None:
         if name:
             return name
         if isinstance(source, list | tuple):
-            # The stages of a pipeline, or a stream's samples: of those the first will do.
+            # The stages of a pipeline, or a stream's samples, of which the first is enough.
             waiting += [stage for stage in source[:64] if not isinstance(stage, int | float)]
             continue
         waiting += [value for value in (inspect.getattr_static(source, name, None) for name in UPSTREAM) if value is not None]
@@ -137,7 +138,7 @@ def _buffer_name(source: Any) -> str | None:
 
 
 def unseedable_sampler(loader: Any) -> str | None:
-    """The type of the sampler of torch's that draws an order which nothing can bring back, if one does."""
+    """The type of the torch sampler, if any, whose order cannot be restored."""
     found = list(samplers(loader))
     for sampler in found:
         if isinstance(sampler, UNSEEDABLE) and not _is_told_the_epoch(sampler, found):
@@ -146,7 +147,7 @@ def unseedable_sampler(loader: Any) -> str | None:
 
 
 def _own_generator(loader: Any) -> tuple[str, str] | None:
-    """Types of the first sampler that keeps a generator of its own which nobody seeds anew, and of that generator."""
+    """Types of the first sampler with its own generator that is never reseeded, and of that generator."""
     found = list(samplers(loader))
     for sampler in found:
         own = _generators(sampler)
@@ -156,7 +157,7 @@ def _own_generator(loader: Any) -> tuple[str, str] | None:
 
 
 def _is_told_the_epoch(sampler: Any, found: list[Any]) -> bool:
-    """It has a `set_epoch`, or one around it has, which may seed its generator."""
+    """Whether it, or a sampler around it, has a `set_epoch`, which may seed its generator."""
     return _has(sampler, "set_epoch") or (bool(_generators(sampler)) and any(_has(other, "set_epoch") for other in found))
 
 
@@ -165,23 +166,23 @@ def _generators(sampler: Any) -> list[Any]:
 
 
 def _has(source: Any, name: str) -> bool:
-    """Looked up statically: a wrapper that forwards unknown names does not have them itself."""
+    """Looks the name up statically: a wrapper that forwards unknown names does not have them itself."""
     return inspect.getattr_static(source, name, None) is not None
 
 
 def _own_stream(dataset: Any) -> torch.Generator | None:
-    """The generator from which an iterable dataset draws by accelerate's convention."""
+    """The generator that an iterable dataset draws from, by accelerate's convention."""
     stream = _first_with(dataset, "generator")
     generator = getattr(stream, "generator", None)
     return generator if isinstance(stream, IterableDataset) and isinstance(generator, torch.Generator) else None
 
 
 def _first_with(dataset: Any, name: str) -> Any:
-    """The dataset, or the first that it wraps, with this attribute."""
+    """The dataset, or the first one it wraps, that has this attribute."""
     met: set[int] = set()
     while dataset is not None and id(dataset) not in met:
         met.add(id(dataset))
-        # IterableDatasetShard hands its epoch on to a dataset, which may have none.
+        # IterableDatasetShard passes its epoch on to a dataset, which may have none.
         if _has(dataset, name) and type(dataset).__name__ != "IterableDatasetShard":
             return dataset
         dataset = inspect.getattr_static(dataset, "dataset", None)

@@ -1,4 +1,4 @@
-"""The training state of one rank: what is saved of it, and restored.
+"""The training state of one rank, as it is saved and restored.
 
 It must not know names of files beyond the rank file that it is given, nor steps or attempts.
 """
@@ -30,7 +30,7 @@ StateDict = dict[str, Any]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether a parameter of it is a DTensor. Raises MisuseError for FSDP1, whose flat parameters have no names."""
+    """Whether any parameter is a DTensor. Raises MisuseError for FSDP1, whose flat parameters have no names."""
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise MisuseError(
             "chaosrun.attach() got a model under FullyShardedDataParallel (FSDP1), whose flat parameters it cannot restore",
@@ -41,13 +41,13 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 class TrainingState(ObservedState):
-    """What is observed, saved and restored."""
+    """The observed, saved and restored state."""
 
     own_components: Sequence[str] = ("rng", "buffers", "registered")
-    """Components of the state of which each rank has its own."""
+    """Components of the state that differ by rank."""
 
     def __init__(self, accelerator: Accelerator, classes: Sequence[str] = ()) -> None:
-        """`classes`: the user's own, by name, that may be in checkpoints; see `protocol.plain_values`."""
+        """`classes`: names of the user's own classes that may be in checkpoints; see `protocol.plain_values`."""
         super().__init__(accelerator)
         self._classes = classes
 
@@ -62,8 +62,8 @@ class TrainingState(ObservedState):
         self.registered[name] = item
 
     def refuse_loose_parameters(self) -> None:
-        """Raise MisuseError for a parameter that an optimizer steps and no checkpoint holds: neither a prepared model nor
-        anything that is registered has it."""
+        """Raise MisuseError for a parameter that an optimizer steps but no checkpoint would hold: it is in no prepared model
+        and no registered object."""
         saved = {id(parameter) for _, parameter in self._named("named_parameters")}
         tensors = [value for item in self.all_registered().values() for value in tensors_in(item.state_dict())]
         memory = {address_of(tensor) for tensor in tensors}
@@ -79,7 +79,7 @@ class TrainingState(ObservedState):
                         )
 
     def refuse_parted_optimizers(self) -> None:
-        """Raise MisuseError for an optimizer such as torch's ZeroRedundancyOptimizer, whose state no rank can give for its own
+        """Raise MisuseError for an optimizer such as torch's ZeroRedundancyOptimizer, where no rank can give the state of its
         part alone."""
         for number, optimizer in enumerate(self.optimizers()):
             if hasattr(optimizer, "consolidate_state_dict"):
@@ -91,7 +91,8 @@ class TrainingState(ObservedState):
                 )
 
     def refuse_extra_state(self) -> None:
-        """Raise MisuseError for a module whose `get_extra_state` gives no tensor: accelerate's files hold nothing else."""
+        """Raise MisuseError for a module whose `get_extra_state` returns anything but a tensor: accelerate's files hold only
+        tensors."""
         for model in self.bare_models():
             for name, module in model.named_modules():
                 if type(module).get_extra_state is torch.nn.Module.get_extra_state:
@@ -113,15 +114,15 @@ class TrainingState(ObservedState):
         return worker_processes()
 
     def rank_payload(self) -> bytes:
-        """What accelerate does not save, or not for every rank, as the bytes of a `torch.save` file.
+        """The state that accelerate does not save, or not for every rank, as the bytes of a `torch.save` file.
 
         Raises MisuseError when a restore would refuse it.
         """
         return payload_of(self._local(self._rank_values()), self._classes)
 
     def parts(self, *, shared: bool, digested: bool) -> dict[str, object]:
-        """Everything that a save writes, and everything that is digested; with `shared` and `digested` including what ranks
-        share. Nothing is copied: the tensors are the live ones."""
+        """Everything that a save writes, and everything that is digested; with `shared` and `digested` also the state that
+        ranks share. Nothing is copied: the tensors are the live ones."""
         own, saved = self._accelerator, self.components()
         weights = [own.get_state_dict(model, unwrap=False) for model in own._models] if shared else []
         stateful = (loader if getattr(loader, "use_stateful_dataloader", False) else None for loader in own._dataloaders)
@@ -139,7 +140,7 @@ class TrainingState(ObservedState):
         }
 
     def size(self) -> int:
-        """Bytes of the tensors that are saved; roughly: what the script registered is left out."""
+        """Bytes of the saved tensors, roughly: without the objects that the script registered."""
         kept = [value for optimizer in self.optimizers() for value in tensors_in(list(optimizer.state.values()))]
         tensors = [*(parameter for _, parameter in self._named("named_parameters")), *self._buffers().values(), *kept]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
@@ -165,17 +166,17 @@ class TrainingState(ObservedState):
         }
 
     def save(self, directory: Path) -> None:
-        """Write what ranks save together. A collective."""
+        """Write the state that ranks save together. A collective."""
         self._accelerator.save_state(str(directory), safe_serialization=True)
 
     def own_files(self, directory: Path, rank: int) -> list[str]:
-        """Names of the files of `save` that this rank alone has written."""
+        """Names of the files that `save` has written on this rank alone."""
         return [f"random_states_{rank}.pkl"]
 
     def load(self, directory: Path, rank_file: Path) -> None:
-        """Restore everything: accelerate's own state first, then what it leaves out, the random streams last.
+        """Restore everything: accelerate's state first, then the rest, the random streams last.
 
-        Executes no code from the files. Raises InvalidCheckpointError naming one that asks for it, before anything is loaded;
+        Executes no code from the files. Raises InvalidCheckpointError naming a file that needs it, before anything is loaded;
         RestoreMismatchError when the rank file lacks a part.
         """
         with plain_values(self._classes):
@@ -190,8 +191,8 @@ class TrainingState(ObservedState):
         self._load_rank_values(saved)
 
     def load_copied(self, own: Any, shared: Any) -> None:
-        """Restore everything as `load` does, from what `parts` gave, for the rank itself and for what ranks share; both stay as
-        they are."""
+        """Restore everything as `load` does, from the results of `parts` for the rank's own and the shared state; neither is
+        modified."""
         accelerator = self._accelerator
         for model, weights in zip(accelerator._models, shared["weights"], strict=True):
             model.load_state_dict(weights)
@@ -203,12 +204,12 @@ class TrainingState(ObservedState):
             *stateful,
             *([(accelerator.scaler, shared["scaler"])] if accelerator.scaler is not None else []),
         ):
-            # The objects keep the tensors that they are given, and would train in the copy.
+            # The objects keep the tensors they are given, and would train in the copy.
             item.load_state_dict(copy.deepcopy(state))
         self._load_rank_values(copy.deepcopy(own["values"]))
 
     def _load_rank_values(self, saved: StateDict) -> None:
-        """The random streams last."""
+        """Load the rank's own values, the random streams last."""
         self._accelerator.step = saved["micro_step"]
         self._load_buffers(saved["buffers"])
         self._load_rest(saved)
@@ -223,7 +224,7 @@ class TrainingState(ObservedState):
         restore_rng(saved["rng"], self._accelerator.device)
 
     def _load_buffers(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Raises RestoreMismatchError naming one that has no place, or was not saved."""
+        """Raises RestoreMismatchError naming a buffer that the model lacks, or that was not saved."""
         live = self._buffers()
         for name, buffer in live.items():
             if name not in saved:
@@ -237,7 +238,7 @@ class TrainingState(ObservedState):
                 self._put_buffer(name, value)
 
     def _put_buffer(self, name: str, value: torch.Tensor) -> None:
-        """One that the first forward pass makes, or makes larger, as it was when it was saved."""
+        """Restore a buffer that the first forward pass creates or enlarges, as it was when saved."""
         models = self.bare_models()
         number, path = name.split(".", 1) if len(models) > 1 else ("0", name)
         *owner, own = path.split(".")
@@ -254,19 +255,19 @@ class TrainingState(ObservedState):
             ) from error
 
     def _load_prepared(self, directory: Path) -> None:
-        """Load what `save` has written."""
-        # By way of the CPU: accelerate's default would bring AdamW's step counters, which live there, back on the GPU.
+        """Load the files of `save`."""
+        # Through the CPU: accelerate's default would restore AdamW's step counters, which are on the CPU, to the GPU.
         with self._custom_objects_left_alone():
             self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
 
     def own_loading(self) -> dict[str, str]:
-        """Classes of optimizers that load by code of the script's, by number."""
+        """Classes of the optimizers whose load_state_dict is the script's own, by number."""
         loads = {str(number): type(optimizer) for number, optimizer in enumerate(self.optimizers())}
         return {number: kind.__qualname__ for number, kind in loads.items() if is_own(kind.load_state_dict.__module__)}
 
     def cast_on_load(self, directory: Path, paths: Sequence[str]) -> tuple[torch.dtype, torch.dtype] | None:
-        """Of tensors of the optimizers that are not what a checkpoint's files hold, by their paths in `components`: the first
-        one's type there and here, where each of them is what it was, cast to its parameter's type; else None."""
+        """For optimizer tensors that differ from a checkpoint's files, by their paths in `components`: the first one's dtype in
+        the file and here, if every one of them is the saved tensor cast to its parameter's dtype; else None."""
         parameters, files = dict(self.parameters()), dict[str, Any]()
         types: list[tuple[torch.dtype, torch.dtype]] = []
         try:
@@ -284,29 +285,29 @@ class TrainingState(ObservedState):
                 if saved.dtype == live.dtype or live.dtype != parameter.dtype or not torch.equal(saved.to(live.dtype), live):
                     return None
                 types.append((saved.dtype, live.dtype))
-        except Exception:  # another kind of state or of checkpoint (sharded, for instance), which differs all the same
+        except Exception:  # another kind of state or checkpoint (sharded, for instance), which differs for other reasons
             return None
         return types[0]
 
     def _rest(self) -> StateDict:
-        """The state that `save` leaves to the rank files."""
+        """The state that `save` does not write and the rank files hold."""
         return {}
 
     def _load_rest(self, saved: StateDict) -> None:
-        """Load what `_rest` gave, from a rank file."""
+        """Load the result of `_rest` from a rank file."""
 
     def _local(self, state: Any) -> Any:
-        """The state in the form that rank files have."""
+        """The state in the form used in rank files."""
         return state
 
     def _as_live(self, saved: Any, item: Any) -> Any:
-        """A registered object's state, as it takes it."""
+        """A registered object's state, in the form that it loads."""
         return saved
 
     @contextmanager
     def _custom_objects_left_alone(self) -> Iterator[None]:
-        """accelerate loads what was registered with it by a full unpickling, which runs any code, and gives rank 0's to all:
-        let it count these objects and load none. Each rank's own state of them is in its rank file."""
+        """accelerate loads registered objects by a full unpickling, which runs any code, and gives rank 0's to all ranks: let
+        it count these objects and load none. Each rank's own state of them is in its rank file."""
         objects = self._accelerator._custom_objects
         self._accelerator._custom_objects = _Counted(len(objects))  # pyright: ignore[reportAttributeAccessIssue]
         try:
@@ -315,14 +316,14 @@ class TrainingState(ObservedState):
             self._accelerator._custom_objects = objects
 
     def _own_device(self, storage: Any, location: str) -> Any:
-        """What lay on a GPU when it was saved goes to this rank's GPU, the rest stays on the CPU."""
+        """Map tensors saved from a GPU to this rank's GPU; the rest stays on the CPU."""
         if location == "cpu":
             return storage
         return torch.serialization.default_restore_location(storage, str(self._accelerator.device))
 
 
 def payload_of(values: object, classes: Sequence[str]) -> bytes:
-    """Of a rank's own file. Raises MisuseError when a restore would refuse it."""
+    """The bytes of a rank's own file. Raises MisuseError when a restore would refuse it."""
     buffer = io.BytesIO()
     torch.save(values, buffer)
     payload = buffer.getvalue()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def refuse_captured() -> None:
-    """Raises MisuseError where an optimizer's step becomes a part of a CUDA graph: a replay of it would be seen by nobody."""
+    """Raises MisuseError where an optimizer's step becomes part of a CUDA graph, whose replays cannot be observed."""
     if is_captured():
         raise MisuseError(
             "an optimizer steps inside a CUDA graph: what a replay computes cannot be recorded",
@@ -49,7 +49,7 @@ class Steps:
         self.heart.beat("restored", position.step)
         self.observer.begin(position, began, arrival)
         if self._files:
-            # What the script imports, it has imported by now.
+            # The script's imports are done by now.
             self._files.wrap_native_readers()
             if self.order.attempt == 1:
                 self._files.look_at_mappings()
@@ -71,18 +71,19 @@ class Steps:
         self.faults.fire_inside_reduce(began, self.done + 1)
 
     def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
-        """An optimizer is about to apply these gradients at this learning rate; see `Observer.before_optimizer_step`."""
+        """Note that an optimizer is about to apply these gradients at this learning rate; see
+        `Observer.before_optimizer_step`."""
         self.heart.beat("optimizer", self.done + 1)
         if not self.observer.has_met_an_optimizer:
-            # Once a step, however many optimizers there are.
+            # Once per step, for any number of optimizers.
             self.faults.reach("optimizer", self.done + 1)
         self.observer.before_optimizer_step(stepped)
 
     def record(
         self, position: Position, primer: BucketPrimer | None, *, items: int | None = None, stepped: tuple[str, ...] = ()
     ) -> None:
-        """An optimizer step is complete. `items`: what its window counted over all ranks, None for a loop that counts nothing.
-        `primer` is None for a batch that was left out: nothing went through DDP. `stepped`: see `StepRecord`."""
+        """Record a complete optimizer step. `items`: the items of its window over all ranks, None for a loop that does not
+        count them. `primer` is None for a skipped batch: nothing went through DDP. `stepped`: see `StepRecord`."""
         self.heart.beat("record", position.step)
         if primer and primer.is_news:
             about = {"step": position.step, "layout": primer.layout(), "primed": primer.primed}
@@ -94,7 +95,7 @@ class Steps:
         self.heart.beat("own", position.step)
 
     def end(self, position: Position, checkpoint: str | None = None) -> None:
-        """The training is complete."""
+        """Record that the training is complete."""
         if self._files:
             self._files.look_at_mappings()
         self.observer.end(position, checkpoint=checkpoint)

@@ -1,7 +1,7 @@
 """The resume protocols of `data.resume`: how a restarted attempt finds its place in the data, and the loaders that each needs.
 
-Only `seedable` is exact; `resume` does it. The others do what training scripts commonly do with accelerate's own means,
-and repair nothing, so that a drill shows what comes of it:
+Only `seedable` is exact; `resume` implements it. The others do what training scripts commonly do with accelerate's own means,
+and correct nothing, so that a drill shows the effect:
 
 - `plain`          iterate again: the interrupted epoch starts over at its first batch
 - `skip`           `accelerator.skip_first_batches` in the interrupted epoch, the loader itself in later ones
@@ -33,7 +33,7 @@ CONFIGURE = (
 
 
 def dataloader_configuration(data_seed: int | None = None, **settings: Any) -> DataLoaderConfiguration:
-    """What to give to `Accelerator(dataloader_config=...)` so that the loaders fit `data.resume` of the job file.
+    """The value for `Accelerator(dataloader_config=...)` with which the loaders fit `data.resume` of the job file.
 
     Outside chaosrun, as by default, that is a seedable sampler. `data_seed` seeds its order (None: torch's initial seed when
     the loader is prepared) and `chaosrun.sample_rng`; `settings` are the other fields of DataLoaderConfiguration. Raises
@@ -53,7 +53,7 @@ def dataloader_configuration(data_seed: int | None = None, **settings: Any) -> D
             hint="pip install 'chaosrun[stateful]'",
         )
     if protocol in STATEFUL and data_seed is not None:
-        # The workers of a stateful loader fetch their first samples as soon as it is prepared.
+        # A stateful loader's workers fetch their first samples as soon as it is prepared.
         enter_epoch(data_seed, 0)
     settings["data_seed"] = data_seed
     return DataLoaderConfiguration(
@@ -62,7 +62,7 @@ def dataloader_configuration(data_seed: int | None = None, **settings: Any) -> D
 
 
 def check_loader(protocol: DataResume, accelerator: Accelerator, loader: Any) -> None:
-    """Raise MisuseError, with the remedy, for a loader that this protocol cannot bring back."""
+    """Raise MisuseError, with the remedy, for a loader that this protocol cannot restore."""
     resume.check_loader(accelerator, loader)
     stateful = bool(getattr(loader, "use_stateful_dataloader", False))
     if stateful and protocol == "seedable":
@@ -95,7 +95,7 @@ def check_loader(protocol: DataResume, accelerator: Accelerator, loader: Any) ->
 
 
 def resumed_position(protocol: DataResume, position: Position) -> Position:
-    """Where a restarted attempt goes on from, when the checkpoint was saved at `position`."""
+    """The position at which a restarted attempt resumes when the checkpoint was saved at `position`."""
     if protocol == "plain":
         return Position(epoch=position.epoch, batches=0, step=position.step)
     return position
@@ -111,7 +111,7 @@ def open_epoch(
     seed: int,
     ledger: SampleLedger,
 ) -> Iterable[Any]:
-    """The rest of `epoch` after its first `batches_done` batches as this protocol has it, ready to be iterated once."""
+    """The rest of `epoch` after its first `batches_done` batches under this protocol, ready to be iterated once."""
     if protocol == "seedable":
         return resume.open_epoch(accelerator, loader, epoch=epoch, batches_done=batches_done, seed=seed, ledger=ledger)
     rest = accelerator.skip_first_batches(loader, batches_done) if batches_done and protocol in SKIPPING else loader

@@ -1,8 +1,8 @@
 """Accumulation windows: the batches of one optimizer step, fetched ahead, their items counted over all ranks, reduced once.
 
-A mean of means weighs an item by the micro-batch that it happens to lie in (hazard G5). A window's loss is the sum over its
-items divided by their number over all micro-batches and all ranks, so the same global batch gives the same gradient for any
-division into workers × batch × accumulation, up to rounding by the order of summation.
+A mean of means weighs an item by the size of its micro-batch (hazard G5). A window's loss is the sum over its items divided by
+their number over all micro-batches and all ranks, so the same global batch gives the same gradient for any division into
+workers × batch × accumulation, up to rounding by the order of summation.
 
 Owns what a window is and what a script may do with it; knows nothing of positions, records and checkpoints.
 """
@@ -66,10 +66,10 @@ class Window:
         return self._loss
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the micro-batches; all but the last accumulate their gradients without synchronisation.
+        """Yield the micro-batches; all but the last accumulate gradients without synchronisation.
 
-        accelerate learns of both ends when they come: of the window's, which its optimizers and schedulers look at, and of
-        the epoch's, which its loader has known since the window was fetched and which cuts what `gather_for_metrics` gathers.
+        accelerate is notified of both ends when they come: of the window's, which its optimizers and schedulers use, and of the
+        epoch's, which its loader has known since the window was fetched and by which `gather_for_metrics` truncates.
         """
         if self._handed_out:
             raise MisuseError(
@@ -87,7 +87,7 @@ class Window:
                 self._hand_out(fetched.batch)
                 self._waits_for_backward = True
                 with ExitStack() as stack:
-                    # DDP decides in the forward pass whether the backward pass that follows will reduce.
+                    # DDP decides in the forward pass whether the following backward pass reduces.
                     for model in () if last else self._models:
                         stack.enter_context(self._accelerator.no_sync(model))
                     yield fetched.batch
@@ -132,13 +132,13 @@ class Window:
         self._accelerator.backward(loss_sum / self.items * self._accelerator.num_processes, **kwargs)
 
     def shares_of(self, loss: torch.Tensor) -> list[torch.Tensor]:
-        """`shares`, once all are there. Raises MisuseError when they are not, or when `loss` is not this window's."""
+        """`shares`, once complete. Raises MisuseError when they are not, or when `loss` is not this window's."""
         if loss is not self.loss:
             raise MisuseError("run.step() got another loss than the window's", hint="call run.step(window.loss)")
         return self.shares
 
     def check_complete(self) -> None:
-        """Raise MisuseError unless every micro-batch was handed out and went through `backward`."""
+        """Raise MisuseError unless every micro-batch was yielded and went through `backward`."""
         if not self._complete:
             raise MisuseError(
                 f"the window was left after {len(self.shares)} of its {len(self._fetched)} micro-batches",
@@ -147,7 +147,7 @@ class Window:
 
 
 class WindowCutter:
-    """Cuts a rank's batches into windows, at the same places whatever step an attempt begins with."""
+    """Cuts a rank's batches into windows, at the same places whichever step an attempt begins with."""
 
     def __init__(
         self, accelerator: Accelerator, models: Sequence[Any], *, steps: int, count: Callable[[Any], SupportsIndex]
@@ -159,10 +159,10 @@ class WindowCutter:
         _check_settings(accelerator, models, steps, count)
 
     def cut(self, batches: Iterable[Any], hand_out: Callable[[Any], None]) -> Iterator[Window]:
-        """Yield the windows of the rest of an epoch, which begins at a window's beginning. A collective for each of them, and
-        one more at the end. `hand_out` is told each batch before the script gets it.
+        """Yield the windows of the rest of an epoch, which begins at a window's beginning. A collective for each window, and
+        one more at the end. `hand_out` is called with each batch before the script gets it.
 
-        Raises MisuseError when the ranks have different numbers of micro-batches, or a window no items at all.
+        Raises MisuseError when the ranks have different numbers of micro-batches, or when a window has no items.
         """
         source = iter(batches)
         while True:
@@ -241,7 +241,7 @@ def _check_settings(accelerator: Accelerator, models: Sequence[Any], steps: int,
             f"run.windows() got {len(models)} of {len(trained)} prepared models with parameters to train",
             hint="pass all that prepare() returned: run.windows(loader, model, ...)",
         )
-    # What accelerator.no_sync looks for; a model under torch.compile hands it on. A sharded one reduces by itself, each time.
+    # accelerator.no_sync uses this attribute; torch.compile's wrapper passes it on. A sharded model always reduces by itself.
     loose = [model for model in models if _is_trained(model) and not (hasattr(model, "no_sync") or is_sharded(model))]
     if loose and accelerator.num_processes > 1:
         raise MisuseError(

@@ -1,9 +1,11 @@
-"""The life of one worker process, from the fork to its exit code: pin, join the rendezvous, run the script, say how it ended.
+"""The life of one worker process, from the fork to its exit code: pin, join the rendezvous, run the script, record how it
+ended.
 
 The end record (`rank-R.end.json`) is what the agent and the supervisor judge by; an exit code alone proves nothing (hazard P8).
 It has v, rank, attempt, pid, status ("returned", "raised", "exited"), completed, step, exit_code, time_s and error (type,
 message, hint, exit_code, traceback, and ours: raised by chaosrun's own code) or null. A rank that left on notice
-(`train.preemption`) has the status "preempted", the error "Preempted", and told: itself, else the first that was.
+(`train.preemption`) has the status "preempted", the error "Preempted", and `told`: the rank that got the notice, itself or the
+first that did.
 """
 
 import atexit
@@ -52,7 +54,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     """Run one rank to its end and return the exit code. Called in a freshly forked process, output already in the rank's log.
 
     `listen_fd` is the listening socket of the rendezvous store, given to rank 0 alone: the port was never free in between, so
-    nobody else can have taken it (hazard P4), and it goes away with this process.
+    no other process can have taken it (hazard P4), and it closes with this process.
     """
     context = WorkerContext(order)
     enter(context)
@@ -83,22 +85,22 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         _finish(context)
     except SystemExit as exit_request:
         end = _after_sys_exit(exit_request, context)
-    except BaseException as error:  # the script's error, whatever it is, becomes this rank's end record
-        with contextlib.suppress(OSError):  # a full disk takes no log
+    except BaseException as error:  # any error of the script becomes this rank's end record
+        with contextlib.suppress(OSError):  # the disk may be full
             traceback.print_exc()
         end = _raised("raised", error, order)
     end = _unless_refused(end, context)
     if end.error is None:
-        # As the interpreter does at its end; not before the training's, whose last checkpoint threads of ours may save.
+        # As the interpreter does at its end; not before the training's end, as our threads may save its last checkpoint.
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
-    # Whatever the script did after its rank had left in order does not count.
+    # Anything the script did after its rank left normally does not count.
     end = _unless_told(context.left or end, context)
     try:
         _write_end(order, context, end)
     except OSError as error:
         if error.errno not in FULL:
             raise
-        # All that can still be told; the supervisor looks at the disk.
+        # No more can be reported; the supervisor checks the disk.
         return ResourcesError.exit_code
     if end.error is None or end.status == LEFT_ON_NOTICE:
         context.heart.beat("leaving", context.step)
@@ -110,7 +112,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
 
 
 def begin(context: WorkerContext) -> None:
-    """Begin to observe a rank that a command started, when it begins to train."""
+    """Begin to observe a rank started by a command, when it begins to train."""
     _know_the_leg(context)
     context.preemption.begin()
     context.faults.reach("rendezvous", 0, listen_fd=None)
@@ -119,7 +121,7 @@ def begin(context: WorkerContext) -> None:
 
 
 def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0) -> None:
-    """End such a rank: write down how it ended and its exit code, and leave the process group in order."""
+    """End such a rank: record how it ended and its exit code, and leave the process group cleanly."""
     end = WorkerEnd(status="returned", exit_code=exit_code)
     try:
         if error is None:
@@ -135,7 +137,8 @@ def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0)
 
 
 def _leaves_at_once(context: WorkerContext, code: int) -> None:
-    """The script leaves by os._exit, past exit handlers and threads: with code 0 and its training done, that is its end."""
+    """Handle a script that leaves by os._exit, skipping exit handlers and threads: with code 0 and its training done, that is
+    its normal end."""
     order = context.order
     if code != 0 or context.leg.attempt(order.attempt).end(order.rank).exists():
         return
@@ -149,7 +152,7 @@ def _leaves_at_once(context: WorkerContext, code: int) -> None:
 
 
 def _finish(context: WorkerContext) -> None:
-    """The script has returned, or left with sys.exit(0). Raises UserScriptError when its training was not complete."""
+    """Handle a script that returned, or left with sys.exit(0). Raises UserScriptError when its training was not complete."""
     if context.training is not None:
         context.training.finish()
     if not context.finished:
@@ -173,14 +176,13 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
 
 
 def _unless_refused(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
-    """The end record, but with chaosrun's own error if it refused something: what the script did with that error does not
-    count."""
+    """The end record, but with chaosrun's own error if it refused something, whatever the script did with that error."""
     refused = context.team_files and context.team_files.refused
     return end if refused is None else _raised("raised", refused, context.order)
 
 
 def _unless_told(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
-    """The end record of a script that handled its preemption notice itself: it has left, and is not complete."""
+    """The end record of a script that handled its preemption notice itself: it left on notice, and is not complete."""
     order = context.order
     markers = read_markers(context.leg).values() if order.by == "script" else ()
     own = [marker for marker in markers if marker and (marker.rank, marker.attempt) == (order.rank, order.attempt)]
@@ -189,7 +191,7 @@ def _unless_told(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
 
 
 def _know_the_leg(context: WorkerContext) -> None:
-    """Tell the script which leg and attempt it is and where its files may lie, and see what it reads of other legs' files."""
+    """Pass the script its leg, attempt and file locations, and watch for reads of other legs' files."""
     order, leg = context.order, context.leg
     leg.output.mkdir(exist_ok=True)
     told = {"CHAOSRUN_LEG": order.leg, "CHAOSRUN_ATTEMPT": str(order.attempt), "CHAOSRUN_OUTPUT": str(leg.output)}
@@ -203,7 +205,7 @@ def _know_the_leg(context: WorkerContext) -> None:
     context.settling.listen()
     if order.earlier:
         about = {"own": leg.path, "attempt": order.attempt, "rank": order.rank, "since_s": order.drill_began_s}
-        # The reference's traces show where the attempt stands.
+        # The reference's traces show the attempt's position.
         ours = (f"{order.reference_path}/attempts/",) if order.reference_path else ()
         made = (leg.output, leg.work) if order.attempt > 1 else ()
         context.files = watch(order.earlier, leg.attempt(order.attempt).opened(order.rank), ours=ours, made=made, **about)
@@ -228,7 +230,8 @@ def _run_script(order: WorkerOrder) -> None:
 
 
 def _in_the_leg(script: Path, order: WorkerOrder) -> str:
-    """The script's name in its working folder, where it is found there: what it writes beside itself is then the leg's own."""
+    """The script's path in its working folder, if it is found there: files that it writes next to itself are then the leg's
+    own."""
     if order.by == "script" and script.is_relative_to(order.directory):
         inside = Path(order.cwd) / script.relative_to(order.directory)
         if inside.is_file():
@@ -264,7 +267,7 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
 
 
 def _last_words(context: WorkerContext) -> str:
-    """What the script printed last, as argparse says what is wrong with the arguments."""
+    """The script's last output, as argparse prints there what is wrong with the arguments."""
     log = context.leg.attempt(context.order.attempt).log(context.order.rank)
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     last = next((line for line in reversed(lines) if line.strip()), None)
@@ -303,8 +306,9 @@ def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether an error of no type of ours was raised by chaosrun's own code, and not by what that calls: torch, the script.
-    What torch or Python raise is ours, too, where the code that calls them only looks and hands on no call of the script's.
+    """Whether an error that is not of chaosrun's types was raised by chaosrun's own code, and not by what that calls: torch,
+    the script. An error of torch or Python is also chaosrun's where the calling code only observes and forwards no call of the
+    script.
 
     A RuntimeError may come from native code that torch's operations run, an OSError from the machine.
     """
@@ -321,7 +325,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _is_python(path: Path) -> bool:
-    """Of the standard library, or frozen into the interpreter."""
+    """Whether a file is of the standard library, or frozen into the interpreter."""
     return not path.is_absolute() or (path.is_relative_to(STANDARD) and "site-packages" not in path.parts)
 
 

@@ -31,8 +31,8 @@ EVERY_ONE = 10**9
 
 
 def keeping(template: WorkerOrder, spec: JobSpec, early: Early) -> WorkerOrder:
-    """How many checkpoints a reference leg keeps for other legs to begin at, and from which step its checkpoints record what
-    that needs (`looks_after`)."""
+    """The orders of a reference leg, with how many checkpoints it keeps for other legs to begin at, and from which step they
+    record what that needs (`looks_after`)."""
     if template.leg != "reference":
         return template
     if spec.verify.begin == "fault" and spec.by == "chaosrun":

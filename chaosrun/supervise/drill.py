@@ -335,8 +335,8 @@ def _copied(info: RunInfo, **about: str | None) -> RunInfo:
 
 @contextmanager
 def run_files(run: RunLayout, command: str) -> Iterator[None]:
-    """End the run with a ResourcesError when the disk takes no more of the supervisor's records, or when the run's files were
-    removed; the hint says to try `chaosrun <command>` again."""
+    """End the run with a ResourcesError when its files were removed, or when the disk takes no more of the supervisor's
+    records; in the latter case `chaosrun <command>` can be tried again."""
     try:
         yield
     except (OSError, UsageError) as error:

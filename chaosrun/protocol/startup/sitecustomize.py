@@ -1,8 +1,8 @@
 """Python imports this when it starts, in every process below a command of a drill: this folder comes first on its PYTHONPATH.
 
-Launchers, resource trackers and pip come by here, too: the standard library only, and as little of it as can be. It imports the
-sitecustomize that it hides, and calls `protocol.commanded` when the process has imported torch. A process that must be observed
-and cannot be is ended at once: if it trained unseen, it would look like a missing rank or a hang.
+Launchers, resource trackers and pip also run this, so it imports only the standard library, and as little of it as possible. It
+imports the sitecustomize that it hides, and calls `protocol.commanded` when the process has imported torch. A process that must
+be observed but cannot be is ended at once: training unobserved, it would look like a missing rank or a hang.
 """
 
 import os
@@ -19,7 +19,7 @@ FAILED_EXIT_CODE = 70
 
 
 class Watch:
-    """An import hook that finds torch as Python would, and calls chaosrun when it has been imported."""
+    """An import hook that finds torch as Python would, and calls chaosrun once torch is imported."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != "torch":
@@ -44,7 +44,7 @@ def torch_imported() -> None:
         except ModuleNotFoundError as error:
             if error.name != "chaosrun":
                 raise
-            # Last: what this interpreter has of its own comes before what lies beside chaosrun.
+            # Last: the interpreter's own packages come before those next to chaosrun.
             sys.path.append(PACKAGE_ROOT)
             import chaosrun.protocol.commanded as commanded
         commanded.torch_imported()
@@ -55,7 +55,7 @@ def torch_imported() -> None:
 
 
 def import_hidden() -> None:
-    """Import the sitecustomize that would have been imported if this one were not there."""
+    """Import the sitecustomize that this one hides."""
     own = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != FOLDER]
     try:
