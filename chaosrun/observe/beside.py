@@ -1,4 +1,5 @@
-"""What a script keeps in memory beside the model that it trains: averages of the weights, a teacher. Changes nothing."""
+"""Modules and tensors that a script keeps next to the model it trains: averages of the weights (EMA), a teacher. Changes
+nothing."""
 
 import gc
 import sys
@@ -23,7 +24,7 @@ MOST_ALIKE = 8
 
 def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> dict[str, str]:
     """Digests of other live modules with parameters, or with buffers of the shapes of those that are `updated` (ids), by class;
-    and of tensors of these shapes in what is called an average. Of several of one name all, in their order."""
+    and of tensors of these shapes in attributes named as averages. Several of one name are all included, in order."""
     own, addresses = {id(each) for each in trained}, {address_of(each) for each in trained}
     shapes = Counter(tuple(each.shape) for each in trained if id(each) in updated)
     found: dict[str, list[list[torch.Tensor]]] = {}
@@ -35,7 +36,7 @@ def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> d
         if own.isdisjoint(map(id, held)) and (held or _covers(buffers, shapes)):
             found.setdefault(type(module).__qualname__, []).append([*held, *buffers])
     for name, value in _averages(objects):
-        with suppress(Exception):  # an object of the script may raise anything, which must not reach its save
+        with suppress(Exception):  # an object of the script may raise any error, which must not reach its save
             tensors = _tensors(value)
             if _covers(tensors, shapes) and addresses.isdisjoint(map(address_of, tensors)):
                 found.setdefault(name, []).append(tensors)
@@ -48,7 +49,7 @@ def alive() -> list[torch.nn.Module]:
 
 
 class _Wanted(dict[type, bool]):
-    """Whether objects of a type are looked at: there may be half a million, of a thousand types."""
+    """Which types' objects to inspect: there may be half a million objects, of a thousand types."""
 
     def __missing__(self, kind: type) -> bool:
         self[kind] = wanted = issubclass(kind, torch.nn.Module) or _is_own(kind)
@@ -74,12 +75,12 @@ def _told(alike: Iterable[Sequence[torch.Tensor]]) -> str:
 
 
 def _covers(tensors: Sequence[torch.Tensor], shapes: Counter[tuple[int, ...]]) -> bool:
-    """There is one for each of the weights."""
+    """Whether there is one for each of the weights."""
     return bool(shapes) and len(tensors) >= sum(shapes.values()) and Counter(tuple(each.shape) for each in tensors) >= shapes
 
 
 def _averages(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """What is called an average: attributes of the script's objects. A plain variable may be of no use."""
+    """Attributes of the script's objects that are named as averages. Plain variables are left out, as they may be unused."""
     for value in objects:
         with suppress(AttributeError):
             held = object.__getattribute__(value, "__dict__")
@@ -96,7 +97,7 @@ def _is_average(name: str) -> bool:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Those of a list or dictionary of nothing else, in the order of names."""
+    """The tensors of a list or dictionary that holds nothing else, in the order of names."""
     kind = type(value)
     if issubclass(kind, dict):
         value = [value[name] for name in sorted(value, key=str)]

@@ -14,7 +14,7 @@ LENGTH = 8192
 
 
 def canary(device: torch.device) -> str:
-    """16 hex digits, whatever context it is called in. Draws no random number and leaves no gradient behind."""
+    """16 hex digits, the same in any autograd or autocast context. Draws no random number and leaves no gradient behind."""
     hasher = xxhash.xxh3_64()
     with (
         torch.inference_mode(False),

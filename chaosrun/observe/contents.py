@@ -1,4 +1,4 @@
-"""The digest of a batch: all its bytes, whatever it is made of; and the tensors in it."""
+"""The digest of a batch of any types, over all its bytes; and the tensors in it."""
 
 import argparse
 import functools
@@ -51,7 +51,8 @@ Components = Mapping[str, Mapping[str, object]]
 
 
 def input_digest(inputs: Any) -> str:
-    """The content's digest. If there is more than tensors and arrays, a second one, of those alone, follows behind a "/"."""
+    """The content's digest. If the batch holds more than tensors and arrays, a second digest, of those alone, follows after
+    "/"."""
     digest = _Digest()
     digest.visit(inputs)
     both = digest.others and digest.tensors.digest() != xxhash.xxh3_64().digest()
@@ -61,10 +62,10 @@ def input_digest(inputs: Any) -> str:
 def content_digest(content: Any) -> str:
     """A digest of all bytes of a batch or an item: tensors and arrays by content, dtype and shape, plain values by their text.
 
-    Objects are looked into, each once. An object without attributes counts by its type (a repr may hold an address), a function
-    or module by its name, an optimizer or scheduler by its state_dict. A tensor that is no plain piece of memory (nested,
-    quantized, compressed sparse, a subclass around others) counts by its parts; if they are unknown (meta, mkldnn, a library's
-    own), by type, dtype and shape: no batch raises. A path below the leg's own folder counts relative to it.
+    Objects are traversed, each once. An object without attributes counts by its type (a repr may hold an address), a function
+    or module by its name, an optimizer or scheduler by its state_dict. A tensor without plain memory (nested, quantized,
+    compressed sparse, a subclass around others) counts by its parts; if they are unknown (meta, mkldnn, a library's own), by
+    type, dtype and shape, so that no batch raises. A path below the leg's own folder counts relative to it.
     """
     digest = _Digest()
     digest.visit(content)
@@ -167,7 +168,7 @@ class _Digest:
 
 @functools.lru_cache(maxsize=4)
 def _own_folders(output: str) -> tuple[str, ...]:
-    """The folder of the leg that has this output folder, as it is named and with links followed. It differs from leg to leg."""
+    """The folder of the leg that has this output folder, as named and with links resolved. It differs between legs."""
     if not os.path.isabs(output):
         return ()
     leg = os.path.dirname(output)
@@ -179,7 +180,7 @@ def _told(tensor: torch.Tensor) -> str:
     try:
         shape = [size if type(size) is int else "*" for size in tensor.shape]
     except RuntimeError:
-        # Nested and strided: its sizes are among its parts.
+        # A nested tensor with strides: its sizes are among its parts.
         shape = []
     return f"{type(tensor).__qualname__} {tensor.layout} {tensor.dtype} {shape}"
 
@@ -196,7 +197,7 @@ def _parts(tensor: torch.Tensor) -> Any:
 def _known_parts(tensor: torch.Tensor) -> Any:
     own: Any = tensor
     if tensor.layout is torch.jagged:
-        # It also caches the least and the greatest length once somebody has asked for them.
+        # It also caches the minimum and maximum length after their first use.
         return [own.values().detach(), own.offsets(), own.lengths()]
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = own.__tensor_flatten__()
@@ -212,7 +213,7 @@ def _known_parts(tensor: torch.Tensor) -> Any:
     if tensor.is_quantized:
         scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
         return [tensor.int_repr(), scales, zeros, tensor.q_per_channel_axis()]
-    # A subclass may keep others as plain attributes, as MaskedTensor does.
+    # A subclass may keep other tensors as plain attributes, as MaskedTensor does.
     return {name: each for name, each in vars(tensor).items() if isinstance(each, torch.Tensor)}
 
 
@@ -223,10 +224,10 @@ def _state_of(value: Any) -> Any:
 
 
 def contents(saved: Any) -> dict[str, str]:
-    """What a saved state holds, by path: a plain value as its text, all else as a digest. The paths are as deep as MOST_ENTRIES
-    allows; all that lies below one path shares a digest. Left out is what may differ between equal states (paths of files,
-    clocks, random generators, positions of loaders and streams) and what a restart is given or counts (arguments, attempts):
-    their effects show where they are used."""
+    """The contents of a saved state, by path: a plain value as its text, all else as a digest. The paths are as deep as
+    MOST_ENTRIES allows; everything below one path shares a digest. Left out are values that may differ between equal states
+    (file paths, clocks, random generators, positions of loaders and streams) and those that differ by restart (arguments,
+    attempt counts): their effects show where they are used."""
     leaves = list(_leaves(saved, ()))
     for depth in (DEEPEST, 3, 2, 1):
         found: dict[str, list[str]] = {}
@@ -238,7 +239,7 @@ def contents(saved: Any) -> dict[str, str]:
 
 
 def _is_stream(value: Any) -> bool:
-    """The state of a generator, as torch, numpy and Python give it."""
+    """Whether this is a random generator's state, in the form of torch, numpy or Python."""
     match value:
         case torch.Tensor():
             return value.dtype == torch.uint8 and value.numel() in STATE_BYTES
@@ -249,7 +250,7 @@ def _is_stream(value: Any) -> bool:
 
 
 def _is_of_a_start(value: Any, path: tuple[Any, ...]) -> bool:
-    """Arguments of a command line, by their type or name."""
+    """Whether these are command-line arguments, by type or name."""
     if isinstance(value, argparse.Namespace) and len(path) < PLAIN_DEPTH:
         return True
     return bool(path) and str(path[-1]).lower() in ARGUMENTS and next(tensors_in(value), None) is None
@@ -278,7 +279,7 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
         case torch.Tensor() if value.ndim == 0 and value.device.type == "cpu":
             yield from _leaves(value.item(), path)
         case float() if value.is_integer() and abs(value) < 1 << 53:
-            # Loading makes tensors of counters, and numbers of tensors.
+            # Loading may turn counters into tensors and back.
             yield path, str(int(value))
         case None | bool() | int() | float() | str() if len(str(value)) <= SHORT:
             yield path, str(value)
@@ -287,7 +288,7 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a state dict or a batch, however deep in lists and mappings."""
+    """The tensors of a state dict or a batch, at any depth of lists and mappings."""
     match value:
         case torch.Tensor():
             yield value
@@ -300,7 +301,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """The address of the tensor's memory; 0 if it has none of its own."""
+    """The address of the tensor's memory; 0 if it has no memory itself."""
     tensor = local_part(tensor)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return 0

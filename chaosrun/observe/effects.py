@@ -1,9 +1,8 @@
-"""What a script does to the world outside its process, where no digest looks: files that it writes, programs that it starts,
-services that it talks to. The first of them is reported in words. What chaosrun, accelerate's checkpoints and compilers' caches
-write does not count.
+"""A script's effects outside its process, which no digest covers: files it writes, programs it starts, services it talks to.
+The first effect is reported in words. Writes by chaosrun, accelerate's checkpoints and compilers' caches do not count.
 
-Python reports what it opens (`sys.addaudithook`), also in the processes that it forks; torch's and safetensors' own writers
-are wrapped; files that are open for writing, or mapped so, are looked up. Not seen: native code that opens, writes and closes.
+Python reports the files it opens (`sys.addaudithook`), also in forked processes; torch's and safetensors' own writers are
+wrapped; files open or mapped for writing are looked up. Not seen: native code that opens, writes and closes a file.
 """
 
 import os
@@ -38,9 +37,9 @@ class Effects:
         """Whether the first batch has been handed out."""
 
     def begin(self) -> None:
-        """Listen from now on, to the end of the process."""
+        """Listen from now until the end of the process."""
         sys.addaudithook(self._hear)
-        # An argument that is bytes is what is written, not a path.
+        # An argument of bytes is the data written, not a path.
         wrap_imported(WRITERS, lambda path: None if isinstance(path, bytes) else self._written(path))
 
     def seen(self) -> Iterator[str]:
@@ -77,7 +76,7 @@ class Effects:
         return not name.startswith((*self._caches, "/dev/", "/memfd:")) and "__pycache__" not in name
 
     def _note(self, words: str) -> None:
-        """Write to the file of effects, which outlives this process however it dies; forked processes write there, too."""
+        """Append to the file of effects, which survives any death of this process and is shared with forked processes."""
         if not self._has_told:
             self._has_told = True
             with self._told.open("a") as file:

@@ -30,7 +30,7 @@ LIBRARIES = (
 
 def record_environment(path: Path) -> None:
     facts = json.dumps(environment_facts(), indent=1).encode()
-    # An earlier attempt has mostly written the same: then the recovery does not wait for the disk.
+    # Mostly unchanged since an earlier attempt: then the recovery does not wait for the disk.
     if not path.exists() or path.read_bytes() != facts:
         write_durably(path, facts)
 
@@ -62,8 +62,8 @@ def environment_facts() -> dict[str, object]:
 def _float32_precision() -> dict[str, str]:
     """How float32 is multiplied: "ieee", "tf32", …, "none" for torch's default.
 
-    Newer torch has a setting for each backend. There the older ones raise once a script has used both kinds, so they are not
-    asked; `pin` sets the older ones, which any torch passes on to the newer.
+    Newer torch has a setting for each backend. There the older settings raise once a script has used both kinds, so they are
+    not read; `pin` sets the older ones, which every torch passes on to the newer.
     """
     backends: Any = torch.backends
     if hasattr(backends, "fp32_precision"):
@@ -79,9 +79,9 @@ def _float32_precision() -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
-    """Versions of those LIBRARIES that the script uses by now; one that is merely imported does not count."""
+    """Versions of those LIBRARIES that the script has used so far; one that is merely imported does not count."""
     return {
-        # pytorch-lightning brings Fabric along: not each of them is a distribution.
+        # pytorch-lightning includes Fabric: not each of them is a distribution.
         library: str(getattr(sys.modules[module.partition(".")[0]], "__version__", "0"))
         for library, module, name in LIBRARIES
         if _in_use(getattr(sys.modules.get(module), name, None))

@@ -1,10 +1,10 @@
 """Fingerprints of live state: 64 bits that change when one bit of a tensor does. Fast, not cryptographic.
 
-Raw bits decide, with dtype and shape: NaN payloads and the sign of zero count. On the CPU xxh3 reads the tensor's memory in
+Computed from raw bits, dtype and shape: NaN payloads and the sign of zero count. On the CPU xxh3 reads the tensor's memory in
 place. On another device the bits stay there: a multilinear hash, the sum of w_i * x_i mod 2^64 over the words x_i with fixed
 random odd weights w_i (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Integer sums do not depend on
-their order, so it is deterministic on a GPU; odd weights make every single flipped bit show. The two give different values
-for one tensor: compare only fingerprints of the same device type.
+their order, so it is deterministic on a GPU; odd weights make every single flipped bit show. The two give different values for
+one tensor: compare only fingerprints of the same device type.
 """
 
 import ctypes
@@ -36,19 +36,19 @@ class Fingerprint:
     value: str
     """64 bits over all tensors in order, 16 hex digits."""
     each: bytes
-    """One little-endian uint32 a tensor."""
+    """One little-endian uint32 per tensor."""
 
 
 def tensor_digest(tensor: Tensor) -> int:
-    """64-bit digest of raw bits, dtype and shape. Of a tensor that wraps others, those count. Raises TypeError for
-    tensors without content (meta, …)."""
+    """64-bit digest of raw bits, dtype and shape; for a tensor that wraps others, of those. Raises TypeError for tensors
+    without content (meta, …)."""
     return _tensor_digests([tensor])[0]
 
 
 def fingerprint(tensors: Sequence[Tensor | None]) -> Fingerprint:
     """Fingerprint of a sequence of tensors; None (a parameter without gradient) differs from every tensor.
 
-    Waits once for each device that holds tensors, however many there are.
+    Synchronises once per device that holds tensors, for any number of them.
     """
     return combined(tensor_digests(tensors))
 
@@ -66,8 +66,8 @@ def combined(tensor_digests: Sequence[int]) -> Fingerprint:
 
 
 def digests(named: Mapping[str, object]) -> dict[str, str]:
-    """One digest per leaf of a nested state dict, by its path ("state/0/exp_avg"), sorted by path. The path of a sharded
-    tensor names the part that this rank holds ("weight[8:16]").
+    """One digest per leaf of a nested state dict, by its path ("state/0/exp_avg"), sorted by path. The path of a sharded tensor
+    names this rank's part ("weight[8:16]").
 
     Tensors and arrays become 16 hex digits; scalars stay readable ("int:3", "float:0x1.8p+1"). Lists and tuples count as the
     same. Raises TypeError naming the path for a leaf or key of another type, ValueError when two leaves have one path.
@@ -106,8 +106,8 @@ def digests(named: Mapping[str, object]) -> dict[str, str]:
 
 
 def spots(value: Any) -> Any:
-    """The state with each large tensor replaced by SPOTS evenly spread pieces of it. Their digest takes next to no time, and
-    differs for the state of another step, or one that is still being changed as a whole."""
+    """The state with each large tensor replaced by SPOTS evenly spread pieces of it. Their digest takes almost no time, and
+    differs for the state of another step, or one whose update is still under way."""
     match value:
         case Mapping():
             return {key: spots(each) for key, each in value.items()}
@@ -149,7 +149,7 @@ def _leaf_digest(path: str, value: Any) -> str:
 
 
 def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
-    """Digests in order. Enqueues the work of all devices first, then waits once for each."""
+    """Digests in order. Enqueues the work of all devices first, then waits once for each device."""
     results = [0] * len(tensors)
     seeds: dict[int, int] = {}
     partial_sums: dict[torch.device, list[Tensor]] = {}
@@ -183,8 +183,8 @@ _WHOLE = frozenset({Tensor, torch.nn.Parameter})
 
 
 def _inner(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold the content of one that has no memory of its own: a sparse one, or a subclass that wraps others (an
-    optimizer's state in 8 bits); else none. A sharded tensor has its local part."""
+    """The tensors that hold the content of one without memory: a sparse one, or a subclass that wraps others (8-bit optimizer
+    state); else none. For a sharded tensor its local part."""
     if tensor.layout is torch.sparse_coo:
         whole = tensor.detach().coalesce()
         return [whole.indices(), whole.values()]
@@ -206,7 +206,8 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _memory(dense: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The memory of a CPU tensor, valid while the tensor lives. Avoids numpy for speed: runs for every tensor, twice a step."""
+    """The memory of a CPU tensor, valid while the tensor lives. Avoids numpy for speed, as it runs for every tensor, twice a
+    step."""
     address, size = dense.data_ptr(), dense.nbytes
     if not address and size:
         # A wrapper around other tensors, or one whose storage was freed.
@@ -228,13 +229,13 @@ def _words(dense: Tensor) -> Tensor:
 
 
 def _partial_sums(words: Tensor, weights: Callable[[torch.device], Tensor]) -> list[Tensor]:
-    """Weighted sums mod 2^64 of the words, one 0-dim int64 tensor a chunk, on the words' device."""
+    """Weighted sums mod 2^64 of the words, one 0-dim int64 tensor per chunk, on the words' device."""
     table = weights(words.device)
     return [(chunk * table[: len(chunk)]).sum() for chunk in words.split(len(table)) if len(chunk)]
 
 
 def _finish(partial_sums: Sequence[int], seed: int) -> int:
-    """Combine a tensor's chunk sums, each times an odd weight of its own, and spread dtype and shape over all bits."""
+    """Combine a tensor's chunk sums, each times its own odd weight, and mix dtype and shape into all bits."""
     total = 0
     for number, partial in enumerate(partial_sums):
         total += partial * (_splitmix(number) | 1)
@@ -262,19 +263,19 @@ def is_shard(tensor: torch.Tensor) -> bool:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of the tensor: the tensor itself, or a DTensor's local part, in the same memory."""
+    """This rank's part of the tensor: the tensor itself, or a DTensor's local part, in the same memory."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def _rank() -> int:
-    """This process's rank, also after the script has destroyed its process group."""
+    """This process's rank, even after the script has destroyed its process group."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else int(os.environ["RANK"])
 
 
 def part_of(tensor: torch.Tensor) -> str:
-    """Which part of a sharded tensor this rank holds, as an index into the whole: "[8:16, 0:4]"; "" for one that is whole here.
+    """This rank's part of a sharded tensor, as an index into the whole: "[8:16, 0:4]"; "" for one that is whole here.
 
-    Ranks hold the same bits of a tensor where this is the same.
+    Ranks with the same part hold the same bits.
     """
     if hasattr(tensor, "_fqns"):
         return f"[flat, rank {_rank()}]"
@@ -282,9 +283,9 @@ def part_of(tensor: torch.Tensor) -> str:
     if all(placement.is_replicate() for placement in placements):
         return ""
     if not local_part(tensor).numel():
-        # There are more ranks than rows. Two ranks that hold nothing must not count as holding the same part.
+        # More ranks than rows. Two ranks with an empty part must not count as holding the same part.
         return f"[nothing, rank {_rank()}]"
-    # The way in which torch.distributed.checkpoint gets it.
+    # As torch.distributed.checkpoint gets it.
     chunks = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
     return "+".join(
         f"[{', '.join(f'{at}:{at + size}' for at, size in zip(chunk.offsets, chunk.sizes, strict=True))}]" for chunk in chunks

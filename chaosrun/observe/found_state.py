@@ -1,5 +1,5 @@
-"""The training state of a rank, found in a script that nobody adapted: its live optimizers, and the modules that hold the
-parameters that they update. Changes nothing.
+"""The training state of a rank, found in an unmodified script: its live optimizers, and the modules that hold the parameters
+they update. Changes nothing.
 
 Of a sharded tensor (DTensor) the local part counts. An optimizer's state is digested by value: a counter has the same digest as
 a number and as a tensor of one element, since loading a checkpoint may turn the one into the other.
@@ -88,12 +88,12 @@ class FoundState:
         self._replaced.clear()
 
     def added(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-        """Parameters that it updates and that no module had when the training began: they are not among `parameters`."""
+        """Parameters that it updates but no module had when the training began: they are not among `parameters`."""
         known = {id(parameter) for _, parameter in self.parameters()}
         return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
 
     def is_outdated(self) -> bool:
-        """Whether optimizers update other parameters now than when `parameters` was first called."""
+        """Whether optimizers now update other parameters than when `parameters` was first called."""
         return self._updated != {id(parameter) for optimizer in self.optimizers() for parameter in parameters_of(optimizer)}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -101,7 +101,7 @@ class FoundState:
         return [each for each in hooks.optimizers() if each not in self._replaced]
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Every parameter of the modules that optimizers update, once; in the optimizers' order if they update all."""
+        """Every parameter, once, of the modules that optimizers update; in the optimizers' order if they update all of them."""
         if self._named is None:
             stepped = [p for optimizer in self.optimizers() for p in parameters_of(optimizer)]
             known, self._updated = {id(p) for root in self._roots for p in root.parameters()}, {id(p) for p in stepped}
@@ -109,7 +109,7 @@ class FoundState:
                 self._roots = _holders(stepped) or self._roots
             names = {id(p): name for name, p in self._of_roots("named_parameters")}
             rest = [p for root in self._roots for p in root.parameters()]
-            # If some are frozen, the optimizers of the next stage may have them in another order.
+            # If some are frozen, the next stage's optimizers may have them in another order.
             self.in_part = len(self._updated) < len({id(p) for p in rest})
             unique = {id(p): p for p in ([*rest, *stepped] if self.in_part else [*stepped, *rest])}
             named = [(names.get(key, f"{UNNAMED}{n}"), p) for n, (key, p) in enumerate(unique.items())]
@@ -125,7 +125,7 @@ class FoundState:
         return [by_tensor[each] for each in tensors] if {*tensors} == {*by_tensor} else named
 
     def modules(self) -> list[torch.nn.Module]:
-        """The outermost ones that hold `parameters`."""
+        """The outermost modules that hold `parameters`."""
         return self._roots
 
     def learning_rates(self) -> list[float]:
@@ -144,7 +144,8 @@ class FoundState:
         return names_of_optimizers(self.optimizers())
 
     def scheduled(self) -> bool:
-        """Whether a torch scheduler sets the learning rates of an optimizer, be it through a wrapper with the same groups."""
+        """Whether a torch scheduler sets the learning rates of an optimizer, directly or through a wrapper with the same
+        groups."""
         known = self.optimizers()
         if any(hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in known):
             return True
@@ -182,8 +183,8 @@ class FoundState:
         return beside(trained, self._updated)
 
     def trained_in(self, held: Mapping[str, str]) -> tuple[str, ...]:
-        """The folders of what is saved that hold the models as they are now, each told by its smallest matrix: a teacher or an
-        average has the same names."""
+        """The folders of a save that hold the current models, recognised by the smallest matrix: a teacher or an average has
+        the same names but other values."""
         found: set[str] = set()
         for root in self._roots:
             for name, told in _smallest(root):
@@ -192,8 +193,8 @@ class FoundState:
         return tuple(sorted(found))
 
     def is_held_in(self, path: Path, aside: bool = False) -> bool:
-        """Whether a file of any kind (see `records.tensor_files`) holds a model as it is now, told by its smallest matrix; of a
-        file written beside the training, whether it holds all of a model's parameters, by name and size. Raises OSError."""
+        """Whether a file of any kind (see `records.tensor_files`) holds a current model, recognised by its smallest matrix; for
+        a file written by another thread, whether it holds all of a model's parameters, by name and size. Raises OSError."""
         with path.open("rb") as file:
             looks_so = is_one(file.read(8), path.suffix)
         if not looks_so or path.stat().st_size > MOST_BYTES:
@@ -212,7 +213,7 @@ class FoundState:
         return [*self._roots, *hooks.optimizers()]
 
     def of_script(self) -> dict[str, str]:
-        """Empty: here it cannot be distinguished from what the script trains."""
+        """Empty: here it cannot be distinguished from the state that the script trains."""
         return {}
 
     def loader_workers(self) -> list[tuple[int, int]]:
@@ -233,7 +234,7 @@ def _unwrapped(name: str) -> str:
 
 
 def _sizes(root: torch.nn.Module) -> set[tuple[str, int]]:
-    """A model's parameters by name, with their sizes in bytes, but for those that are too small to be found in files."""
+    """A model's parameters by name, with sizes in bytes, without those too small to be found in files."""
     return {(_unwrapped(name), each.nbytes) for name, each in root.named_parameters() if each.nbytes >= LEAST_BYTES}
 
 
@@ -243,7 +244,7 @@ def _smallest(root: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def _digests_in_files(tensor: torch.Tensor) -> set[str]:
-    """Those that `records.tensor_files` gives its bytes, and an array of numpy's with them."""
+    """The digests that `records.tensor_files` gives to its bytes and to a numpy array of them."""
     values = local_part(tensor.detach()).cpu().contiguous()
     array = io.BytesIO()
     with contextlib.suppress(TypeError):  # numpy has no such numbers (bfloat16, float8)
@@ -264,7 +265,7 @@ def _bare(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
-    """The topmost modules alive that hold any of these, in the order of the first that each holds."""
+    """The topmost live modules that hold any of these, ordered by the first one each holds."""
     order = {id(parameter): number for number, parameter in reversed(list(enumerate(parameters)))}
     modules = alive()
     inner = {id(child) for module in modules for child in module._modules.values()}
@@ -275,7 +276,7 @@ def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
 
 
 def stepped_digest() -> str:
-    """A quick digest (see `spots`) of what the live optimizers update and keep: it changes when something is loaded."""
+    """A quick digest (see `spots`) of the live optimizers' parameters and state: it changes when something is loaded."""
     seen = {
         str(number): [parameters_of(each), {str(path): value for path, value in _state_of(each)}]
         for number, each in enumerate(hooks.optimizers())
@@ -284,7 +285,7 @@ def stepped_digest() -> str:
 
 
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Any that is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
+    """Whether any gradient is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
     return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
 
 
@@ -330,7 +331,8 @@ def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:
 
 
 def let_go_of_replaced() -> None:
-    """Free optimizers whose parameters another has taken over: a cycle with their scheduler may keep them alive."""
+    """Free optimizers whose parameters another one has taken over: a reference cycle with their scheduler may keep them
+    alive."""
     stepped = [id(parameter) for optimizer in hooks.optimizers() for parameter in parameters_of(optimizer)]
     if len(set(stepped)) < len(stepped):
         gc.collect()
@@ -350,7 +352,7 @@ def _digest_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What an optimizer keeps, by the parameter's number and the keys below: a tensor, or a plain value."""
+    """An optimizer's state, by the parameter's number and the keys below: a tensor, or a plain value."""
     if any(kind.__qualname__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
         return  # its inner optimizer updates this rank's share; nothing reads what loading leaves in the outer one
     for index, parameter in enumerate(parameters_of(optimizer)):

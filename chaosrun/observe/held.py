@@ -1,9 +1,9 @@
-"""All parts of one value of a script by name, or an error if some of them cannot be looked at. `script_state` may leave parts
-out; this module may not.
+"""All parts of a script's value by name, or an error if some cannot be read. `script_state` may leave parts out; this module
+may not.
 
 An object of a Python class holds its attributes and slots. For a type written in C, the garbage collector gives the parts that
-are objects. If it may have others, it is asked as `copy` and `pickle` ask (object.__reduce_ex__), which refuses rather than
-leave anything out. Changes nothing.
+are objects. If it may have others, `object.__reduce_ex__` is called, as `copy` and `pickle` do: it refuses rather than leave
+anything out. Changes nothing.
 """
 
 import abc
@@ -60,7 +60,7 @@ SETS = re.compile(r"\bself\.(\w+)(?=(?:, self\.\w+)*(?:: [^=\n]+)? [-+*/|&]?= )|
 
 
 def held(value: Any) -> list[tuple[str, Any]]:
-    """The parts of a value, by name. Raises TypeError for a value that may have others, and whatever looking at it raises."""
+    """The parts of a value, by name. Raises TypeError for a value that may have more, and any error of reading it."""
     kind = type(value)
     if kind in STATELESS or kind.__module__ == "typing":
         return []
@@ -80,10 +80,10 @@ def _parts(value: Any, kind: type) -> Held:
         case types.GeneratorType():
             if (frame := value.gi_frame) is not None and not is_our_generator(value):
                 yield "line", frame.f_lasti
-                views = {id(frame), id(frame.f_locals)}  # which exist once somebody has asked for them
+                views = {id(frame), id(frame.f_locals)}  # which exist only after their first use
                 yield from (each for each in _referents(value) if id(each[1]) not in views)
         case type():
-            # For a class of a library, only what a script may have put into it: it has no state of its own.
+            # For a library's class, only what a script may have put into it: the class itself has no state.
             own = is_of_the_job(file_of(value))
             yield from ((key, child) for key, child in variables(value) if own or type(child) in (int, float, str))
             yield "bases", value.__bases__
@@ -113,7 +113,7 @@ def _of_object(value: Any, kind: type) -> Held:
         reduced = value.__reduce_ex__(4)
         if isinstance(reduced, str):
             raise TypeError(f"is known by its name, {reduced}")
-        for number, part in enumerate(reduced[1:], 1):  # the items that are to be added come as iterators
+        for number, part in enumerate(reduced[1:], 1):  # the items to add come as iterators
             yield f"at/{number}", list(part) if number > 2 and isinstance(part, Iterator) else part
     if kind is not native:
         yield "class", kind
@@ -121,7 +121,7 @@ def _of_object(value: Any, kind: type) -> Held:
 
 
 def _of_function(value: types.FunctionType) -> Held:
-    """The function's variables. A library's function counts, too: it may wrap one of the script's."""
+    """The function's variables. A library's function also counts: it may wrap one of the script's."""
     if value.__code__.co_filename.startswith(OWN_FILES):
         return
     yield from (("closure", value.__closure__), ("defaults", value.__defaults__), ("keyword defaults", value.__kwdefaults__))
@@ -137,9 +137,9 @@ def variables(value: Any) -> Held:
 
 
 def locals_of(frame: types.FrameType) -> dict[str, Any]:
-    """The variables of a running function; empty for one that asks for them itself, which up to Python 3.12 would find its own
-    `locals()` changed. What Python keeps of them with the frame is emptied: it would keep alive what the function drops later
-    (a checkpoint that was loaded, a loss with its graph)."""
+    """The variables of a running function; empty for one that reads its own `locals()`, which would change them up to Python
+    3.12. Clears the copy that Python keeps with the frame: it would keep alive what the function drops later (a loaded
+    checkpoint, a loss with its graph)."""
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED or _asks(frame.f_code):
         return {}
     kept = frame.f_locals
@@ -163,7 +163,8 @@ def _asks(code: types.CodeType) -> bool:
 
 
 def attributes(value: Any) -> Held:
-    """What its dictionary and slots hold, without what checkpoints hold and the empty internals of torch modules."""
+    """The contents of its dictionary and slots, without state that checkpoints hold and the empty internals of torch
+    modules."""
     saved = _of_sgd() if isinstance(value, torch.optim.Optimizer) else ()
     empty = MODULE_INTERNALS if isinstance(value, torch.nn.Module) else ()
     with contextlib.suppress(AttributeError):
@@ -176,17 +177,18 @@ def attributes(value: Any) -> Held:
 
 @functools.cache
 def _of_sgd() -> frozenset[str]:
-    """Attributes of an optimizer whose state checkpoints hold. Asked for late: a command's first optimizer makes it a rank.
+    """Attributes of an optimizer whose state checkpoints hold. Computed late: making a first optimizer turns a command's
+    process into a rank.
 
-    The first optimizer of a class has torch put hooks around the class's `step`, for good: a script's subclass of it would find
-    others in a process that has asked.
+    At the first optimizer of a class torch puts hooks around the class's `step`, permanently, so this must not change what a
+    script's subclass finds.
     """
     probe = type("Probe", (torch.optim.SGD,), {})
     return frozenset(vars(probe([torch.zeros(())]))) - {"defaults", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"}
 
 
 def added(value: Any) -> Held:
-    """Attributes that are set by no code of a library."""
+    """Attributes that no library code sets."""
     known = _set_by_libraries(type(value))
     return ((key, child) for key, child in getattr(value, "__dict__", {}).items() if key not in known)
 
@@ -221,13 +223,13 @@ def _is_in_python(kind: type) -> bool:
 
 
 def is_our_generator(value: Any) -> bool:
-    """Whether it is the generator by which the protocol iterates over the loader; the position says how far it is."""
+    """Whether it is the protocol's own generator over the loader, whose progress is in the position."""
     return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(PACKAGE)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def file_of(kind: type) -> str | None:
-    """The file that defines a class: its functions decide, since a module may have taken the name of another."""
+    """The file that defines a class, from its functions, since a module may have taken the name of another."""
     if kind.__module__ in ("builtins", "itertools", "types", "functools", "collections"):
         return None
     functions = (value for value in vars(kind).values() if isinstance(value, types.FunctionType))

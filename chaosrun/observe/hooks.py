@@ -1,7 +1,7 @@
-"""Hooks in torch that observe a training which nobody adapted: forward and backward passes, optimizers, and loaders' batches.
+"""Hooks in torch that observe an unmodified training: forward and backward passes, optimizers, and loaders' batches.
 
-Installed once a process, before the script's first line. They report to one listener and change nothing. Nothing is reported
-from children that a rank forks (loader workers), nor from inside the call of an outermost module.
+Installed once per process, before the script's first line. They report to one listener and change nothing. Children that a rank
+forks (loader workers) and calls inside that of an outermost module report nothing.
 """
 
 import functools
@@ -20,10 +20,11 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Listener(Protocol):
-    """Receives what the hooks see."""
+    """Receives the hooks' events."""
 
     def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
-        """The outermost module is about to be called with gradients enabled; in evaluation mode, perhaps to evaluate."""
+        """The outermost module is about to be called with gradients enabled; if it is in evaluation mode, perhaps to
+        evaluate."""
         ...
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
@@ -37,7 +38,7 @@ class Listener(Protocol):
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
 
     def step_was_skipped(self) -> None:
-        """A gradient scaler found an overflow and did not call the optimizer."""
+        """A gradient scaler has found an overflow and not called the optimizer."""
         ...
 
     def gradients_dropped(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -50,7 +51,7 @@ class Listener(Protocol):
 
 
 class _Seen:
-    """What the hooks have seen in this process."""
+    """The hooks' state in this process."""
 
     def __init__(self) -> None:
         self.listener: Listener | None = None
@@ -81,8 +82,8 @@ _seen = _Seen()
 
 
 def _is_traced() -> bool:
-    """By torch.jit.trace, torch.compile, torch.export or make_fx, or it runs on tensors without values: whatever a listener
-    computes of such tensors would become a part of the script's graph, or fails. No training is made in there."""
+    """Whether the call is traced by torch.jit.trace, torch.compile, torch.export or make_fx, or runs on tensors without values:
+    a listener's computations on such tensors would become part of the script's graph, or fail. No training happens there."""
     modes = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
     return (
         torch._C._get_tracing_state() is not None
@@ -92,13 +93,13 @@ def _is_traced() -> bool:
 
 
 def is_captured() -> bool:
-    """Whether what is called now becomes a part of a CUDA graph and is not computed: no value can be read meanwhile."""
+    """Whether calls are being captured into a CUDA graph instead of computed, so that no value can be read."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def uncompiled(hook: Hook) -> Hook:
-    """For a hook that may be called inside a function that torch.compile is given: it does not become a part of it. As a
-    function of ours, since the compiler's own holds its address, and an optimizer's hooks count as state of the training."""
+    """Keep a hook that may be called inside a function under torch.compile out of its graph. Returns our own function, since
+    the compiler's holds its address, and an optimizer's hooks count as state of the training."""
     disabled = torch.compiler.disable(hook)
 
     @functools.wraps(hook)
@@ -127,7 +128,7 @@ def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
 
 
 def let_go() -> None:
-    """Release what was kept for the first step; needed for a script that ends without making one."""
+    """Release the objects kept for the first step; needed for a script that ends without one."""
     _seen.kept = None
 
 
@@ -144,8 +145,8 @@ def _see_forward_passes() -> None:
         if _seen.inside or not torch.is_grad_enabled():
             return inner(self, *inputs, **named)
         listener = _seen.hears()
-        # A loss function, a metric, an augmentation: modules without parameters only compute. Nothing is trained on meta: a
-        # copy whose operations are counted.
+        # Modules without parameters (a loss function, a metric, an augmentation) only compute. A module on meta is not
+        # trained: it is a copy used to count operations.
         if listener is None or (first := next(self.parameters(), None)) is None or first.is_meta:
             return inner(self, *inputs, **named)
         _seen.inside = True
@@ -220,24 +221,24 @@ def _see_optimizers() -> None:
     _see_zero_grad(torch.nn.Module, lambda module: module.parameters())
     torch.amp.GradScaler.step = scaler_step
     if "torch._dynamo" in sys.modules:
-        see_steps()  # else the first optimizer imports it, in a second
+        see_steps()  # otherwise the first optimizer imports it, which takes a second
 
 
 def with_hooks(optimizer: Optimizer) -> Optimizer:
-    """The optimizer. One whose class makes a torch optimizer of itself without torch's own `__init__`, as a Lookahead around
-    another often does, gets what that would have given it to keep hooks in."""
+    """The optimizer. If its class skips torch's `__init__`, as a Lookahead around another optimizer often does, adds the hook
+    dictionaries which that would have made."""
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         vars(optimizer).setdefault("defaults", {})
         Optimizer.__setstate__(optimizer, {})
-        if step := vars(optimizer).get("step"):  # a scheduler has put it there, around one without hooks
+        if step := vars(optimizer).get("step"):  # a scheduler has put it around a step without hooks
             hooked = Optimizer.profile_hook_step(lambda _, *given, **named: step(*given, **named))
             vars(optimizer)["step"] = functools.wraps(step)(functools.partial(hooked, optimizer))
     return optimizer
 
 
 def hook_each_step(optimizer: Optimizer) -> None:
-    """Have every `step` of the optimizer's classes call its hooks, a `super().step()` too. torch does so from a class's first
-    instance on: what is recorded would hang on whether the script, at whatever time, makes one."""
+    """Make every `step` of the optimizer's classes call its hooks, including a `super().step()`. torch does so only from a
+    class's first instance on, so the records would depend on whether and when the script makes one."""
     for kind in type(optimizer).__mro__:
         step: Any = vars(kind).get("step")
         if step and kind is not Optimizer and issubclass(kind, Optimizer) and not hasattr(step, "hooked"):

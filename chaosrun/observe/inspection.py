@@ -1,7 +1,7 @@
 """Writes every quantity of an inspected step to disk. Used only in a replay for `chaosrun diagnose`.
 
-It looks and copies: it draws no random number and changes no tensor, so a replay computes what the run computed. The format is
-`records.inspection`; values that are equal on several ranks or in several steps are stored once, by digest.
+It only reads and copies: it draws no random number and changes no tensor, so a replay computes what the run computed. The
+format is `records.inspection`; values that are equal on several ranks or in several steps are stored once, by digest.
 """
 
 import json
@@ -29,7 +29,7 @@ INT64 = range(-(2**63), 2**63)
 
 
 class Inspector:
-    """What one rank of one attempt writes down about the steps that its order names."""
+    """Writes the quantities of one rank of one attempt in the steps that its order names."""
 
     def __init__(self, state: "State", order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
         self._state = state
@@ -52,7 +52,7 @@ class Inspector:
         return self._step in self._steps
 
     def begin(self, position: Position, parameters: Named) -> None:
-        """The attempt goes on from here."""
+        """The attempt resumes here."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._tensors.mkdir(parents=True, exist_ok=True)
         self._step = position.step + 1
@@ -108,7 +108,7 @@ class Inspector:
 
     def _arrival(self, name: str) -> Any:
         def arrive(gradient: torch.Tensor) -> None:
-            # The first arrival counts: reentrant checkpoints bring several.
+            # The first arrival counts: reentrant checkpoints have several.
             number = self._batches - 1
             if ("local gradients", number, name) not in self._entries:
                 self._note("local gradients", name, gradient, micro_batch=number)
@@ -196,7 +196,7 @@ def _raw(tensor: torch.Tensor) -> Any:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value inside containers and objects with its path ("0/state/weight/exp_avg"), in the order in which it is held."""
+    """Every value inside containers and objects with its path ("0/state/weight/exp_avg"), in their own order."""
     match value:
         case torch.Tensor() | numpy.ndarray() | numpy.generic() | str() | bytes() | int() | float() | complex() | None:
             yield path, value

@@ -1,8 +1,8 @@
 """The ledgers of sample ids: the indices that a loader's sampler yields, assigned to batches as the loader hands them out, or
 when a forward pass takes the tensors of a batch.
 
-They hook in where every iterator of torch and torchdata takes its next indices: they see what is fetched, not what a restored
-loader skips, and change neither loader nor sampler.
+They hook in where every iterator of torch and torchdata takes its next indices: they see the indices fetched, not those a
+restored loader skips, and change neither loader nor sampler.
 """
 
 from collections import deque
@@ -43,23 +43,23 @@ class SampleLedger:
 
     def watch(self, loader: Any) -> None:
         """Listen to the next iterator of `loader`."""
-        from accelerate.data_loader import DataLoaderDispatcher  # loaded by now, where a session watches
+        from accelerate.data_loader import DataLoaderDispatcher  # already imported where a session watches
 
         base = loader.base_dataloader
         self._handed_out = deque()
         in_order = base.num_workers == 0 or getattr(base, "in_order", True)
-        # A dispatcher reads on rank 0 alone and cuts what it read into shares.
+        # A dispatcher reads on rank 0 alone and splits each batch among the ranks.
         dispatched = issubclass(type(loader), DataLoaderDispatcher)
         self._watching = in_order and not dispatched and not isinstance(base.dataset, IterableDataset)
         if not self._watching:
             return
 
         def begin() -> Iterator[Any]:
-            # Once: the ledger follows this iterator and none that the script makes later.
+            # Once: the ledger follows this iterator, not those that the script makes later.
             base.__dict__.pop("__iter__", None)
             return self._follow(type(base).__iter__(base))
 
-        # accelerate calls this very attribute to get the iterator.
+        # accelerate calls this attribute to get the iterator.
         base.__dict__["__iter__"] = begin
 
     def next_ids(self) -> list[Any] | None:
@@ -82,8 +82,8 @@ class SampleLedger:
 
 
 class BatchLedger:
-    """Batches that all loaders of this process hand out, recognised by their tensors: loaders fetch ahead, and a batch may be
-    skipped. Ids are unknown for a batch that was changed on its way to the model, or that looks like another."""
+    """Batches from all loaders of this process, recognised by their tensors, as loaders fetch ahead and a batch may be skipped.
+    Ids are unknown for a batch that was changed on its way to the model, or that looks like another."""
 
     def __init__(self) -> None:
         listen()
@@ -104,7 +104,7 @@ class BatchLedger:
         _BaseDataLoaderIter.__next__ = self._telling(_BaseDataLoaderIter.__next__)
 
     def taken(self, tensors: Iterable[torch.Tensor]) -> list[Any] | None:
-        """The ids of the batch that these tensors belong to."""
+        """The ids of the batch to which these tensors belong."""
         tensors = list(tensors)
         addresses = {address_of(tensor) for tensor in tensors} - {0}
         found = next((entry for entry in reversed(self._handed_out) if addresses & entry.addresses), None)
@@ -122,7 +122,7 @@ class BatchLedger:
         self._beside.update(list(self._since)[-1:])
 
     def fetched(self, *, skipping: bool) -> list[Any] | None:
-        """The ids of the one batch that a loader has handed out for this forward pass; None if it was none, or several.
+        """The ids of the one batch that a loader has yielded for this forward pass; None if there was none, or several.
         `skipping`: before its first pass the script skips batches that it has already trained on."""
         iterator, count = next(reversed(self._since.items()), (None, 0))
         others = self._since.keys() - self._beside - {iterator}
@@ -130,17 +130,17 @@ class BatchLedger:
         self._since, self._beside, self._begins = {}, set(), False
         newest = self._handed_out[-1] if self._handed_out else None
         if alone and self._unknown and newest and newest.iterator == iterator:
-            self._count(newest)  # what the script has made anew of a batch, it has made in the pass over this loader
+            self._count(newest)  # tensors that the script derived from a batch come from the pass over this loader
         return self._newest if alone else None
 
     def _count(self, taken: "_HandedOut") -> None:
-        """Another iterator's batch begins a pass, as does an earlier one than the last."""
+        """Count passes: a batch of another iterator begins one, as does a batch earlier than the last."""
         last, self._last = self._last, taken
         if last is None or taken.iterator != last.iterator or taken.number < last.number:
             self.passes += 1
 
     def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
-        """The batch that these tensors are copies of, on another device for instance; None if it may be one of several."""
+        """The batch of which these tensors are copies (on another device, for instance); None if several are possible."""
         samples = _samples(tensors) if self._handed_out else set()
         alike = [(len(samples & _samples(entry.tensors)), entry) for entry in self._handed_out]
         most = max((count for count, _ in alike), default=0)
@@ -152,11 +152,11 @@ class BatchLedger:
             on_their_way = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
             drawn = _drawn.get(iterator)
             while drawn and len(drawn) > on_their_way:
-                drawn.popleft()  # from a pass that was broken off
+                drawn.popleft()  # from an interrupted pass
             try:
                 batch = following(iterator)
             except StopIteration:
-                # Batches that no training pass has taken until the end were evaluated, or skipped.
+                # Batches that no training pass took were evaluated, or skipped.
                 self._since.pop(ref(iterator), None)
                 raise
             drawn = _drawn.get(iterator)
@@ -177,19 +177,19 @@ class BatchLedger:
 @dataclass(frozen=True, slots=True, eq=False)
 class _HandedOut:
     tensors: list[torch.Tensor]
-    """Kept alive, so that nothing else gets their addresses."""
+    """Kept alive, so that no other tensor gets their addresses."""
     addresses: set[int]
     ids: list[Any] | None
     iterator: _Iterator
     number: int
-    """How many batches the iterator has handed out, this one included."""
+    """How many batches the iterator has yielded, this one included."""
 
 
 def _samples(tensors: Iterable[torch.Tensor]) -> set[tuple[Any, ...]]:
-    """Some values of each tensor of several; one that is no plain piece of memory (sparse, nested, meta) is left out."""
+    """Some values of each tensor with several; tensors without plain memory (sparse, nested, meta) are left out."""
     found: set[tuple[Any, ...]] = set()
     for tensor in tensors:
-        with suppress(RuntimeError, TypeError, NotImplementedError):  # what each layout raises is its own
+        with suppress(RuntimeError, TypeError, NotImplementedError):  # each layout raises a different error
             flat = tensor.detach().reshape(-1)
             if flat.numel() > 1:
                 found.add((tensor.dtype, tensor.shape, *flat[:: flat.numel() // SAMPLED + 1].tolist()))
@@ -197,8 +197,8 @@ def _samples(tensors: Iterable[torch.Tensor]) -> set[tuple[Any, ...]]:
 
 
 def listen() -> None:
-    """Have the loaders of this process remember what they draw. A stateful loader with workers draws its first batches as soon
-    as it is prepared: to know those, call this before."""
+    """Make this process's loaders remember the indices they draw. Call before a stateful loader with workers is prepared, as
+    that draws its first batches."""
     _BaseDataLoaderIter._next_index = _remembering
 
 
@@ -218,13 +218,13 @@ def _remembering(self: _BaseDataLoaderIter) -> Any:
 
 
 def _room_for(iterator: Any) -> "deque[Any]":
-    # At most so many batches are in flight, and one more is drawn before the oldest of them is returned.
+    # The most batches in flight, and the one drawn before the oldest of them is returned.
     ahead = iterator._prefetch_factor * iterator._num_workers if iterator._num_workers else 0
     return deque(maxlen=ahead + 1)
 
 
 def _plain(indices: Any) -> list[Any]:
-    """Sample ids as JSON values: numbers out of numpy and torch, anything that is no number or text by its repr."""
+    """Sample ids as JSON values: numpy's and torch's numbers as numbers, anything but numbers and texts by its repr."""
     whole = isinstance(indices, str | bytes) or not isinstance(indices, Iterable)
     values: Any = [indices] if whole else indices
     ids = [value.tolist() if hasattr(value, "tolist") else value for value in values]

@@ -1,4 +1,4 @@
-"""What a container may use of the machine: the limits of this process's control groups, of either version.
+"""A container's resource limits: those of this process's control groups, of either version.
 
 Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
 """
@@ -32,7 +32,8 @@ def memory_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | No
 
 
 def memory_room(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes that may still be taken; None without a limit. Cached files, also those in use, count as free: they make way."""
+    """Bytes that may still be taken; None without a limit. Cached files, even those in use, count as free, as they can be
+    evicted."""
     rooms: list[int] = []
     for folder in _folders("memory", mount, membership):
         for limit, usage, cached in (
@@ -53,7 +54,7 @@ def process_room(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | No
 
 
 def _folders(controller: str, mount: Path, membership: Path) -> Iterator[Path]:
-    """The group that this process is in for a controller, and all groups around it: the least of their limits counts."""
+    """This process's group for a controller, and all groups around it: the lowest of their limits counts."""
     for line in _read(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -65,7 +66,7 @@ def _folders(controller: str, mount: Path, membership: Path) -> Iterator[Path]:
             else next((mount / name for name in (controllers, controller) if (mount / name).is_dir()), mount)
         )
         group = top / path.strip("/")
-        # Within a namespace of its own a container sees its group as the top.
+        # In its own namespace a container sees its group as the top.
         yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
 
 

@@ -1,4 +1,4 @@
-"""The variables that a script's training loop makes anew in each step, according to its source."""
+"""The variables that a script's training loop sets anew in each step, according to its source."""
 
 import ast
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class _Use:
 
 
 def loop_variables(frame: Any) -> set[str] | None:
-    """Names that the script's training loop makes anew in each step; None when there is no such loop in its source."""
+    """Names that the script's training loop sets anew in each step; None when its source has no such loop."""
     while frame is not None:
         if is_own(frame.f_globals.get("__name__", "")):
             try:
@@ -51,7 +51,7 @@ def made_anew(tree: ast.Module) -> set[str] | None:
         for name, use in first.items():
             reads = [other for other in uses if other.name == name and not other.stores]
             covered = all(other.branch[: len(use.branch)] == use.branch for other in reads)
-            # A variable that is set only conditionally, and read nowhere else in the loop, is kept for later.
+            # A variable set only conditionally, and read nowhere else in the loop, is kept for later.
             kept = use.branch and (name in outside or not reads)
             if use.stores and covered and not kept:
                 names.add(name)
@@ -59,8 +59,8 @@ def made_anew(tree: ast.Module) -> set[str] | None:
 
 
 def _read_beside(loop: ast.For, node: ast.AST) -> Iterator[str]:
-    """Names that are read outside the loop. What a function that the loop is no part of has by such a name is its
-    own, but for what its parameters default to."""
+    """Names that are read outside the loop. In a function that does not contain the loop such a name is its own variable,
+    except in its parameters' defaults."""
     own: set[str] = set()
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and loop not in ast.walk(node):
         own = _own_names(node)
@@ -73,7 +73,7 @@ def _read_beside(loop: ast.For, node: ast.AST) -> Iterator[str]:
 
 
 def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
-    """The parameters and variables of a function, without those of functions in it."""
+    """The parameters and variables of a function, without those of nested functions."""
     own = {part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)}
     shared: set[str] = set()
     waiting: list[ast.AST] = [*function.body] if isinstance(function.body, list) else [function.body]
@@ -92,7 +92,7 @@ def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) ->
 
 
 def _uses(node: ast.AST, branch: tuple[int, ...]) -> Iterator[_Use]:
-    """Uses of variables in the order in which they are evaluated."""
+    """Uses of variables in order of evaluation."""
     match node:
         case ast.Name():
             yield _Use(node.id, isinstance(node.ctx, ast.Store), branch)

@@ -1,5 +1,5 @@
-"""How a script's modules are set: their mode, what is frozen, and plain attributes (a rate of dropout, a temperature, a count),
-which no state dict holds. Changes nothing."""
+"""The settings of a script's modules that no state dict holds: mode, frozen parameters, and plain attributes (a dropout rate, a
+temperature, a count). Changes nothing."""
 
 import contextlib
 from collections import Counter
@@ -37,12 +37,12 @@ class _Module:
 
 
 class ModuleSettings:
-    """What is told of them, step by step. Of modules that were there at the first step."""
+    """Their changes, step by step, for modules that existed at the first step."""
 
     def __init__(self, roots: Sequence[torch.nn.Module]) -> None:
         self._modules: list[_Module] = []
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
-        with contextlib.suppress(Exception):  # a module of the script may raise anything, which must not reach the training
+        with contextlib.suppress(Exception):  # a module of the script may raise any error, which must not reach the training
             for number, root in enumerate(roots):
                 prefix = f"{number}:" if number else ""
                 self._modules += [_Module(prefix + path, vars(module)) for path, module in root.named_modules()]
@@ -52,7 +52,7 @@ class ModuleSettings:
         self._changes: Counter[str] = Counter()
 
     def changed(self) -> dict[str, str]:
-        """Those that are not what they were when this was last asked, by path; "" for one that is there no more."""
+        """Settings that changed since the last call, by path; "" for one that is gone."""
         now = [each.values() for each in self._modules], [each.requires_grad for _, each in self._parameters]
         if now == self._last:
             return {}
@@ -68,7 +68,7 @@ class ModuleSettings:
         }
 
     def _settings(self, values: Sequence[Sequence[Any]], trained: Sequence[bool]) -> dict[str, str]:
-        """Readable; without what is as usual: modules that train, and parameters that are trained."""
+        """Readable settings without the usual ones (modules in training mode, parameters that require gradients)."""
         told: dict[str, str] = {}
         for module, held in zip(self._modules, values, strict=True):
             for name, value in zip(module.names, held, strict=True):

@@ -1,9 +1,9 @@
-"""What this rank, and every process that it forks, reads of files that other legs of the job, or earlier attempts of its own,
-left (`records.opened`).
+"""Detects reads, by this rank and every process it forks, of files that other legs of the job or earlier attempts left
+(`records.opened`).
 
 Python reports every file that it opens (`sys.addaudithook`). The common readers written in C++ and Rust are wrapped, and files
 mapped into memory are listed when a training begins and ends. Not seen: a started program without the file's name among its
-arguments, other native readers, and a script that asks only whether a file is there.
+arguments, other native readers, and a script that only checks whether a file exists.
 """
 
 import os
@@ -47,8 +47,8 @@ _THIS_LEG = TrainingTime(leg="", begun_s=0.0, since_s=0.0, until_s=0.0)
 
 
 class FileWatch:
-    """Watches one rank; `found` is called once for each file. What lies in the leg's `own` folder belongs to this leg, also if
-    another process trained beside it before a supervisor took over."""
+    """Watches one rank; `found` is called once for each file. Files in the leg's `own` folder belong to this leg, even if
+    another process trained next to it before a supervisor took over."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class FileWatch:
         }
 
     def begin(self) -> None:
-        """Listen from now on, to the end of the process: an audit hook cannot be taken off."""
+        """Listen from now until the end of the process: an audit hook cannot be removed."""
         sys.addaudithook(self._hear)
         self.wrap_native_readers()
 
@@ -94,7 +94,7 @@ class FileWatch:
         wrap_imported(NATIVE_READERS, self._read)
 
     def look_at_mappings(self) -> None:
-        """Check files that are mapped into memory or open for reading only, whoever opened them."""
+        """Check files that are mapped into memory or open for reading only, by whichever code."""
         for path in {*mapped_files(), *(path for path, writes, _ in open_files() if not writes)}:
             self._read(path)
 
@@ -112,7 +112,7 @@ class FileWatch:
         self._read(database)
 
     def _start(self, command: Any) -> None:
-        """A program is started: it counts as reading every file among its arguments."""
+        """Count a started program as reading every file among its arguments."""
         try:
             words = shlex.split(os.fsdecode(command)) if isinstance(command, str | bytes) else [os.fsdecode(a) for a in command]
             if len(words) == 3 and words[1] == "-c":
@@ -134,14 +134,14 @@ class FileWatch:
         self._found(name, *left)
 
     def _keep(self, path: Any, *_: Any) -> None:
-        """Remember a file of another leg, content included, before a change makes it look like this leg's own."""
+        """Remember a file of another leg with its content, before a change makes it look like this leg's own."""
         left = self._left(path)
         if left is not None:
             found = os.stat(path)
             self._kept[found.st_dev, found.st_ino] = left
 
     def _left(self, path: Any) -> tuple[TrainingTime, float] | None:
-        """Which leg left a file, and when; None if it was this attempt or no leg, or if there is no such file."""
+        """Which leg left a file, and when; None for this attempt, for no leg, or if there is no such file."""
         try:
             found = os.stat(path)
         except (OSError, TypeError, ValueError):
@@ -171,14 +171,14 @@ def watch(
     made: Sequence[Path] = (),
     since_s: float = 0.0,
 ) -> FileWatch:
-    """Write into `record` which files of `earlier` legs this process and its children read. Paths below `ours` do not count,
-    and in the leg's `own` folder only those below `made` that earlier attempts wrote since `since_s`."""
+    """Record in `record` which files of `earlier` legs this process and its children read. Paths below `ours` do not count, and
+    in the leg's `own` folder only those below `made` that earlier attempts wrote since `since_s`."""
 
     def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
         before = changed_s < left_by.since_s
         about = {"changed_s": changed_s, "before_training": before}
         opened = OpenedFile(path=path, left_by=left_by.leg, attempt=attempt, rank=rank, **about)
-        # One write, as several processes may add to the file.
+        # One write, as several processes may append to the file.
         descriptor = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             os.write(descriptor, encode(opened) + b"\n")
@@ -191,8 +191,8 @@ def watch(
 
 
 def caches() -> list[str]:
-    """Caches of compilers and Hugging Face, whose files are named by their content; and Python itself and folders of installed
-    packages, which change when others are installed by hard links (their versions are compared elsewhere)."""
+    """Folders to ignore: caches of compilers and Hugging Face, whose files are named by their content; Python itself and
+    installed packages, whose files change when others are installed by hard links (their versions are compared elsewhere)."""
     home, user = Path.home(), os.path.basename(str(Path.home()))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     hugging_face = os.environ.get("HF_HOME") or cache / "huggingface"

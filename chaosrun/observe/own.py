@@ -1,9 +1,9 @@
-"""One digest of all state that a training keeps beside what a checkpoint holds, and a list of what could not be digested.
+"""One digest of all state of a training that no checkpoint holds, and a list of what could not be digested.
 
-Stricter than `script_state`: nothing is left out silently. What cannot be looked into (`observe.held`), or is too large, is
-named, and no early verdict is given then. Looked at are the variables of the script's running functions and of its modules, and
-all objects of its making that the garbage collector knows: closures, generators, instances and iterators, wherever they are
-kept. Changes nothing.
+Stricter than `script_state`: nothing is left out silently. A value that cannot be inspected (`observe.held`), or is too large,
+is named, and then no early verdict is given. Covers the variables of the script's running functions and of its modules, and all
+objects of its own code that the garbage collector knows: closures, generators, instances and iterators, wherever they are kept.
+Changes nothing.
 """
 
 import datetime
@@ -69,7 +69,7 @@ class OwnState(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What is there before the script's first line."""
+    """The state before the script's first line."""
 
     environment: Mapping[str, str]
     names: frozenset[tuple[str, str]]
@@ -83,10 +83,10 @@ class Surroundings(NamedTuple):
 
 
 def own_state(state: ObservedState, before: Surroundings) -> OwnState:
-    """This process's own state, between two steps. `before`: as it was before the script's first line."""
+    """This process's own state, between two steps. `before`: the state before the script's first line."""
     try:
         return _own_state(state, before)
-    except Exception as error:  # an error in looking must not reach the training
+    except Exception as error:  # an error here must not reach the training
         return OwnState("", (f"{type(error).__name__}: {error}",))
 
 
@@ -113,7 +113,7 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
 
 
 class _Look:
-    """A walk through values and what they hold. Each is looked at once; if met again, only its name is added."""
+    """A walk through values and their contents. Each is visited once; if met again, only its name is added."""
 
     def __init__(self, known: dict[int, str]) -> None:
         self._met = known
@@ -143,7 +143,7 @@ class _Look:
             try:
                 text = self._text(value)
                 inside = held(value) if text is None else []
-            except Exception as error:  # an object of the script may raise anything: then it cannot be looked at
+            except Exception as error:  # an object of the script may raise any error: then it cannot be inspected
                 self.unseen.append(f"{path} ({type(value).__name__}: {type(error).__name__})")
                 continue
             self.text(path, f"{type(value).__qualname__} of {len(inside)}" if text is None else text)
@@ -153,7 +153,7 @@ class _Look:
             waiting.extend((f"{path}/{name}", child) for name, child in inside)
 
     def at_hidden(self) -> None:
-        """Look at objects that no root leads to: kept by a library, or on the stack of a running function."""
+        """Visit objects that are not reachable from a root: kept by a library, or on the stack of a running function."""
         before = self._texts
         told: list[str] = []
         # Sorted by name, as the garbage collector's order varies.
@@ -165,7 +165,7 @@ class _Look:
         self._texts = [*before, f"hidden={sorted(told)}"]
 
     def _text(self, value: Any) -> str | None:
-        """The text of a value that is compared as a whole, else None. Raises ValueError if it would leave something out."""
+        """The text of a value that is compared as a whole, else None. Raises ValueError if the text would be incomplete."""
         match value:
             case io.IOBase() | socket.socket() if value not in (sys.stdin, sys.stdout, sys.stderr):
                 raise ValueError("an open file, pipe or connection")
@@ -199,7 +199,7 @@ class _Look:
 
 
 def _about(tensor: torch.Tensor) -> str:
-    """What a tensor has beside its content: requires_grad, strides, gradient."""
+    """A tensor's properties besides its content: requires_grad, strides, gradient."""
     gradient = tensor.grad if tensor.is_leaf else None
     return f"{tensor.requires_grad} {tensor.stride()} {'-' if gradient is None else f'{tensor_digest(gradient):016x}'}"
 
@@ -209,7 +209,7 @@ def _names() -> frozenset[tuple[str, str]]:
 
 
 def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
-    """By name: what the script prepared, and the variables of its running functions and its modules."""
+    """By name: the prepared objects, and the variables of the script's running functions and modules."""
     yield from ((f"accelerator.{key}", value) for key, value in added(own))
     for kind, inner in WRAPPED.items():
         for number, wrapper in enumerate(getattr(own, kind)):
@@ -229,8 +229,8 @@ def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
 
 
 def _of_the_script() -> Iterator[Any]:
-    """Of the objects that the garbage collector knows, those made by the job's own code; and iterators, which no root may lead
-    to. Asks most objects only for their type, since there are hundreds of thousands."""
+    """The garbage collector's objects that were made by the job's own code; and iterators, which may be unreachable from the
+    roots. Reads only the type of most objects, since there are hundreds of thousands."""
     every = gc.get_objects()
     mostly = {kind for kind in set(map(type, every)) if kind in COUNTING or is_of_the_job(file_of(kind))}
     kinds = {kind for kind in set(map(type, every)) if kind in mostly or kind in CODE or issubclass(kind, type)}
@@ -241,7 +241,7 @@ def _of_the_script() -> Iterator[Any]:
             own = is_of_the_job(file) or (kind is types.GeneratorType and file == SAMPLERS)
             own = own and not (kind is types.CoroutineType and value.cr_running)
         elif kind is enumerate:
-            own = not is_our_generator(value.__reduce__()[1][0])  # the count itself is in the loop's variable
+            own = not is_our_generator(value.__reduce__()[1][0])  # the count is in the loop's variable
         else:
             own = kind in mostly or is_of_the_job(file_of(value))
         if own:
@@ -283,7 +283,7 @@ def _of_the_process(before: Surroundings) -> Iterator[Any]:
 
 
 def _elsewhere(accelerator: Any) -> Iterator[str]:
-    """Names of state in other threads and processes, in iterators of streams, and in packages that are not looked at."""
+    """Names of state in other threads and processes, in iterators of streams, and in packages that are not inspected."""
     frame = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
         frame = frame.f_back

@@ -1,9 +1,9 @@
-"""The probe of a training loader: does what it yields depend on the global random streams, which no restart restores for it?
+"""Probes whether a training loader's samples depend on the global random streams, which a restart does not restore for it.
 
 With loader workers those streams are never saved, without them the loader has drawn ahead of the step that is saved (hazards
 R5, R6). A few samples are fetched twice under one state of the streams, and again under others. Forked children of the rank do
-it and leave it untouched: they have their own copy of the dataset, their own positions in open files, none of its sockets and
-pipes, and a deadline. What cannot be fetched there (CUDA in use, a live connection, a lock) is "unknown".
+this and leave it untouched: they have their own copy of the dataset, their own positions in open files, none of its sockets and
+pipes, and a deadline. A sample that cannot be fetched there (CUDA in use, a live connection, a lock) is "unknown".
 """
 
 import fcntl
@@ -56,7 +56,7 @@ class _Fetched:
 
 
 class _Unanswered(Exception):
-    """A child gave no answer, or the reason why it could not."""
+    """A child gave no answer, or only the reason for failing."""
 
 
 def probe(loader: Any) -> ProbeRecord:
@@ -108,7 +108,7 @@ def _under(loader: Any, states: tuple[int, ...]) -> Iterator[list[_Fetched]]:
     """The first samples, fetched as a loader worker fetches them, under each state of the global streams."""
     began = time.monotonic()
     source = loader.batch_sampler if loader._auto_collation else loader.sampler
-    # Once for all turns: a sampler may yield other indices the next time.
+    # Once for all fetches: a sampler may yield other indices the next time.
     keys = list(islice(([key] for batch in source for key in batch) if loader._auto_collation else iter(source), SAMPLES))
     for turn, state in enumerate(states):
         if turn >= 2 and time.monotonic() - began > ENOUGH_S:
@@ -160,10 +160,10 @@ def _seed(state: int) -> None:
 
 
 def _ask(question: Callable[[], Iterator[list[_Fetched]]], deadline: float) -> list[list[_Fetched]]:
-    """The answer of a child that is forked for the question. Raises _Unanswered. No process is left, whatever happens."""
+    """The answer of a child forked for this call. Raises _Unanswered. Never leaves a process behind."""
     answer, report = os.pipe2(os.O_CLOEXEC)
     with warnings.catch_warnings():
-        # Newer Python warns that a fork beside other threads may deadlock: hence the deadline.
+        # Newer Python warns that a fork in a process with threads may deadlock: hence the deadline.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -176,7 +176,7 @@ def _ask(question: Callable[[], Iterator[list[_Fetched]]], deadline: float) -> l
         os.close(answer)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(child, signal.SIGKILL)
-        with suppress(ChildProcessError):  # the script ignores SIGCHLD, so the kernel has reaped the child
+        with suppress(ChildProcessError):  # the script ignores SIGCHLD, so the kernel reaped the child
             os.waitpid(pid, 0)
         os.close(child)
     if said is None:
@@ -203,7 +203,7 @@ def _read(pipe: int, deadline: float) -> bytes | None:
 
 
 def _answer(question: Callable[[], Iterator[list[_Fetched]]], report: int) -> None:
-    """The child's whole life. Nothing of the parent's is flushed, closed or run at its end."""
+    """The child's whole life. Nothing inherited from the parent is flushed, closed or run at its end."""
     code = 1
     try:
         _let_go_of_files(report)
@@ -212,7 +212,7 @@ def _answer(question: Callable[[], Iterator[list[_Fetched]]], report: int) -> No
         fetched = [[asdict(sample) for sample in samples] for samples in question()]
         _say(report, {"fetched": fetched})
         code = 0
-    except BaseException as error:  # whatever the dataset raises is the answer
+    except BaseException as error:  # any error of the dataset is the answer
         _say(report, {"error": f"in the probe's process a sample could not be fetched: {type(error).__name__}: {error!s:.300}"})
     finally:
         os._exit(code)
@@ -225,8 +225,8 @@ def _say(pipe: int, value: Mapping[str, object]) -> None:
 
 
 def _let_go_of_files(report: int) -> None:
-    """Share no open file with the parent: reading would move its positions and take data from its connections. Files are opened
-    again at the same position; all other descriptors lead to /dev/null."""
+    """Share no open file with the parent, as reads would move its positions and take data from its connections. Files are
+    reopened at the same position; all other descriptors are redirected to /dev/null."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)

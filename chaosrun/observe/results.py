@@ -1,6 +1,7 @@
 """Records which files an attached script writes, while it trains and after its training is complete.
 
-Python reports each file that it opens (`sys.addaudithook`); the native writers of tensors are wrapped. Others are not seen.
+Python reports each file that it opens (`sys.addaudithook`); the native writers of tensors are wrapped. Other writers are not
+seen.
 """
 
 import os
@@ -18,7 +19,7 @@ _NATIVE_WRITERS = (
     ("safetensors.torch", "save_file"),
     ("safetensors.torch", "save_model"),
     ("safetensors.numpy", "save_file"),
-    # The name under which accelerate has imported it.
+    # The name by which accelerate imports it.
     ("accelerate.utils.other", "safe_save_file"),
     ("transformers.modeling_utils", "safe_save_file"),
 )
@@ -46,11 +47,11 @@ class Results:
         sys.addaudithook(self._hear)
 
     def complete(self) -> None:
-        """The training is complete: what is written from now on is its outcome."""
+        """Note that the training is complete: files written from now on are its outcome."""
         self._complete = True
 
     def saves(self) -> dict[str, tuple[tuple[int, float], ...]]:
-        """By path, after which steps it was written to, and when. No file is opened for this: it would count as a read."""
+        """By path, after which steps it was written to, and when. Opens no file: that would count as a read."""
         return {path: tuple(writes.items()) for path, writes in self.before.items() if len(writes) <= MOST}
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -1,8 +1,9 @@
-"""Finds the step at which a script resumed by itself, by comparing what it begins with to every step of an earlier trace.
+"""Finds the step at which a script resumed by itself, by comparing its initial state to every step of an earlier trace.
 
-Pure. No single quantity identifies a step: a warm-up from zero leaves the weights as they are, data repeat in every epoch, an
-optimizer without momentum keeps nothing. The chosen step agrees in the weights, if any does, and in as much else as possible;
-without weights in its data, unless they are those of the beginning, which any loader yields that was not restored.
+Pure. No single quantity identifies a step: a warm-up from zero leaves the weights unchanged, data repeat in every epoch, an
+optimizer without momentum has no state. The chosen step agrees in the weights, if any does, and in as much else as possible; if
+none agrees in the weights, it agrees in the data, unless they are the first batch, which any loader yields that was not
+restored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ QUANTITIES = ("weights", "data", "optimizer", "rates", "rng")
 
 
 class Standing(NamedTuple):
-    """What an attempt begins with."""
+    """The state with which an attempt begins."""
 
     weights: str
     optimizer: str
@@ -29,13 +30,13 @@ class Standing(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What the step after an attempt's place takes in."""
+    """The inputs of the step after an attempt's position."""
 
     data: str
     """The digest of its first inputs."""
     passes: int
     taken: bool
-    """The attempt has begun with them."""
+    """Whether the attempt has begun with them."""
 
 
 class Place(NamedTuple):
@@ -44,11 +45,11 @@ class Place(NamedTuple):
     due: Due | None = None
     """None if nothing is recorded of the step after it."""
     together: Mapping[str, int] = {}
-    """By the first of several optimizers to step, how many made the step when it last was."""
+    """By the first of several optimizers to step: how many made the step that it last began."""
 
 
 def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, alone: bool = False) -> Place:
-    """Compare what an attempt begins with to the `moments` of one trace. `own`: the trace is of an earlier attempt of the same
+    """Compare an attempt's initial state to the `moments` of one trace. `own`: the trace is of an earlier attempt of the same
     leg. `alone`: no other leg continues after the last moment, of which only weights and optimizer are known then."""
     agreeing = _agreeing(standing, moments, alone=alone)
     judged = [name for name in QUANTITIES if getattr(standing, name) is not None]
@@ -66,8 +67,8 @@ def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, al
 
 
 def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:
-    """By quantity, the steps after which it was the same. Data, stream and rates after a step are in the next step's record;
-    rates that a loop sets between forward pass and optimizer step are, at the forward pass, still those of the step before."""
+    """By quantity, the steps after which it was equal. Data, stream and rates after a step are in the next step's record; rates
+    that a loop sets between forward pass and optimizer step are, at the forward pass, still those of the step before."""
     found: dict[str, dict[int, None]] = {name: {} for name in QUANTITIES}
     rates = None if standing.rates is None else tuple(standing.rates)
     for moment in moments:

@@ -40,7 +40,7 @@ def restore_rng(state: Streams, device: torch.device) -> None:
 
 
 def digest_rng(device: torch.device) -> dict[str, str]:
-    """One 64-bit digest a stream, 16 hex digits."""
+    """One 64-bit digest per stream, 16 hex digits."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = numpy.random.get_state()
     streams = {

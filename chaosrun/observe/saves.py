@@ -1,8 +1,8 @@
-"""Observes in Python what a script saves: calls of torch.save and safetensors, files that Python opens, renames and removes,
-and folders that it makes.
+"""Observes a script's saves in Python: calls of torch.save and safetensors, files that Python opens, renames and removes, and
+folders that it makes.
 
-Reports each change below the outputs before it is made, and each file that is saved. What native code opens is not seen here
-but at the system calls (`faults.tracer`), which are traced from the first reported change on.
+Reports each change below the outputs before it is made, and each saved file. Files opened by native code are not seen here but
+in the system calls (`faults.tracer`), which are traced from the first reported change on.
 """
 
 import os
@@ -29,12 +29,12 @@ _CHANGES = frozenset({*_TWO_NAMES, "os.mkdir", "os.remove", "os.rmdir", "os.trun
 
 
 class _Opened(NamedTuple):
-    """A file that no known writer has written, as far as is known."""
+    """A file that apparently no known writer has written."""
 
     step: int
     writer: threading.Thread
     size: int = -1
-    """In bytes at the last look, while its writer lives."""
+    """Size in bytes at the last `look`, while its writer lives."""
 
 
 class SaveWatch:
@@ -73,7 +73,7 @@ class SaveWatch:
             return write()
         self._inside.add(thread)
         if how != "pickle":
-            self._opened.pop(path, None)  # if it was opened before
+            self._opened.pop(path, None)  # if it was opened earlier
         try:
             self._tell(step, path, how, done=False, held=self._contents(given))
             result = write()
@@ -83,11 +83,11 @@ class SaveWatch:
             self._inside.discard(thread)
 
     def look(self, holds_weights: Callable[[Path, bool], bool]) -> bool:
-        """Tell of files that hold the weights and that no known writer has written (a buffer's bytes, a pickle, an archive of
-        arrays). Call it when a step is over: what it has saved is written by then, unless by another thread.
+        """Report files that hold the weights and that no known writer has written (a buffer's bytes, a pickle, an archive of
+        arrays). Call when a step is over: its saves are written by then, unless by another thread.
 
         `holds_weights` gets a file, and whether it was written by another thread: then they are the weights of some step.
-        Returns whether anything was told since the last look.
+        Returns whether anything was reported since the last call.
         """
         for path in list(self._opened):
             if (opened := self._opened.pop(path, None)) is None:
@@ -132,7 +132,7 @@ class SaveWatch:
             self._tell(step, path, "remove", done=True)
 
     def _begin(self, path: str | None) -> int | None:
-        """The step that a change belongs to; None if the change does not count."""
+        """The step to which a change belongs; None if the change does not count."""
         if path is None or os.getpid() != self._pid or (step := self._step()) is None:
             return None
         self._begins(step)
@@ -154,10 +154,10 @@ class SaveWatch:
             self._tell(step, path, how, done=done, before=before)
 
     def _contents(self, given: Any) -> dict[str, str]:
-        """What is saved; empty in a background thread, where the step that it belongs to is unknown."""
+        """The saved contents; empty in a background thread, where their step is unknown."""
         if threading.current_thread() is not threading.main_thread():
             return {}
-        with suppress(Exception):  # an object of the script may raise anything, which must not reach its save
+        with suppress(Exception):  # an object of the script may raise any error, which must not reach its save
             return contents(given)
         return {}
 

@@ -1,7 +1,7 @@
-"""What a script keeps beside what a checkpoint holds: the values reachable from its variables and from the prepared objects.
+"""A script's state outside its checkpoints: the values reachable from its variables and from the prepared objects.
 
-Changes nothing: only stored attributes are read, and no property or iterator is run. What has no bits to compare (a socket, a
-lock, a Python module) is left out, and so is what is saved, which the caller names.
+Changes nothing: only stored attributes are read, and no property or iterator is run. Values without bits to compare (a socket,
+a lock, a Python module) are left out, as are the saved objects, which the caller names.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), mo
         try:
             text = text_of(value)
             held = [] if text is not None else list(itertools.islice((*_tensors_of(value), *children(value)), MOST_CHILDREN))
-        except Exception:  # an object of the script may raise anything, which must not reach the training
+        except Exception:  # an object of the script may raise any error, which must not reach the training
             met.add(id(value))
             continue
         if text is not None:
@@ -71,7 +71,7 @@ def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), mo
 
 
 def script_roots(accelerator: Accelerator) -> dict[str, object]:
-    """The variables of the script's running functions, its globals and its own modules; and what was prepared."""
+    """The variables of the script's running functions, its globals and its own modules; and the prepared objects."""
     roots: dict[str, object] = of_functions() | of_modules(of_the_job(list(sys.modules)))
     for what, prepared in (("model", accelerator._models), ("optimizer", accelerator._optimizers)):
         for number, value in enumerate(prepared):
@@ -82,7 +82,7 @@ def script_roots(accelerator: Accelerator) -> dict[str, object]:
 
 
 def is_own(module: str) -> bool:
-    """Whether the module is the script's own, or of a package that chaosrun does not know."""
+    """Whether the module is the script's own, or from a package that chaosrun does not know."""
     return module.partition(".")[0] not in LIBRARIES
 
 
@@ -94,7 +94,7 @@ def text_of(value: Any) -> str | None:
         case None | bool() | int() | str() | bytes() | complex():
             return _short(repr(value))
         case float():
-            # The time of a clock is no state.
+            # A clock's time is not state.
             return "a time" if abs(value - time.time()) < DAY_S else _short(repr(value))
         case torch.Tensor():
             return _of_tensor(value)
@@ -190,7 +190,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
     if not is_own(value.__module__ or "") or value.__code__.co_filename.startswith(OWN_FILES):
-        return  # by its file as well: functools.wraps gives a hook of ours the module of what it wraps
+        return  # by its file as well: functools.wraps gives our hook the module of the wrapped function
     names = value.__code__.co_freevars
     for name, cell in zip(names, value.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a variable that has no value yet
@@ -202,13 +202,13 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     info = inspect.getattr_static(kind, "cache_info", None)
-    # Of functools (a method of the script might do anything), around a function that is no library's.
+    # Of functools (a method of the script might have effects), around a function that is not a library's.
     if isinstance(info, types.MethodDescriptorType) and is_own(value.__module__ or ""):
         yield "cache", str(info(value))
     top = kind.__module__.partition(".")[0]
     if top in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return
-    # Of a progress bar only what it goes through: its times and counts are for people.
+    # Of a progress bar only its iterable: its times and counts are for people.
     yield from (held for held in attributes(value) if top != "tqdm" or held[0] == "iterable")
     if is_own(kind.__module__):
         yield "class", kind

@@ -1,5 +1,5 @@
-"""The plain values of a script (numbers, texts, lists of them, random generators) at the steps from which a restart may go on:
-the variables of its running functions and of its modules, and what its objects keep. Changes nothing."""
+"""The plain values of a script (numbers, texts, lists of them, random generators) at the steps at which a restart may resume:
+the variables of its running functions and of its modules, and the attributes of its objects. Changes nothing."""
 
 import sys
 import time
@@ -28,7 +28,7 @@ SLOW_S = 0.05
 
 
 class ScriptValues:
-    """What is told of them. `known`: what is compared elsewhere: models, optimizers."""
+    """Their changes. `known`: objects that are compared elsewhere: models, optimizers."""
 
     def __init__(self, known: Callable[[], list[Any]]) -> None:
         self._known = known
@@ -38,7 +38,7 @@ class ScriptValues:
         self._looks = MOST_LOOKS
 
     def changed(self) -> dict[str, str]:
-        """Those that are not what they were when this was last asked, by path; empty once it has been asked too often."""
+        """Values that changed since the last call, by path; empty after too many calls."""
         if self._looks == 0:
             return {}
         began_s, before = time.thread_time(), self._told
@@ -50,14 +50,14 @@ class ScriptValues:
             found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in (modules, functions)]
             told = dict(_readable(name, text) for some in found for name, text in some)
             self._told = told | untrained({**functions, **modules}, compared)
-        except Exception:  # an object of the script may raise anything, which must not reach the training
+        except Exception:  # an object of the script may raise any error, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
         return {name: text for name, text in self._told.items() if before.get(name) != text}
 
 
 def _readable(name: str, text: str) -> tuple[str, str]:
-    """Texts of the script's may be private: of longer ones, and of what is called like a secret, a digest is told."""
+    """The script's texts may be private: longer ones, and values named like a secret, are reported as digests."""
     quoted = "'" in text or '"' in text
     if quoted and (len(text) > LONGEST or SECRET.search(name.upper())):
         text = f"text {xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"

@@ -1,4 +1,4 @@
-"""The variables of a script: of its running functions, and of the modules that lie in its folder or below it."""
+"""The variables of a script: of its running functions, and of the modules in or below its folder."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def of_functions() -> dict[str, Any]:
-    """The variables of the script itself and of its running functions, of equal names the innermost's."""
+    """The variables of the script itself and of its running functions; for equal names the innermost one."""
     found = _of_module("", sys.modules["__main__"])
     frames, frame = [], sys._getframe()
     while frame is not None:
@@ -35,7 +35,7 @@ def of_the_job(names: Iterable[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
         module = sys.modules.get(name)
-        # Not by getattr: a module may import something when it is asked for what it has not.
+        # Not by getattr: a module may import something when asked for a missing attribute.
         file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
         if name not in ("__main__", "__mp_main__") and file.startswith(folders) and is_of_the_job(file):
             found[name] = None
@@ -43,7 +43,7 @@ def of_the_job(names: Iterable[str]) -> list[str]:
 
 
 def _named(key: str, value: object) -> str:
-    """Of methods that call each other, each has a `self`, which is called after its class."""
+    """Name variables; each `self` of methods that call each other is named after its class."""
     return f"{type(value).__name__}.self" if key == "self" else key
 
 
@@ -52,7 +52,7 @@ def _of_module(prefix: str, module: types.ModuleType) -> dict[str, Any]:
 
 
 def _counts(name: str, value: object) -> bool:
-    """Modules do not, nor functions that keep nothing that can change: there may be hundreds."""
+    """Whether a variable counts: not modules, nor functions without mutable state, of which there may be hundreds."""
     if name.startswith("__"):
         return False
     if type(value) is types.FunctionType:

@@ -17,7 +17,7 @@ from chaosrun.records.traces import UNNAMED
 
 
 class ObservedState:
-    """Models, optimizers, schedulers, random streams, and whatever the script registered."""
+    """Models, optimizers, schedulers, random streams, and the objects that the script registered."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -47,7 +47,7 @@ class ObservedState:
         return rates_of(self.optimizers())
 
     def optimizer_digest(self) -> str:
-        """Empty: every checkpoint holds digests of it."""
+        """Empty, as every checkpoint holds digests of it."""
         return ""
 
     def optimizer_digests(self) -> dict[str, str]:
@@ -70,7 +70,7 @@ class ObservedState:
         """Digests of everything, by component and by name inside it; see `records.traces.EndRecord`. Not `whole`: large
         tensors count by their `spots` only, for comparison with other such digests. `of`: the components, if at hand.
 
-        Raises MisuseError when a state dict holds something that has no bits to compare.
+        Raises MisuseError when a state dict holds a value without bits to compare.
         """
         try:
             found = (of or self.components()).items()
@@ -83,7 +83,7 @@ class ObservedState:
             ) from error
 
     def modes(self) -> dict[str, str]:
-        """Whether each module of the prepared models trains, by name."""
+        """Whether each module of the prepared models is in training mode, by name."""
         modules = [
             (f"{n}.{name}", module) for n, model in enumerate(self.bare_models()) for name, module in model.named_modules()
         ]
@@ -95,13 +95,13 @@ class ObservedState:
         return list(dict.fromkeys(getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks))
 
     def hooks_of(self, component: str) -> list[str]:
-        """Names of all hooks and methods of the script's own between a component and the files that hold it."""
+        """Names of all the script's own hooks and methods between a component and its files."""
         own = of_optimizers(self.optimizers()) if component == "optimizer" else []
         own = of_models(self._accelerator._models) if component in ("model", "buffers") else own
         return [*self.hooks(), *own]
 
     def of_script(self) -> dict[str, str]:
-        """What the script keeps beside the components, by path: see `observe.script_state`."""
+        """The script's state outside the components, by path: see `observe.script_state`."""
         saved = [item for item in self.prepared() if isinstance(item, torch.nn.Module)]
         tensors = (tensor for model in saved for tensor in (*model.parameters(), *model.buffers()))
         return script_state(script_roots(self._accelerator), known=[id(item) for item in (self, self._accelerator, *tensors)])
@@ -118,7 +118,7 @@ class ObservedState:
         """The models as the script made them, without wrappers."""
         own = self._accelerator
         if [id(model) for model, _ in self._bare] != [id(model) for model in own._models]:
-            # Cached: accelerate looks for packages on the disk each time, and this is called several times a step.
+            # Cached: accelerate searches the disk for packages each time, and this is called several times a step.
             self._bare = [(model, own.unwrap_model(model)) for model in own._models]
         return [bare for _, bare in self._bare]
 
@@ -126,13 +126,13 @@ class ObservedState:
         return [*self.prepared(), *self.optimizers()]
 
     def prepared(self) -> list[Any]:
-        """Objects that are saved as a whole, and accelerate's wrappers of them."""
+        """Objects that are saved as a whole, and accelerate's wrappers around them."""
         own = self._accelerator
         registered = self.all_registered().values()
         return [own, *own._models, *self.bare_models(), *own._optimizers, *own._schedulers, *own._dataloaders, *registered]
 
     def all_registered(self) -> dict[str, Any]:
-        """What the script registered with chaosrun, and with accelerate, which saves it for rank 0 alone."""
+        """The objects that the script registered with chaosrun, and with accelerate, which saves them for rank 0 alone."""
         others = {f"accelerate/{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
         return {**self.registered, **others}
 
@@ -163,8 +163,8 @@ class ObservedState:
 
 
 def _by_name(state: Any, order: Sequence[str]) -> Any:
-    """An optimizer's state dict with its parameters by name. Entries that belong to no parameter, and a state dict of another
-    form than torch's, stay as they are."""
+    """An optimizer's state dict with its parameters by name. Entries without a parameter, and state dicts in another form than
+    torch's, stay unchanged."""
     if not (isinstance(state, Mapping) and isinstance(state.get("state"), Mapping) and "param_groups" in state):
         return state
     numbered = dict(enumerate(order))

@@ -1,4 +1,4 @@
-"""The hooks and methods of a script's own by which torch makes state dicts and loads them. Changes nothing."""
+"""A script's own hooks and methods that torch calls to make and load state dicts. Changes nothing."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ METHODS = ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_s
 
 
 def of_models(models: Iterable[torch.nn.Module]) -> list[str]:
-    """Their names, of all parts of these models."""
+    """Their names, for all modules of these models."""
     return _once(_of_modules(module for model in models for module in model.modules()))
 
 
@@ -38,8 +38,8 @@ def _hooks(holders: Iterable[object], kinds: Iterable[str]) -> Iterator[str]:
 
 
 def _own_name(hook: Any) -> str:
-    """Empty for one of a library's."""
-    while isinstance(hook, functools.partial) or type(hook).__name__ == "_WrappedHook":  # torch's, around one that loads
+    """Empty for a library's."""
+    while isinstance(hook, functools.partial) or type(hook).__name__ == "_WrappedHook":  # torch's wrapper around a load hook
         hook = hook.func if isinstance(hook, functools.partial) else hook.hook
     if not is_own(getattr(hook, "__module__", None) or ""):
         return ""
@@ -47,7 +47,7 @@ def _own_name(hook: Any) -> str:
 
 
 def name_of(hook: Any) -> str:
-    """As its author wrote it; of an object that is called, that of its class."""
+    """Its name in the source; for a callable object, that of its class."""
     return getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", "")
 
 

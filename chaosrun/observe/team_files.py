@@ -1,11 +1,11 @@
-"""Protects what was there before the drill: a script is stopped before it changes a file that another run left.
+"""Protects files from before the drill: a script is stopped before it changes a file that another run left.
 
-Each leg of a script that saves by itself runs in a working folder of its own, whose entries lead to those of the job's folder
-(`supervise.working_folder`). A name that the script makes anew below a linked folder is made in the leg: the links on the way
-become folders of the leg. A change elsewhere, in the job's folder or below a path among the script's arguments, is refused. So
-is a save over a file of the job that the script has read, or to the next of its series (step-10.pt, step-15.pt): the leg began
-where another run had ended. Python reports changes (`sys.addaudithook`); torch and safetensors, which open files in native
-code, are wrapped. Not seen: programs that the script starts.
+Each leg of a script that saves by itself runs in its own working folder, whose entries link to those of the job's folder
+(`supervise.working_folder`). A new file below a linked folder is created in the leg: the links on its path become folders of
+the leg. A change elsewhere, in the job's folder or below a path among the script's arguments, is refused. So is a save over a
+file of the job that the script has read, or to the next of its series (step-10.pt, step-15.pt): the leg then began where
+another run had ended. Python reports changes (`sys.addaudithook`); torch and safetensors, which open files in native code, are
+wrapped. Not seen: programs that the script starts.
 """
 
 import fcntl
@@ -50,7 +50,7 @@ class TeamFiles:
         self._directory = os.path.realpath(order.directory)
         self._script = os.path.realpath(order.script)
         self._began_s = order.drill_began_s
-        # A path among the arguments that does not exist or is empty is an output.
+        # A path among the arguments that is missing or empty is an output.
         self._named = [path for word in (*order.args, *order.command) if (path := _absolute(word))]
         self._to_be_written = tuple(os.path.join(path, "") for path in self._named if _is_empty(path))
         free = [tempfile.gettempdir(), *map(os.path.expanduser, CACHES)]
@@ -105,7 +105,7 @@ class TeamFiles:
             self._change(arguments[1])
 
     def _change(self, target: Any, *, follows: bool = False, makes_folder: bool = False, is_save: bool = False) -> None:
-        """Check a change before it is made. `follows`: a link is followed to what it names. Raises MisuseError."""
+        """Check a change before it is made. `follows`: resolve a link to its target. Raises MisuseError."""
         if self._busy or not isinstance(target, str | bytes | os.PathLike):
             return
         self._busy = True
@@ -115,7 +115,7 @@ class TeamFiles:
             self._busy = False
 
     def _note_read(self, target: Any) -> None:
-        """Note a file of the job that is read: it may be a checkpoint of another run."""
+        """Note a read of a file of the job, which may be a checkpoint of another run."""
         if not isinstance(target, str | bytes | os.PathLike):
             return
         path = os.path.abspath(os.fsdecode(target))
@@ -131,13 +131,13 @@ class TeamFiles:
             self._read[path.removeprefix(top)] = None
 
     def _expect_own_beginning(self, name: str, *, is_save: bool) -> None:
-        """Raises MisuseError if the script saves, as `name` in its working folder, a file of the job that it has read."""
+        """Raises MisuseError if the script saves, as `name` in its working folder, over a file of the job that it has read."""
         read = name if name in self._read else None
         if read is None and (is_save or name.endswith(CHECKPOINTS) or not os.path.splitext(name)[1]):
             parts = name.count(os.sep) + 1
             alike = {os.sep.join(each.split(os.sep)[:parts]): each for each in self._read}
             found = [each for top, each in alike.items() if _series(top) == _series(name)]
-            # Several files of one series are inputs: items of a data set.
+            # Several files of one series are inputs: items of a dataset.
             read = found[0] if len(found) == 1 else None
         if read is not None:
             what = "it anew" if read == name else name
@@ -176,7 +176,7 @@ class TeamFiles:
             self._refuse_changing(real, f"the script would change {real}, {SHARED}")
 
     def _make_own(self, folder: str) -> None:
-        """Make every folder on the way to this one a folder of the leg, with links to its present entries."""
+        """Make every folder on the path to this one a folder of the leg, with links to its present entries."""
         with self._alone():
             here = self._work.rstrip("/")
             for part in os.path.relpath(folder, here).split(os.sep):
@@ -206,9 +206,9 @@ class TeamFiles:
     def _refuse_changing(self, real: str, message: str) -> NoReturn:
         for folder in reversed(self._made):
             if real.startswith(os.path.join(folder, "")):
-                with suppress(OSError):  # there is something in it
+                with suppress(OSError):  # it is not empty
                     os.rmdir(folder)
-        # The leg itself may lie in the job's folder, and `..` in it is no folder of the job's.
+        # The leg itself may be in the job's folder, and its `..` is not a folder of the job.
         inside = f"{real}/".startswith(os.path.join(self._directory, "")) and not real.startswith(self._leg)
         self._refuse(message, outputs=self._outputs(os.path.relpath(real, self._directory)) if inside else None)
 
@@ -229,7 +229,7 @@ def _series(name: str) -> str:
 
 
 def _unlinked(link: str) -> None:
-    """Replace a link to a folder by a folder of links; other processes find it missing for an instant only."""
+    """Replace a link to a folder by a folder of links; for other processes it is missing only for an instant."""
     source = os.readlink(link)
     made = tempfile.mkdtemp(prefix=".chaosrun-", dir=os.path.dirname(link))
     for entry in os.scandir(source):
@@ -240,7 +240,7 @@ def _unlinked(link: str) -> None:
 
 
 def _absolute(word: str) -> str | None:
-    """The real path of an argument that names a place of the job; None for other words and for the system's folders."""
+    """The real path of an argument that names a path of the job; None for other words and for system folders."""
     path = word.rpartition("=")[2]
     if not path.startswith("/") or "{" in path or "\0" in path:
         return None
@@ -249,7 +249,7 @@ def _absolute(word: str) -> str | None:
 
 
 def _is_common(path: str) -> bool:
-    """Whether it is a folder that belongs to no job, or one that holds such a folder."""
+    """Whether it is a folder that belongs to no job, or contains such a folder."""
     common = (tempfile.gettempdir(), os.path.expanduser("~"), "/dev", "/proc", "/sys")
     return any(f"{place}/".startswith(os.path.join(path, "")) for place in common)
 
@@ -271,7 +271,7 @@ def _seen(path: str) -> os.stat_result | None:
 
 
 def _holds_nothing(path: str, seen: os.stat_result) -> bool:
-    """Whether it is an empty file or folder, or neither of the two: a pipe or a device."""
+    """Whether it is an empty file or folder, or neither (a pipe or a device)."""
     if stat.S_ISDIR(seen.st_mode):
         return _is_empty(path)
     return seen.st_size == 0 or not stat.S_ISREG(seen.st_mode)

@@ -52,7 +52,7 @@ Digests = dict[str, dict[str, str]]
 
 
 class State(Protocol):
-    """What is observed: `ObservedState` of what accelerate prepared, or `FoundState` of a script that nobody adapted."""
+    """The observed state: `ObservedState` for objects that accelerate prepared, or `FoundState` for an unmodified script."""
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
@@ -63,7 +63,8 @@ class State(Protocol):
         ...
 
     def optimizer_digests(self) -> Mapping[str, str]:
-        """Of each by its name; empty unless there are several, and if chaosrun's own checkpoints hold it."""
+        """A digest of each optimizer's state, by its name; empty for a single optimizer, and if chaosrun's own checkpoints hold
+        the state."""
         ...
 
     def optimizer_settings(self) -> str:
@@ -81,7 +82,7 @@ class State(Protocol):
         ...
 
     def of_script(self) -> dict[str, str]:
-        """What the script keeps beside the components."""
+        """The script's state outside the components."""
         ...
 
     def compared(self) -> list[Any]: ...
@@ -89,7 +90,7 @@ class State(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What an attempt begins with."""
+    """The state with which an attempt begins."""
 
     weights: Fingerprint
     optimizer: str
@@ -102,16 +103,16 @@ class Arrival:
     """How an attempt came to its first step."""
 
     entered_s: float
-    """When the rank had built its training and turned to its checkpoint."""
+    """When the rank had built its training and began its restore."""
     digests: Digests | None = None
     """Digests of the state after a restore."""
     source: Source = "storage"
     found: Found | None = None
     """The step from which a script resumed by itself."""
     buffers: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the model's buffers at that time, by name."""
+    """Digests of the model's buffers at the beginning, by name."""
     optimizers: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the optimizers' state at that time, if there are several."""
+    """Digests of the optimizers' state at the beginning, if there are several."""
     scheduled: bool = True
     """Whether a scheduler sets the learning rates."""
     in_part: bool = False
@@ -119,11 +120,11 @@ class Arrival:
     seeded: bool = True
     """Whether the script seeds its random streams by itself."""
     again: bool = False
-    """Whether an arrival was recorded before, too early; that record is void."""
+    """Whether an arrival was already recorded, too early; that record is void."""
 
 
 class Observer:
-    """Observes any training that goes by steps."""
+    """Observes any training that proceeds in steps."""
 
     def __init__(self, state: State, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
         self._state = state
@@ -133,7 +134,7 @@ class Observer:
         self._trace = TraceWriter(leg.attempt(order.attempt).trace(order.rank))
         self._inspector = None
         if order.inspect:
-            # Loaded for a replay only.
+            # Imported for a replay only.
             from chaosrun.observe.inspection import Inspector
 
             self._inspector = Inspector(state, order, leg, device)
@@ -152,7 +153,7 @@ class Observer:
         self._clear_window()
 
     def beginning(self) -> Beginning:
-        """What the attempt begins with, before its first step."""
+        """The state with which the attempt begins, before its first step."""
         self._named = self._state.parameters()
         self.parameters = [parameter for _, parameter in self._named]
         return Beginning(
@@ -167,13 +168,13 @@ class Observer:
         if arrival.again:
             self._trace.empty()
         if self._order.rank == 0:
-            # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
+            # Here, as the script has chosen its device: reading the GPU's name earlier would initialise CUDA.
             record_environment(self._leg.environment)
         if self._order.by == "script":
             self._modules = ModuleSettings(cast("FoundState", self._state).modules())
         undisturbed = self._order.leg != "chaos" and self._order.attempt == 1
         if undisturbed and self._order.rank == 0 and self._order.by == "chaosrun":
-            # Seen in an undisturbed leg, so that no restart waits for it.
+            # Done in the reference leg, so that no restart waits for it.
             from chaosrun.observe.unsaved import Outside
 
             self._outside = Outside(cast("ObservedState", self._state))
@@ -212,7 +213,8 @@ class Observer:
             self._inspector.begin(position, self._named)
 
     def probe(self, loader: Any) -> None:
-        """Test whether the loader yields the same samples again after a restart. Once a leg: no recovery waits for it."""
+        """Test whether the loader yields the same samples again after a restart. Once per leg, so that no recovery waits for
+        it."""
         if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
             self._trace.write(probe(loader))
 
@@ -232,21 +234,21 @@ class Observer:
         return bool(self._digests)
 
     def holdings(self, step: int) -> None:
-        """Tell what the script holds beside its tensors as this step begins."""
+        """Record the script's non-tensor state as this step begins."""
         values = self._values.changed() if self._restarts_here else {}
         modules = self._modules.changed() if self._modules else {}
         if modules or values:
             self._trace.write(HoldingsRecord(step=step, modules=modules, values=values))
 
     def open_window(self) -> None:
-        """The first batch of a step is there."""
+        """Note the first batch of a step."""
         self._rng_before = self._rng()
         if self._order.by == "script" or self._saved_here:
             before = fingerprint(self.parameters).value
             self._began = "" if before == self._weights else before
 
     def batch(self, batch: Any, ids: list[Any] | None, fetched: list[Any] | None = None) -> None:
-        """A micro-batch has been handed to the script. `fetched`: see `StepRecord`."""
+        """Record a micro-batch that the script was given. `fetched`: see `StepRecord`."""
         self._ids.append(ids)
         self._fetched.append(fetched)
         self._digests.append(input_digest(batch))
@@ -263,7 +265,7 @@ class Observer:
         self._ids, self._fetched, self._digests = forward
 
     def losses(self, losses: Sequence[torch.Tensor]) -> None:
-        """Losses of the micro-batches that are done since the last call, one scalar each."""
+        """Record losses of the micro-batches done since the last call, one scalar each."""
         self._losses.extend(loss.detach() for loss in losses)
         self._went_back = len(self._digests)
         if self._inspector:
@@ -275,7 +277,7 @@ class Observer:
         return bool(self._rates)
 
     def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
-        """The optimizer is about to apply gradients: of all parameters, or only of `stepped`, even if others have any."""
+        """Record gradients about to be applied: of all parameters, or only of `stepped`, even if others have any."""
         own = None if stepped is None else set(map(id, stepped))
         applied = tensor_digests([p.grad if own is None or id(p) in own else None for p in self.parameters])
         others = self._gradients or applied
@@ -285,8 +287,8 @@ class Observer:
             self._inspector.before_optimizer_step()
 
     def step(self, position: Position, *, items: int | None, stepped: tuple[str, ...] = ()) -> None:
-        """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing.
-        `stepped`: see `StepRecord`."""
+        """Record a complete optimizer step. `items`: the items of its window over all ranks; None: the loop does not count
+        them. `stepped`: see `StepRecord`."""
         parameters = fingerprint(self.parameters)
         gradients = combined(self._gradients) if self._gradients else None
         worded = self._restarts_here or len(self.parameters) <= FEW_TENSORS
@@ -331,7 +333,7 @@ class Observer:
         pending: bool,
         because: str,
     ) -> CheckpointRecord:
-        """A checkpoint was saved. `changed`: the live state that the save itself changed. Returns the record that it writes."""
+        """Record a saved checkpoint. `changed`: the live state that the save itself changed. Returns the record."""
         hooks = tuple(self._state.hooks()) if changed else ()
         took_s = round(duration_s, 6)
         record = CheckpointRecord(
@@ -351,15 +353,15 @@ class Observer:
         return record
 
     def left(self) -> None:
-        """The script leaves its loop, whose variables can be seen now."""
+        """Note that the script leaves its loop, whose variables are still readable."""
         if self._outside:
             self._outside.left()
 
     def end(self, position: Position, *, checkpoint: str | None) -> None:
-        """The training is complete: write digests of everything."""
+        """Write digests of everything, as the training is complete."""
         if self._inspector:
             self._inspector.end()
-        # Asked for exactly once, as on every other rank.
+        # Read exactly once, as on every other rank.
         components = self._state.components()
         self._trace.write(
             EndRecord(

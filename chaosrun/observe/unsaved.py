@@ -1,9 +1,10 @@
-"""Finds state that no checkpoint holds: optimizers that step without being prepared; and modules, tensors and numpy arrays of
-the script that a training changes, that live when its loop is left, and that nobody saves.
+"""Finds state that no checkpoint holds: optimizers that step without being prepared; and the script's modules, tensors and
+numpy arrays that a training changes, that live when its loop is left, and that are not saved.
 
-Rank 0 alone looks, before the first batch and at the end, and changes nothing. It calls neither other ranks nor the script's
-code, and skips what cannot be read without them. What each step makes anew is no state: variables that the script's loop sets
-before it reads them, and parts of modules and saved objects that did not exist, in this shape, before the first batch.
+Only rank 0 searches, before the first batch and at the end, and changes nothing. It calls neither other ranks nor the script's
+code, and skips values that cannot be read without them. Values made anew in each step are not state: variables that the
+script's loop sets before it reads them, and parts of modules and saved objects that did not exist, in this shape, before the
+first batch.
 """
 
 import contextlib
@@ -66,14 +67,14 @@ class Outside:
         self._saved: Mapping[str, object] = {}
 
     def left(self) -> None:
-        """The script leaves its loop: keep its variables, which go when the function returns. Nothing is read from a device:
-        if an error is the reason, that might wait for other ranks for ever."""
+        """Keep the variables of the script's loop, which is being left, as they are lost when the function returns. Reads
+        nothing from a device: after an error that might wait forever for other ranks."""
         with contextlib.suppress(Exception):
             self._left = self._reachable()
             self._values_left = self._plain()
 
     def found(self, components: Components) -> list[str]:
-        """What was changed and is not saved, in words. `components`: what is saved; all ranks have to ask for it together, as a
+        """Changed but unsaved state, in words. `components`: the saved state; all ranks must compute it together, as a
         state_dict of the script may gather from them."""
         self._hook.remove()
         groups = self._left or self._reachable()
@@ -100,15 +101,15 @@ class Outside:
         return list(dict.fromkeys([*self._loose_optimizers(), *changed]))
 
     def values(self) -> list[str]:
-        """Paths of plain values that were there before the first batch, that nobody saves, and that the training changed. To be
-        asked after `found`."""
+        """Paths of plain values that existed before the first batch, are not saved, and were changed by the training. Call
+        after `found`."""
         changed = (self._values_left or self._plain()).changed(self._values, self._saved)
         shown = ((generator_of(path), path) for path in changed)
         return list(dict.fromkeys(f"{generator} (generator)" if generator else path for generator, path in shown))
 
     def _plain(self) -> UnsavedValues:
         known = [self._state, *self._state.prepared(), *self._state.optimizers()]
-        # Names with a space are of prepared objects, which are no variables.
+        # Names with a space are prepared objects, not variables.
         named = {name: value for name, value in self._state.variables().items() if " " not in name}
         return unsaved_values(
             self._state, {name: value for name, value in named.items() if name not in (self._loop or ())}, known
@@ -123,7 +124,7 @@ class Outside:
         return [group for group in _groups(variables, owners) if self._is_state(group)]
 
     def _is_state(self, group: _Group) -> bool:
-        """Whether it outlives a step. If the loop was not found in the source, that is known for modules only."""
+        """Whether it outlives a step. If the loop was not found in the source, this is known for modules only."""
         if self._loop is None:
             return issubclass(group.kind, torch.nn.Module)
         return group.path.partition("/")[0] not in self._loop
@@ -147,7 +148,7 @@ def _told(kind: type, number: int) -> str:
 
 
 def _groups(roots: Mapping[str, object], owners: Mapping[int, str]) -> Iterator[_Group]:
-    """Groups of all that can be reached, nearest first; each tensor once, and only prepared optimizers. `owners`: by id."""
+    """Groups of all reachable state, nearest first; each tensor once, and only prepared optimizers. `owners`: by id."""
     met: set[int] = set()
     waiting: deque[tuple[str, Any, str | None]] = deque((path, value, None) for path, value in roots.items())
     looked_at = 0
@@ -159,7 +160,7 @@ def _groups(roots: Mapping[str, object], owners: Mapping[int, str]) -> Iterator[
         owner = owners.get(id(value), owner)
         try:
             memory, held = ({}, []) if is_passed_over(kind) else _parts(value)
-        except Exception:  # an object of the script may raise anything, which must not reach the training
+        except Exception:  # an object of the script may raise any error, which must not reach the training
             memory, held = {}, []
         readable = {
             name: here for name, each in memory.items() if id(each) not in met and (here := _readable(each)) is not None
@@ -173,12 +174,12 @@ def _groups(roots: Mapping[str, object], owners: Mapping[int, str]) -> Iterator[
 
 
 def _parts(value: Any) -> tuple[dict[str, Memory], list[tuple[str, Any]]]:
-    """The tensors of a value that form one group, and all that it holds."""
+    """The tensors of a value that form one group, and all its contents."""
     if isinstance(value, Memory):
         return {"": value}, []
     held = [(name, child) for name, child in islice(children(value), MOST_CHILDREN) if type(child) not in PLAIN]
     if isinstance(value, Dataset | Sampler):
-        # Arrays here are an order of samples, or data that were read.
+        # Arrays here are an order of samples, or loaded data.
         held = [(name, child) for name, child in held if not issubclass(type(child), numpy.ndarray)]
     if isinstance(value, torch.nn.Module):
         return {**dict(value.named_parameters()), **dict(value.named_buffers())}, held
@@ -187,7 +188,7 @@ def _parts(value: Any) -> tuple[dict[str, Memory], list[tuple[str, Any]]]:
 
 
 def _readable(value: Memory) -> Memory | None:
-    """The part of a tensor on this rank: of a DTensor its local part. None if it is in an autograd graph, like a loss, mapped
+    """This rank's part of a tensor (of a DTensor its local part). None if it is in an autograd graph, like a loss, is mapped
     from a file, has no memory (FSDP2 frees it and keeps the tensor), or is of a class with its own tensor operations."""
     if isinstance(value, numpy.ndarray):
         lies_in_file = isinstance(value, numpy.memmap) or isinstance(value.base, numpy.memmap)
@@ -214,7 +215,7 @@ def _memory_in(value: Any) -> Iterator[Memory]:
 
 
 def _size_of(value: Any, left_out: Collection[int] = ()) -> int:
-    """How many numbers and letters a state holds, without the memory at the addresses `left_out`."""
+    """How many numbers and letters a state has, without the memory at the addresses `left_out`."""
     match value:
         case torch.Tensor() | numpy.ndarray():
             here = _readable(value)

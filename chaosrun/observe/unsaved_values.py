@@ -1,4 +1,4 @@
-"""Plain values (numbers, texts, lists of them, generators) that a training changes and nobody saves. Changes nothing."""
+"""Plain values (numbers, texts, lists of them, generators) that a training changes and does not save. Changes nothing."""
 
 import contextlib
 import functools
@@ -32,29 +32,29 @@ STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 @dataclass(frozen=True, slots=True)
 class UnsavedValues:
-    """Plain values by where they lie."""
+    """Plain values by location."""
 
     variables: Values
-    """What can be reached from the script's variables."""
+    """Values reachable from the script's variables."""
     attributes: Values
     """In prepared and registered modules, and in hooks on optimizers and parameters, whose state dicts have tensors alone."""
     registered: Mapping[str, Values]
-    """In each registered object that makes its state dict itself."""
+    """In each registered object with its own state_dict."""
 
     def changed(self, before: "UnsavedValues", states: Mapping[str, object]) -> list[str]:
-        """Paths of those that differ. `states`: what registered objects saved, by name."""
+        """Paths of those that differ. `states`: the saved state of registered objects, by name."""
         paths = [*_changed(self.variables, before.variables), *_changed(self.attributes, before.attributes)]
         for name, values in self.registered.items():
             if name not in states:
                 continue
             own, saved = _changed(values, before.registered.get(name, {})), list(_texts(states[name]))
-            # A state_dict may hand out the same values in another form.
+            # A state_dict may return the same values in another form.
             paths += [path for path in own if values[path] not in saved] if len(own) > len(saved) else []
         return list(dict.fromkeys(paths))
 
 
 def unsaved_values(state: ObservedState, variables: Mapping[str, object], known: Collection[object]) -> UnsavedValues:
-    """`variables`: the script's, by name; `known`: objects that are saved, or no state."""
+    """`variables`: the script's, by name; `known`: objects that are saved, or are not state."""
     names = {id(value): name for name, value in variables.items()}
     modules, hooks = _modules(state, names), _hooks(state)
     saved = {id(each) for each in known}
@@ -96,7 +96,7 @@ def _hooks(state: ObservedState) -> dict[str, object]:
 
 
 def _numbered(named: Iterable[tuple[str, object]]) -> Iterator[tuple[int, tuple[str, object]]]:
-    """With how many others of that name came before."""
+    """Number names by how many of that name came before."""
     met: dict[str, dict[int, object]] = {}
     for name, value in named:
         alike = met.setdefault(name, {})
@@ -125,15 +125,15 @@ def _texts(state: object) -> Iterator[str]:
 def plain_values(
     roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES, *, numbers: bool = False
 ) -> Values:
-    """Nearest first. `saved`: ids of objects to pass over; `most`: so many values and objects are looked at; `numbers`: tensors
-    of a single number, and small arrays of NumPy's, count, too."""
+    """Nearest first. `saved`: ids of objects to skip; `most`: limit on visited values and objects; `numbers`: include tensors
+    of a single number and small NumPy arrays."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
     while waiting and len(found) + len(met) < most + len(saved):
         path, value = waiting.popleft()
         kind = type(value)
-        with contextlib.suppress(Exception):  # an object of the script may raise anything
+        with contextlib.suppress(Exception):  # an object of the script may raise any error
             if kind in PLAIN or kind in STREAMS or _holds_plain_values(value) or (numbers and _is_number(value)):
                 found[path] = text_of(value) or ""
             elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
@@ -146,13 +146,13 @@ def plain_values(
 
 
 def generator_of(path: str) -> str:
-    """The generator inside of which this is; empty if it is in none."""
+    """The generator that contains this; empty if none does."""
     head, found, _ = path.removesuffix("/line").partition("/inside")
     return head if found or path.endswith("/line") else ""
 
 
 def _is_number(value: object) -> bool:
-    """A tensor in the processor's memory, whose number nobody has to wait for; or a small array."""
+    """Whether it is a number readable without waiting: a tensor in CPU memory, or a small array."""
     if type(value) is numpy.ndarray:
         return value.nbytes <= LARGEST_ARRAY and not value.dtype.hasobject
     if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided:
@@ -165,12 +165,13 @@ def _is_mode(value: object, name: str) -> bool:
 
 
 def _is_looked_into(kind: type) -> bool:
-    """A class is, whatever its own class is."""
+    """Whether to traverse it: a class always, whatever its metaclass."""
     return issubclass(kind, type) or not (issubclass(kind, MEMORY | Optimizer) or is_passed_over(kind))
 
 
 def _is_parameter_group(value: Any) -> bool:
-    """An optimizer's: one that it was made with is its own until it loads a state, which leaves that one as it was."""
+    """Whether it is an optimizer's parameter group; loading a state replaces the groups that an optimizer was made with and
+    leaves the old ones unchanged."""
     parameters = value.get("params") if type(value) is dict else None
     return type(parameters) is list and len(parameters) > 0 and isinstance(parameters[0], torch.nn.Parameter)
 

@@ -1,5 +1,5 @@
-"""Models of a script that no optimizer steps (a teacher, a reference, an average of the weights), and lists of tensors that its
-objects keep: spots of what they hold, by where they lie. Changes nothing."""
+"""A script's models that no optimizer steps (a teacher, a reference, an average of the weights), and lists of tensors in its
+objects: spots of their contents, by location. Changes nothing."""
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ ELEMENTS = 64
 
 
 def untrained(variables: Mapping[str, object], known: Sequence[object]) -> dict[str, str]:
-    """`variables`: the script's, by name; `known`: what is compared elsewhere: models, optimizers."""
+    """`variables`: the script's, by name; `known`: objects that are compared elsewhere: models, optimizers."""
     trained = {id(tensor) for each in known for tensor in _trained(each)}
     found: dict[str, str] = {}
     met: set[int] = set()
@@ -44,8 +44,8 @@ def _trained(known: object) -> Iterator[torch.Tensor]:
 
 
 def _held(variables: Mapping[str, object], known: Collection[int]) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Of variables, what models hold; of their attributes and items, lists of tensors, too: a function's own may be a batch.
-    Without those with `known` ids."""
+    """The tensors of models among the variables; in their attributes and items also lists of tensors (a function's own list may
+    be a batch). Without those with `known` ids."""
     for name, value in islice(variables.items(), MOST_OBJECTS):
         if id(value) in known:
             continue
@@ -90,7 +90,7 @@ def _of_model(path: str, model: torch.nn.Module) -> Iterator[tuple[str, list[tor
 
 
 def _spots(tensors: Sequence[torch.Tensor]) -> str:
-    """The beginnings of tensors that are spread among all: what is averaged or copied changes everywhere."""
+    """The beginnings of tensors spread over all of them: an averaged or copied model changes everywhere."""
     some = tensors[:: -(-len(tensors) // MOST_TENSORS)]
     plain = [local_part(each.detach()) for each in some if each.layout is torch.strided and not each.is_quantized]
     begun = [each[(0,) * max(each.dim() - 1, 0)].reshape(-1)[:ELEMENTS] for each in plain if each.numel() and not each.is_meta]

@@ -1,4 +1,4 @@
-"""Functions that open files in native code, past Python's audit hooks: wrapped, so that an observer is called for each."""
+"""Wraps functions that open files in native code, bypassing Python's audit hooks, so that an observer is called for each."""
 
 import functools
 import importlib
