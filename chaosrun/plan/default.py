@@ -1,6 +1,7 @@
-"""The default plan, for a drill that names no faults, made from what the undisturbed run was seen to do. Pure.
+"""The default plan, for a drill that names no faults, made from the observed reference run. Pure.
 
-One kill in the middle of an epoch, two within the next, one at an epoch's boundary, one inside a save; each of a drawn rank.
+One kill in the middle of an epoch, two within the next, one at an epoch's boundary, one inside a save; each of a rank drawn at
+random.
 """
 
 import random
@@ -20,8 +21,8 @@ _WITHIN = ((1, 2), (1, 3), (2, 3))
 def default_plan(
     spec: JobSpec, epoch_of_step: Mapping[int, int], savers: Mapping[int, frozenset[int]], *, strikes_saves: bool = True
 ) -> FaultPlan:
-    """`epoch_of_step`: of the undisturbed run; `savers`: for each step, the ranks that saved after it. `strikes_saves`: strace
-    is installed."""
+    """`epoch_of_step`: in the reference run; `savers`: for each step, the ranks that saved after it. `strikes_saves`: strace is
+    installed."""
     chance = random.Random(spec.faults.seed)
     epochs: dict[int, list[int]] = defaultdict(list)
     for step in sorted(epoch_of_step):
@@ -45,9 +46,9 @@ def default_plan(
 
 
 def _steps(epochs: list[list[int]], saved: list[int]) -> list[int]:
-    """The steps of the kills: within two epochs, if possible after the first save, and at the end of another."""
+    """The steps of the kills: within two epochs, if possible after the first save, and at the end of another epoch."""
     if len(epochs) < 2:
-        # Epochs are unknown, or there is only one: spread all four over the run.
+        # Epochs are unknown, or there is only one: spread all four kills over the run.
         steps = epochs[0] if epochs else []
         return [steps[len(steps) * part // 5] for part in (1, 2, 3, 4)] if steps else []
     first = next((number for number, steps in enumerate(epochs) if saved and steps[0] > saved[0]), 0)

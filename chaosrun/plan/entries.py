@@ -1,4 +1,4 @@
-"""The faults that one entry of a spec stands for at one moment: one for each rank that it strikes at once. Pure."""
+"""Expands one entry of a spec into its faults at one moment: one for each rank that it strikes at once. Pure."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Finds, while the job runs, a planned fault that can no longer happen: what `plan.rules` has to leave to chance. Pure."""
+"""Finds, while the job runs, a planned fault that can no longer happen, in cases that `plan.rules` must leave to chance.
+Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ class Missed:
     fault: Fault
     why: str
     taken: bool = False
-    """The script's own handler took the notice."""
+    """The script's own handler received the notice."""
 
     def message(self) -> str:
         return f"{self.fault.id} ({self.fault.describe()}) can no longer happen: {self.why}"
@@ -20,13 +21,13 @@ class Missed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is known of a leg when its next attempt is about to begin."""
+    """The state of a leg when its next attempt is about to begin."""
 
     attempt: int
     resume: int
-    """The step of the checkpoint that the next attempt goes on from; 0: it starts from the beginning."""
+    """The step of the checkpoint at which the next attempt resumes; 0: it starts from the beginning."""
     restores: int
-    """How many earlier attempts went on from a checkpoint."""
+    """How many earlier attempts resumed from a checkpoint."""
     every: int
     last: int | None
     """The job's last step, where it is known."""
@@ -38,7 +39,7 @@ class Outlook:
 
 
 def first_missed(faults: Sequence[Fault], outlook: Outlook) -> Missed | None:
-    """The first fault of the plan that cannot happen any more, now that an attempt is over."""
+    """The first fault of the plan that can no longer happen after an attempt is over."""
     planned = [fault for fault in faults if fault.required and fault.source != INJECTED]
     for fault in planned:
         if fault.id in outlook.struck and fault.id not in outlook.observed:
@@ -54,7 +55,7 @@ def first_missed(faults: Sequence[Fault], outlook: Outlook) -> Missed | None:
 
 
 class _Due:
-    """What can still be reached by the next attempt, and by those to which the remaining faults lead."""
+    """Which points the next attempt, and those to which the remaining faults lead, can still reach."""
 
     def __init__(self, outlook: Outlook, pending: Sequence[Fault]) -> None:
         self._at = outlook
@@ -77,7 +78,7 @@ class _Due:
         return None
 
     def _passed(self, fault: Fault) -> Iterator[str]:
-        """Why the fault's place has been passed for good."""
+        """Why the fault's trigger point has been passed for good."""
         at, step = self._at, fault.at_step
         if fault.attempt is not None and fault.attempt < at.attempt:
             yield f"attempt {fault.attempt} is over"
@@ -93,7 +94,7 @@ class _Due:
             yield on
 
     def _left(self, fault: Fault, last: int) -> int:
-        """How often the job reaches the fault's phase from the checkpoint on; if unknown, often enough for the fault."""
+        """How often the job reaches the fault's phase after the checkpoint; if unknown, often enough for the fault."""
         assert fault.phase is not None
         if fault.phase in RESTORE_PHASES or fault.phase == "rendezvous" or fault.phase.startswith("checkpoint.fsync"):
             return fault.occurrence
@@ -102,7 +103,7 @@ class _Due:
         return last - self._at.resume
 
     def _waits_for_restart(self, fault: Fault) -> int:
-        """How many attempts, at least, have to end before the fault can strike."""
+        """The least number of attempts that must end before the fault can strike."""
         at = self._at
         needed = max(0, (fault.attempt or 0) - at.attempt)
         if fault.phase == "rendezvous":

@@ -1,4 +1,5 @@
-"""Refuses faults on a Ray that does not allow them: they strike somebody else's process, or leave nothing to recover. Pure."""
+"""Refuses faults on a Ray that does not allow them: they would strike other people's processes, or leave nothing to recover.
+Pure."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +9,7 @@ from chaosrun.faults.fault import Fault
 
 def ask_permission(faults: Iterable[Fault], *, ray: str, allow_cluster_faults: bool, has_successor: bool) -> None:
     """Raises UsageError when a fault would strike processes that are not ours, or leave nothing that could recover. `ray`:
-    "private", "joined" or "borrowed". `has_successor`: another process watches this one, and goes on when it dies."""
+    "private", "joined" or "borrowed". `has_successor`: another process watches this one, and continues the run when it dies."""
     refused = next(
         (refusal for fault in faults for refusal in _refusals(fault, ray, allow_cluster_faults, has_successor)), None
     )

@@ -1,5 +1,5 @@
-"""Makes the plan of the faults that a spec asks for (scheduled, random, replayed, a preset's): each gets its rank and moment;
-or says why there can be no plan. Pure, and the same on every machine (`plan.sampling`)."""
+"""Plans a spec's faults (scheduled, random, replayed, a preset's): each gets its rank and moment; or says why there can be no
+plan. Pure, and the same on every machine (`plan.sampling`)."""
 
 import random
 from collections.abc import Callable, Sequence

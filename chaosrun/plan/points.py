@@ -1,4 +1,4 @@
-"""What a sweep tries: one small plan for each point that a job was seen to reach. Pure.
+"""The points of a sweep: one small plan for each point that a job was observed to reach. Pure.
 
 A point is a phase on a rank at a step; for the fsyncs of a checkpoint, also the file.
 """
@@ -16,34 +16,34 @@ from chaosrun.spec.model import JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """One time that a rank reached a point."""
+    """One passage of a rank through a point."""
 
     rank: int
     phase: str
     step: int
     """The step that `Fault.at_step` means at this phase; 0 at a rendezvous."""
     target: str | None = None
-    """At an fsync of the checkpoint, the file that is synced."""
+    """At an fsync of the checkpoint, the file synced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One thing to try: which rank to kill, and when."""
+    """One kill to try: which rank, and when."""
 
     id: str
-    """The same point of the same job always has the same id."""
+    """The same for the same point of the same job."""
     phase: str
     rank: int
     step: int
     target: str | None
     recovering: bool
-    """It is in the attempt after a first kill, which is then part of the plan; if False, in the first attempt."""
+    """Whether it is in the attempt after a first kill, which is then part of the plan; if False, in the first attempt."""
     schedule: tuple[Entry, ...]
     """The faults of the drill that tries it; the last one strikes here."""
 
     @property
     def place(self) -> tuple[str, int, str | None, bool]:
-        """The place, without the step, of which this point is one moment."""
+        """The place of this point, without the step."""
         return self.phase, self.rank, self.target, self.recovering
 
 
@@ -53,7 +53,7 @@ def saved_steps(passed: Iterable[Passage]) -> list[int]:
 
 
 def chosen_steps(epoch_of_step: Mapping[int, int], saved: Collection[int]) -> tuple[int, ...]:
-    """Representative steps: the first of the job, the first of its second epoch, the last, and near the middle one with a
+    """Representative steps: the first of the job, the first of its second epoch, the last, and, near the middle, one with a
     checkpoint and one without."""
     steps = sorted(epoch_of_step)
     if not steps:
@@ -69,7 +69,8 @@ def chosen_steps(epoch_of_step: Mapping[int, int], saved: Collection[int]) -> tu
 
 
 def first_kill(spec: JobSpec) -> Entry:
-    """The kill that causes a restore: after the first checkpoint, or, as a script's own saves are not known, the first step."""
+    """The kill that causes a restore: after the first checkpoint, or, where a script's own saves are unknown, after the first
+    step."""
     rank = spec.workers - 1
     return {"rank": rank, "phase": "checkpoint.postcommit"} if spec.by == "chaosrun" else {"rank": rank, "occurrence": 1}
 
@@ -78,7 +79,7 @@ def enumerate_points(
     spec: JobSpec, undisturbed: Iterable[Passage], recovering: Iterable[Passage], *, steps: Collection[int]
 ) -> list[Point]:
     """The points of a job: of its first attempt at these training steps, at the first, a middle and the last checkpoint; and,
-    in the attempt after `first_kill`, up to the end of the first step. Passages are in each rank's order."""
+    in the attempt after `first_kill`, up to the end of the first step. Passages are in rank-local order."""
     passed = list(undisturbed)
     saved = saved_steps(passed)
     at_saved = {saved[0], saved[len(saved) // 2], saved[-1]} if saved else set()
@@ -103,7 +104,7 @@ def enumerate_points(
 
 def save_points(passed: Iterable[Passage], step: int) -> list[Point]:
     """Points inside the script's save of a step: kills before each operation (except amid a file's writes) and at the end;
-    power cuts after each rename and at the end. Operations are in each rank's order."""
+    power cuts after each rename and at the end. Operations are in rank-local order."""
     found: list[Point] = []
     of_rank: dict[int, list[str]] = {}
     for passage in passed:
@@ -126,7 +127,7 @@ def _save_point(rank: int, step: int, number: int, what: str, more: Entry) -> Po
     """`what`: the operation before which it strikes."""
     cut = [f"power_cut-{more['unsynced']}"] if more else []
     entry = {**more, "rank": rank, "phase": "save", "at_step": step, "operation": number}
-    # Without the file's name, which may differ each time.
+    # Without the file's name, which may differ between runs.
     place = "/".join([f"save@{step}", f"rank{rank}", f"{number:03}-{what.partition(' ')[0]}", *cut])
     return Point(id=place, phase="save", rank=rank, step=step, target=what, recovering=False, schedule=(entry,))
 
@@ -171,7 +172,7 @@ def _point(passage: Passage, times: _Times, before: tuple[Entry, ...], spec: Job
         # The first restore; for a rendezvous, the one of the attempt meant.
         entry["occurrence"] = len(before) + 1 if phase == "rendezvous" else 1
     elif phase in CHECKPOINT_PHASES and not Timeline.of(spec).saves(passage.step):
-        # The checkpoint at the script's end, whose step only the script knows.
+        # The checkpoint at the script's end, at a step that only the script knows.
         entry["occurrence"] = ever if passage.target is not None else at_steps
     else:
         entry["at_step"] = passage.step

@@ -26,7 +26,7 @@ def preset_faults(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> l
     short job has no room are left out. Raises RefusedError if there is room for none, or the length is not known."""
     if spec.max_steps is None:
         raise RefusedError("faults.preset", f"preset {preset.name}: the job's length is not known, set max_steps")
-    # Last, the faults during a recovery: they need those that lead to one.
+    # Last, the faults during a recovery: they need others that cause one.
     entries = sorted(enumerate(preset.faults), key=lambda entry: entry[1].moment in ONCE_AN_ATTEMPT)
     reason = "no fault was drawn"
     for _ in range(ROUNDS):
@@ -50,14 +50,14 @@ def preset_faults(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> l
 
 
 def _successive_notices(faults: Sequence[Fault]) -> list[Objection]:
-    """Objections to notices in successive steps: ranks leave after the second step, and see its notice or not by chance."""
+    """Objections to notices in successive steps: ranks leave after the second step, and receive its notice only by chance."""
     steps = {fault.at_step: fault for fault in faults if fault.facts.notice and fault.at_step is not None}
     late = (fault for step, fault in steps.items() if step - 1 in steps)
     return [Objection(fault.source, f"{fault.describe()}: ranks leave after this step, on another notice") for fault in late]
 
 
 def _aimed(entry: PresetFault, one: int | None) -> PresetFault:
-    """The entry with the rank that all faults of the preset strike, if there is one and this fault can strike any rank."""
+    """The entry with the preset's common rank, if there is one and this fault can strike any rank."""
     if one is None or entry.rank != "random" or only_rank(entry.kind, entry.moment, entry.target) is not None:
         return entry
     return entry.model_copy(update={"rank": one, "at_once": None})
@@ -76,7 +76,7 @@ def _of_entry(spec: JobSpec, entry: PresetFault, source: str, chance: random.Ran
 
 
 def _steps(spec: JobSpec, entry: PresetFault, source: str, chance: random.Random) -> Sequence[int]:
-    """Steps of the entry's part of the training, or the nearest; for checkpoint phases only steps with a checkpoint."""
+    """Steps in the entry's part of the training, or the nearest; for checkpoint phases only steps with a checkpoint."""
     last = spec.max_steps or 1
     begin, end = entry.within[0] * last, entry.within[1] * last
     timeline = Timeline.of(spec)

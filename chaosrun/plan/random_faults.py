@@ -35,7 +35,8 @@ def random_faults(spec: JobSpec, entry: RandomFaults, scheduled: Sequence[Fault]
 
 
 def _taken(spec: JobSpec, faults: Sequence[Fault], entry: RandomFaults) -> set[int]:
-    """Steps at which a drawn fault would meet one of these faults: its own step, and the one that ranks finish on a notice."""
+    """Steps at which a drawn fault would collide with one of these faults: its own step, and the one that ranks finish on a
+    notice."""
     drawn = Fault(id="", kind=entry.kind, rank=0, source="")
     taken: set[int] = set()
     for fault in faults:
@@ -70,7 +71,7 @@ def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[in
     if spec.max_steps is not None and last > spec.max_steps:
         raise RefusedError(source, f"step {last} of between is never reached, max_steps is {spec.max_steps}")
     occupied = sorted(step for step in taken if first <= step <= last)
-    # After a notice the job makes one step more and goes on from there: no other notice may come at that step or at the last.
+    # After a notice the job makes one more step and resumes there: no other notice may come at that step or at the last.
     apart = 2 if KINDS[entry.kind].notice else 1
     last -= apart - 1 if last == spec.max_steps else 0
     if entry.count is not None:

@@ -1,11 +1,11 @@
-"""Recorded preemption traces: reads when nodes were lost from their text, and makes faults of that. Pure.
+"""Recorded preemption traces: parses the times of node losses, and turns them into faults. Pure.
 
-    bamboo    CSV without a header, a line each: time since the beginning (seconds, or hours), number of live nodes
-    parcae    a JSON list a line: [milliseconds, "add" | "remove" | …, {"nodes": [names]}]
-    skypilot  one JSON object: {"metadata": {"gap_seconds": s}, "data": [number of live nodes, …]}
+    bamboo    CSV without a header; per line: time since the beginning (seconds, or hours), number of live nodes parcae    a
+    JSON list a line: [milliseconds, "add" | "remove" | …, {"nodes": [names]}] skypilot  one JSON object: {"metadata":
+    {"gap_seconds": s}, "data": [number of live nodes, …]}
 
 A loss is a drop in the number of live nodes, or nodes that are removed by name. The return of nodes is not replayed: the job
-goes on with as many workers as before, as soon as it can.
+resumes with as many workers as before, as soon as it can.
 """
 
 import json
@@ -41,7 +41,7 @@ class Loss:
     """Time since the beginning of the recording."""
     count: int
     nodes: tuple[int, ...] | None = None
-    """The lost nodes, numbered in the order in which the recording first names them; None if it has no names."""
+    """The lost nodes, numbered in the order of their first mention; None if the recording has no names."""
     line: int
     """Line of the file, from 1."""
 
@@ -55,9 +55,9 @@ class Recording:
 
 
 def replayed(spec: JobSpec, entry: ReplaySpec, trace: Source) -> list[Fault]:
-    """A fault for each loss within the window, at its own time over `compress`. A node with a name stands for the same rank
-    each time (its number, counted around), others for ranks drawn by `faults.seed`. Raises SpecError for a wrong line of the
-    trace, UsageError when nothing is lost in the window."""
+    """A fault for each loss within the window, at its own time over `compress`. A named node always stands for the same rank
+    (its number modulo the workers), others for ranks drawn by `faults.seed`. Raises SpecError for a wrong line of the trace,
+    UsageError when nothing is lost in the window."""
     recording = read_recording(trace, entry.format, entry.unit)
     chance = random.Random(spec.faults.seed)
     start_s, until_s = entry.start or 0.0, math.inf if entry.until is None else entry.until
@@ -89,7 +89,7 @@ def replayed(spec: JobSpec, entry: ReplaySpec, trace: Source) -> list[Fault]:
 
 
 def detect(text: str) -> str:
-    """The format of a text, told by its first character."""
+    """The format of a text, from its first character."""
     return {"{": "skypilot", "[": "parcae"}.get(text.lstrip()[:1], "bamboo")
 
 
@@ -230,13 +230,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _line_of(trace: Source, key: str) -> int:
-    """The line, from 0, of a key of a JSON object; the first one when it is not there."""
+    """The line, from 0, of a key of a JSON object; the first line when the key is missing."""
     found = re.search(rf'"{key}"\s*:', trace.text)
     return trace.text.count("\n", 0, found.start()) if found else 0
 
 
 def _lines_of_items(trace: Source, count: int) -> list[int]:
-    """The lines, from 0, of the numbers in the list called data. If in doubt, a number counts as on the list's own line."""
+    """The lines, from 0, of the numbers in the list called data. In doubt, a number counts as on the list's own line."""
     begin = re.search(r'"data"\s*:\s*\[', trace.text)
     if begin is None:
         return [0] * count

@@ -1,13 +1,12 @@
 """Which faults of a plan can never happen, by simple rules, before anything starts. Pure.
 
-1. Alone: a rank, step or checkpoint that does not exist; a point that this rank never reaches; a notice, or steps to slow
-   down, with no step left.
-2. Unled: an attempt, or a restore, to which no other fault leads; a damaged checkpoint that no fault causes to be read.
-3. Colliding: two faults at one point, which the job does not reach again after the first; or a fault that ends the attempt
-   before another is over: before ranks leave on a notice, a hang is declared, slow steps pass.
+1. Alone: a rank, step or checkpoint that does not exist; a point that this rank never reaches; a notice, or steps to slow down,
+   with no step left. 2. Unled: an attempt, or a restore, that no other fault causes; a damaged checkpoint that no fault causes
+   to be read. 3. Colliding: two faults at one point, which the job does not reach again after the first; or a fault that ends
+   the attempt before another is over: before ranks leave on a notice, a hang is declared, slow steps pass.
 
-What only chance decides, such as which of two racing ranks is the first, is accepted: the supervisor ends a drill in which a
-fault can no longer happen (`plan.missed`).
+Plans that depend on chance (which of two racing ranks is first, for instance) are accepted: the supervisor ends a drill in
+which a fault can no longer happen (`plan.missed`).
 """
 
 from collections import defaultdict
@@ -42,12 +41,12 @@ def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:
 
 
 def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = False) -> list[Objection]:
-    """An objection for each fault that can never happen, or only by chance; `faults` in the order of the plan.
-    `some_missing`: others could not be planned, so that it cannot be judged how faults meet."""
+    """An objection for each fault that can never happen, or only by chance; `faults` in the order of the plan. `some_missing`:
+    other faults could not be planned, so collisions cannot be judged."""
     timeline = Timeline.of(spec)
     misplaced = elsewhere(spec, faults)
     sound = [fault for fault in faults if fault.source not in {each.entry for each in misplaced}]
-    # A notice is followed by a checkpoint of its own, where none is due.
+    # After a notice a checkpoint is taken even where none is due.
     noticed = [fault.at_step for fault in faults if fault.facts.notice]
     unusual = {step + more for step in noticed if step is not None for more in (0, 1)}
     alone = [
@@ -62,7 +61,7 @@ def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = F
     if misplaced or alone or some_missing:
         found = [*misplaced, *alone]
     elif spec.by == "script":
-        # Only the script knows from where it goes on.
+        # Only the script knows where it resumes.
         found = list(two_in_one_save(faults))
     else:
         strikes = _strikes(timeline, faults)
@@ -205,7 +204,7 @@ def _strikes(timeline: Timeline, faults: Sequence[Fault]) -> list[_Strike]:
 
 def _collisions(timeline: Timeline, strikes: Sequence[_Strike]) -> Iterator[Objection]:
     for place, first in enumerate(strikes):
-        # Including the next step, where a notice takes effect; ranks also race across the end of a step.
+        # Including the next step, in which a notice takes effect; ranks also race across the end of a step.
         until = max(first.moment[0] + 1, first.lasts()[0])
         for second in strikes[place + 1 :]:
             if second.moment[0] > until:
@@ -225,7 +224,7 @@ def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> Objection
         hung = f"{first.fault.source} hangs one of them: which rank is then found to hang is chance"
         return Objection(second.fault.source, f"{second.fault.describe()}: its ranks wait for one another, and {hung}")
     for cut, by in ((first, second), (second, first)):
-        # Ranks of a group wait for one another: if one of them never comes, none is struck.
+        # Ranks of a group wait for one another: if one never arrives, none is struck.
         exposed = race and (bool(cut.ranks - by.ranks) if by is second else cut.ranks.isdisjoint(by.ranks))
         if by.ends_attempt and _is_cut_short(timeline, cut, by, after=by is second, race=exposed):
             return Objection(
@@ -244,7 +243,7 @@ def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> Objection
 
 
 def _leaving_collision(timeline: Timeline, notice: _Strike, other: _Strike, *, after: bool) -> Objection | None:
-    """Why the ranks may not leave as the notice asks; `after`: the point of `other` comes later."""
+    """Why the ranks may not leave on the notice; `after`: the point of `other` comes later."""
     leaving = timeline.leaving(notice.moment)
     step = leaving[0]
     if other.fault.kind == notice.fault.kind == "preempt":
@@ -265,7 +264,7 @@ def _leaving_collision(timeline: Timeline, notice: _Strike, other: _Strike, *, a
 
 
 def _is_cut_short(timeline: Timeline, cut: _Strike, by: _Strike, *, after: bool, race: bool) -> bool:
-    """Whether the attempt may end before `cut` can be seen, or is over; `after`: the point of `by` comes later."""
+    """Whether the attempt may end before `cut` can be observed, or is over; `after`: the point of `by` comes later."""
     fault = cut.fault
     if fault.facts.ends_attempt:
         return (
@@ -281,7 +280,7 @@ def _is_cut_short(timeline: Timeline, cut: _Strike, by: _Strike, *, after: bool,
     return race and (fault.kind == "pause" or fault.group is not None)
 
 
-# A fault to which others have to lead
+# A fault that needs others to cause it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +289,9 @@ class _Restart:
     by: Fault
     moment: Moment
     resume: int
-    """The step of the checkpoint that the job goes on from; 0: the beginning."""
+    """The step of the checkpoint at which the job resumes; 0: the beginning."""
     unusable: frozenset[int]
-    """Steps of damaged checkpoints that it tries before."""
+    """Steps of damaged checkpoints that it tries first."""
 
 
 def _restarts(timeline: Timeline, strikes: Sequence[_Strike]) -> list[_Restart]:
@@ -325,7 +324,7 @@ def _unled(timeline: Timeline, faults: Sequence[Fault], strikes: Sequence[_Strik
     ending = {key: fault for key, fault in zip(keys, faults, strict=True) if fault.facts.ends_attempt}
     restarts = _restarts(timeline, strikes)
     at_once = {key for key, fault in ending.items() if fault.phase in ONCE_AN_ATTEMPT}
-    # Their step is unknown: they come after a delay, or wherever another fault leads the job.
+    # Their step is unknown: they come after a delay, or depend on where another fault leads the job.
     unknown = ending.keys() - {each.key for each in restarts} - at_once
     for key, fault in zip(keys, faults, strict=True):
         if not fault.required:
@@ -377,7 +376,7 @@ def _unled_attempt(fault: Fault, restarts: Sequence[_Restart], others: int, *, k
 
 
 def _unread(timeline: Timeline, fault: Fault, restarts: Sequence[_Restart]) -> str | None:
-    """Why the damaged checkpoint is never read: nothing reads a checkpoint once there is a newer one."""
+    """Why the damaged checkpoint is never read: no restore reads a checkpoint once there is a newer one."""
     moment = timeline.moment(fault)
     if moment is None:
         return None

@@ -30,9 +30,9 @@ def bernoulli(probability: float, first: int, last: int, chance: random.Random) 
 
 
 def exponential(chance: random.Random) -> float:
-    """An exponential variate of mean 1, by comparisons alone: draws go on while they fall; a run of odd length yields its first
-    draw, plus one for each run of even length before (J. von Neumann, "Various techniques used in connection with random
-    digits", 1951)."""
+    """An exponential variate of mean 1, by comparisons alone: a run of draws lasts while they decrease; a run of odd length
+    yields its first draw, plus one for each run of even length before (J. von Neumann, "Various techniques used in connection
+    with random digits", 1951)."""
     units = 0
     while True:
         first = falling = chance.random()

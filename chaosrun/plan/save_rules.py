@@ -1,4 +1,4 @@
-"""Which points a job has depends on what saves it: chaosrun's checkpoints, or the script's own saves. Pure."""
+"""Which points a job has, depending on what saves it: chaosrun's checkpoints, or the script's own saves. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from chaosrun.spec.places import Objection
 
 
 def elsewhere(spec: JobSpec, faults: Sequence[Fault]) -> list[Objection]:
-    """An objection for each fault at a point that jobs of this sort do not have."""
+    """An objection for each fault at a point that this kind of job does not have."""
     found = [Objection(fault.source, sentence) for fault in faults for sentence in _elsewhere(spec, fault)]
     return list(dict.fromkeys(found))
 

@@ -46,7 +46,7 @@ class Timeline:
     last: int | None
     """The job's last step; None: only the script knows."""
     patience_s: float = SHORTEST_HANG_S
-    """A rank that is stopped for less than this is certainly not taken for hung."""
+    """A rank stopped for less than this is certainly not judged to hang."""
 
     @classmethod
     def of(cls, spec: JobSpec) -> "Timeline":
@@ -54,7 +54,7 @@ class Timeline:
         return cls(workers=spec.workers, every=spec.checkpoint.every_steps, last=spec.max_steps, patience_s=patience_s)
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is saved at this step, undisturbed."""
+        """Whether a checkpoint is saved at this step when no fault strikes."""
         return step % self.every == 0 or step == self.last
 
     @property
@@ -69,7 +69,7 @@ class Timeline:
         return at_most if at_most == self.last else at_most - at_most % self.every
 
     def newest(self, moment: Moment) -> int:
-        """The step of the newest checkpoint when a job has come to this moment; 0 for none."""
+        """The step of the newest checkpoint when a job has reached this moment; 0 for none."""
         step, slot = moment
         if slot >= _LEAVING:
             return step
@@ -96,7 +96,7 @@ class Timeline:
         return step, slot + (_LATE if phase in CHECKPOINT_PHASES and step % self.every else 0)
 
     def leaving(self, moment: Moment) -> Moment:
-        """When the ranks leave on a notice: after the step that follows it; a single worker leaves at once."""
+        """When the ranks leave on a notice: after the following step; a single worker leaves at once."""
         return moment[0] + (self.workers > 1), _LEAVING
 
     def race(self, one: Moment, other: Moment) -> bool:
@@ -105,12 +105,13 @@ class Timeline:
         return first <= other_last and other_first <= last
 
     def _between(self, moment: Moment) -> tuple[int, int]:
-        """Between which collectives a rank is: the number of the one before it, and of the last one that others may pass. A
-        step has four: its all-reduce and, for a checkpoint, the gathering of hashes and the barriers around the rename."""
+        """The collectives between which a rank is: the number of the one before it, and of the last one that other ranks may
+        pass. A step has four: its all-reduce and, for a checkpoint, the gathering of hashes and the barriers around the
+        rename."""
         step, slot = moment
         if slot <= _REDUCE:
             before = 4 * (step - 1) + (3 if self.saves(step - 1) else 0)
-            # A rank inside the all-reduce has launched its share: the others may leave it.
+            # A rank inside the all-reduce has sent its part, so the others may complete it.
             return before, 4 * step if slot == _REDUCE else before
         if step % self.every:
             slot = 0 if slot == END_OF_STEP else slot - _LATE
