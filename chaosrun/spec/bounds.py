@@ -1,4 +1,4 @@
-"""Ranks, steps and workers of a job that exceed its own size or the machine's: sentences for the planner, and places in the job
+"""Finds ranks, steps and workers that exceed the job's size or the machine's: sentences for the planner, and places in the job
 file."""
 
 import math
@@ -22,7 +22,7 @@ def never_reached(step: int, last: int) -> str:
 
 
 def crowded(workers: int, cpu: float, cores: int) -> tuple[str, str] | None:
-    """Why so many workers of `cpu` CPUs each must not start on one machine, and what to do; None where they may."""
+    """Why this many workers of `cpu` CPUs each must not start on one machine, and what to do; None where they may."""
     if workers * cpu <= MOST_PER_CORE * cores:
         return None
     most = max(1, int(MOST_PER_CORE * cores / cpu))
@@ -33,7 +33,7 @@ def crowded(workers: int, cpu: float, cores: int) -> tuple[str, str] | None:
 
 
 def out_of_reach(root: Mapping) -> Iterator[Problem]:
-    """Ranks and steps of faults that the job does not have, in a file that has other errors, too (else the planner reports
+    """Ranks and steps of faults that the job does not have, in a file that has other errors as well (else the planner reports
     them)."""
     workers, last = _number(root, "workers"), _number(root, "max_steps")
     schedule = child(root, "faults", "schedule")

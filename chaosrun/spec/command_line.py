@@ -1,6 +1,6 @@
-"""A job without a file: from the words of a command line to the text that a job file would hold.
+"""A job without a file: turns the words of a command line into the text of a job file.
 
-Decides what may be left out there and what is guessed instead; each guess is reported. Must not know how the text is read.
+Decides what may be omitted there and what is guessed instead; each guess is reported. Must not know how the text is read.
 """
 
 import os
@@ -61,7 +61,7 @@ class Asked:
     """RANK@STEP."""
 
     def faults(self) -> "Iterator[tuple[Entry, str]]":
-        """The entry of each fault, and how it was asked for. Raises UsageError."""
+        """The entry of each fault, and the option that requested it. Raises UsageError."""
         for option, kind, written in (("--kill", "kill", self.kill), ("--preempt", "preempt", self.preempt)):
             for text in written:
                 match = STRIKE.fullmatch(text)
@@ -87,21 +87,21 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedJob:
-    """A job that was typed: what its file would say."""
+    """A job given on the command line: the contents of its file."""
 
     sections: dict[str, str]
     """The text of each key."""
     words: tuple[str, ...]
-    """What was typed after `chaosrun submit`, but for changes."""
+    """The words typed after `chaosrun submit`, without changes."""
     directory: Path
-    """Absolute: where it was typed, and where its relative paths start."""
+    """Absolute: the working directory of the command, where its relative paths start."""
     guesses: tuple[str, ...]
-    """What was not said and is guessed, a sentence each."""
+    """Guesses for omitted values, one sentence each."""
 
     label = "the command line"
 
     def with_changes(self, changes: Sequence[str]) -> list[str]:
-        """The typed words, with further changes to the job in the right place."""
+        """The typed words, with further changes to the job inserted in the right place."""
         dashes = self.words.index("--") if "--" in self.words else len(self.words)
         return [*self.words[:dashes], *changes, *self.words[dashes:]]
 
@@ -110,7 +110,7 @@ class TypedJob:
         return shlex.join(["chaosrun", "submit", *self.words])
 
     def text(self, *, anywhere: bool) -> str:
-        """The text as a job file; `anywhere`: with the directory in it, so that it may lie elsewhere."""
+        """The text as a job file; `anywhere`: with the directory in it, so that the file may be stored elsewhere."""
         parts = [f"{_comment(f'what was typed: {self.command}').lstrip()}\n", *self.sections.values()]
         if anywhere:
             parts.insert(2, f"directory: {flow(str(self.directory))}\n")
@@ -118,13 +118,13 @@ class TypedJob:
 
 
 def is_job_file(name: Path) -> bool:
-    """Whether it is read as one: a Python file is a script, whatever else is there a job file."""
+    """Whether it is read as a job file: a Python file is a script, any other existing file a job file."""
     is_program = name.is_file() and name.read_bytes()[:2] == b"#!"
     return name.suffix in JOB_FILES or (name.suffix != ".py" and name.exists() and not is_program)
 
 
 def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory: Path) -> TypedJob:
-    """The job of a script, with its arguments, or (None) of a command. Raises UsageError for what cannot be one."""
+    """The job of a script with its arguments, or (None) of a command. Raises UsageError if it cannot be a job."""
     if script is not None and script.suffix != ".py":
         if program_file(str(script), directory) or (directory / script).is_file():
             here = "./" if (directory / script).is_file() and "/" not in str(script) else ""
@@ -170,7 +170,8 @@ def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory
 
 
 def _without_launcher(words: Sequence[str]) -> tuple[str, str, Sequence[str]] | None:
-    """What `python train.py` and `python -m package.train` start, where that Python is this one: key, its value, arguments."""
+    """The target of `python train.py` or `python -m package.train`, where that Python is this one: key, its value,
+    arguments."""
     found = program_file(words[0], Path.cwd())
     if found is None or os.path.realpath(found) != os.path.realpath(sys.executable):
         return None
@@ -186,7 +187,7 @@ def _this_python() -> str:
 
 
 def _ranks_of_its_own(script: Path) -> tuple[int, str] | None:
-    """The number of ranks that a script starts itself, and why. None: it is started once for each, as far as its text shows."""
+    """The number of ranks that a script starts itself, and why. None: as far as its text shows, it is started once per rank."""
     try:
         text = script.read_bytes()
     except OSError:
@@ -216,7 +217,7 @@ def _workers_of_command(words: Sequence[str], asked: int | None) -> tuple[int, s
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(".py"):
-            break  # from here on it is the script's
+            break  # from here on the words are the script's
         if name not in PER_NODE:
             continue
         value = value if equals else "".join(words[index + 1 : index + 2])
@@ -248,7 +249,7 @@ def _by_accelerate(words: Sequence[str]) -> tuple[int, str] | None:
     try:
         text = file.read_text()
     except (OSError, ValueError):
-        return None  # accelerate says why
+        return None  # accelerate will report why
     found = None if ONE_PROCESS.search(text) else NUM_PROCESSES.search(text)
     return (int(found[1]), f"as {file} says {found[0]}; --workers says otherwise") if found else None
 
@@ -266,7 +267,7 @@ def _comment(why: str | None) -> str:
 
 
 def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:
-    """Write the job file, with the `changes` of the command line in it. Raises UsageError where something is there already."""
+    """Write the job file, with the `changes` of the command line in it. Raises UsageError if the path exists."""
     if path.suffix not in JOB_FILES:
         raise UsageError(f"--write {path}: a job file ends in .yaml", hint="such as --write job.yaml")
     elsewhere = path.absolute().parent.resolve() != job.directory
@@ -282,7 +283,7 @@ def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:
 
 
 def _changed(job: TypedJob, changes: Sequence[str]) -> TypedJob:
-    """The sections, with each key that a change concerns written anew. Raises SpecError."""
+    """The sections, with each changed key rewritten. Raises SpecError."""
     from chaosrun.spec.overrides import apply_overrides
     from chaosrun.spec.places import Source, spec_error
     from chaosrun.spec.tree import Mapping, read_tree

@@ -1,6 +1,6 @@
-"""What a job file may say about faults: `faults.schedule`, `faults.random`, `faults.replay`, `faults.preset`, `faults.seed`.
+"""The faults section of a job file: `faults.schedule`, `faults.random`, `faults.replay`, `faults.preset`, `faults.seed`.
 
-Owns which keys go together. Whether a fault can ever fire is the planner's business.
+Owns which keys go together. The planner decides whether a fault can ever fire.
 """
 
 from collections.abc import Iterator
@@ -56,12 +56,12 @@ class FaultOptions(Section):
 
     @property
     def moment(self) -> Phase:
-        """The phase that is meant."""
+        """The phase, given or implied."""
         return self.phase or KINDS[self.kind].default_phase
 
     @property
     def options(self) -> dict[str, Value]:
-        """Options of the fault, as far as they are given."""
+        """The options given for the fault."""
         given = {option: getattr(self, key) for key, option in _OPTION_KEYS.items() if getattr(self, key) is not None}
         if "file" not in self.facts.options:
             given.pop("file", None)
@@ -200,7 +200,7 @@ class ReplaySpec(Section):
 
     @property
     def strikes(self) -> FaultKind:
-        """The kind that is meant."""
+        """The kind, given or implied."""
         return self.kind or ("kill" if self.onto == "ranks" else "node")
 
     def conflicts(self) -> Iterator[InitErrorDetails]:

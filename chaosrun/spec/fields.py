@@ -1,4 +1,4 @@
-"""What single values of a spec may be: their types, bounds, and the words of an error about one.
+"""Single values of a spec: their types, bounds, and the words of an error about one.
 
 It must not know what a job is. `Section` is the frozen mapping that every part of a spec is made of.
 """
@@ -42,7 +42,7 @@ def wrong(expected: str) -> PydanticCustomError:
 
 
 def conflict(key: str | None, reason: str, hint: str) -> InitErrorDetails:
-    """An error between fields, shown at `key` (None: at the whole mapping). `reason` is the sentence, `hint` the way out."""
+    """An error between fields, shown at `key` (None: at the whole mapping). `reason` is the sentence, `hint` the remedy."""
     return InitErrorDetails(type=_refusal(reason, hint), loc=() if key is None else (key,), input=None)
 
 
@@ -51,7 +51,7 @@ def _refusal(reason: str, hint: str) -> PydanticCustomError:
 
 
 def must(fits: Callable[[Any], object], expected: str) -> Callable[[Any], Any]:
-    """A validator that leaves a value as it is if it `fits`, and else raises that it "must be `expected`"."""
+    """A validator that returns a value unchanged if it `fits`, and else raises that it "must be `expected`"."""
 
     def check(value: Any) -> Any:
         if not fits(value):
@@ -66,7 +66,7 @@ some = must(lambda value: value or not isinstance(value, list | tuple), "a list 
 
 
 def job_name(text: str) -> str:
-    """The text without what a job's name may not hold."""
+    """The text without characters that a job's name may not contain."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:64] or "job"
 
 
@@ -189,7 +189,7 @@ Standby = Annotated[
 ]
 """How many nodes."""
 
-# What a validator in Python allows or refuses, a JSON Schema has to be told.
+# A JSON Schema must be given what a Python validator allows or refuses.
 JobName = Annotated[
     str, Field(strict=True), AfterValidator(_job_name), WithJsonSchema({"type": "string", "pattern": f"^{JOB_NAME.pattern}$"})
 ]
@@ -244,7 +244,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def conflicts(self) -> Iterable[InitErrorDetails]:
-        """How fields contradict one another, although each is valid by itself."""
+        """Contradictions between fields that are each valid by themselves."""
         return ()
 
     @model_validator(mode="after")

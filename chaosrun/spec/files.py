@@ -1,4 +1,4 @@
-"""Files that a command line or a job names: reads their text, or says what they are if they are not what was asked for."""
+"""Files named by a command line or a job: reads their text, or says what they are if they are of the wrong kind."""
 
 import difflib
 import os
@@ -61,7 +61,7 @@ def read_source(path: Path, what: str) -> Source:
 
 
 def read_named(node: Node, path: Path, what: str) -> tuple[Source | None, list[Problem]]:
-    """The file that a node names, or what is wrong with it."""
+    """The file that a node names, or its problem."""
     try:
         return read_source(path, what), []
     except SpecError:
@@ -71,8 +71,7 @@ def read_named(node: Node, path: Path, what: str) -> tuple[Source | None, list[P
 
 
 def expect_kind(path: Path, what: str, root: Node | None, problems: Sequence[Problem]) -> None:
-    """Raises UsageError if the file's keys show that it is of another kind than `what` (JOB or SUITE), or that it is no such
-    file at all."""
+    """Raises UsageError if the file's keys show that it is not of the kind `what` (JOB or SUITE)."""
     keys = root.entries if isinstance(root, Mapping) else {}
     for kind, own in _KEYS.items():
         if kind != what and any(key in keys for key in own) and not any(key in keys for key in _KEYS[what]):
@@ -86,14 +85,14 @@ def expect_kind(path: Path, what: str, root: Node | None, problems: Sequence[Pro
 
 
 def files_like(path: Path, what: str = "") -> str:
-    """The file beside `path` that its name probably stands for, or those that lie there; of a JOB or SUITE only such."""
+    """The file next to `path` that its name probably stands for, or all files there; for a JOB or SUITE only such files."""
     if not os.path.isdir(path.parent):
         return f"the directory {path.parent} does not exist"
     names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file() and entry.suffix == path.suffix)
     if what in _KEYS:
         names = [name for name in names[:_LOOKED_AT] if _is_of_kind(path.parent / name, what)]
     files = f"{what}s" if what in _KEYS else f"{path.suffix} files"
-    # A typing error seldom is in the first letter, and `nostorage` is not meant by `storage`.
+    # A typing error is seldom in the first letter, and `storage` does not mean `nostorage`.
     like = {Path(name).stem: name for name in names if name[:1].lower() == path.name[:1].lower()}
     if close := difflib.get_close_matches(path.stem, list(like), n=1, cutoff=NEAR):
         return f"did you mean {like[close[0]]}?"
@@ -101,7 +100,8 @@ def files_like(path: Path, what: str = "") -> str:
 
 
 def why_unwritable(folder: Path) -> str | None:
-    """Why nothing can be written there, where it may have to be made first; None when it can. Tries, and leaves nothing."""
+    """Why this directory, which may not exist yet, cannot be written to; None when it can. Tries it, and leaves nothing
+    behind."""
     above = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".chaosrun-", dir=above))

@@ -39,7 +39,7 @@ def as_entries(faults: Iterable[Fault], workers: int) -> list[Entry]:
 
 
 def cleared(spec: JobSpec) -> list[str]:
-    """Overrides that take away the job's faults other than the schedule."""
+    """Overrides that remove the job's faults other than the schedule."""
     return [f"faults.{key}=null" for key in ("random", "replay", "preset") if getattr(spec.faults, key) is not None]
 
 
@@ -80,6 +80,6 @@ def _entry(fault: Fault) -> Entry:
         entry["attempt"] = fault.attempt
     if fault.target is not None:
         entry["file"] = fault.target
-    # An option's key in the file goes without the unit of its name.
+    # An option's key in the file lacks the unit of its name.
     entry.update({name.removesuffix("_s"): value for name, value in fault.options.items() if value is not None})
     return entry

@@ -1,6 +1,6 @@
-"""Where a script depends on hashes or on the order of a set, as its source shows: that order differs in each new Python
-process, which hashes strings with its own seed. What a script makes by iterating over a set of strings, such as the numbers of
-labels, then changes at a restart. Nothing is imported or executed.
+"""Finds in a script's source where it depends on hashes or on the order of a set: that order differs in each new Python
+process, which hashes strings with its own seed. Values derived by iterating over a set of strings, such as label numbers, then
+change at a restart. Nothing is imported or executed.
 """
 
 import ast
@@ -55,7 +55,7 @@ def _files(folder: Path, module: str) -> list[Path]:
 
 
 def _lines(tree: ast.Module) -> list[int]:
-    """Where the order of a set, or a hash, decides."""
+    """Lines where the order of a set, or a hash, matters."""
     sets = _Sets()
     nodes = list(ast.walk(tree))
     for node in nodes:
@@ -70,7 +70,7 @@ def _line(node: ast.AST) -> int:
 
 
 def _sorted_next(node: ast.AST) -> Iterator[ast.expr]:
-    """Lists that the very next statement sorts in place: `names = list(found); names.sort()`."""
+    """Lists that the next statement sorts in place: `names = list(found); names.sort()`."""
     for block in (getattr(node, part, None) for part in ("body", "orelse", "finalbody")):
         for one, other in pairwise(block) if isinstance(block, list) else ():
             match one, other:
@@ -82,7 +82,7 @@ def _sorted_next(node: ast.AST) -> Iterator[ast.expr]:
 
 
 class _Sets:
-    """Which expressions are sets, as far as the source shows: also variables and functions by their names."""
+    """Which expressions are sets, as far as the source shows; variables and functions by name."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -126,7 +126,7 @@ def _is_called(node: ast.AST, names: frozenset[str]) -> TypeGuard[ast.Call]:
 
 
 def _goes_through(node: ast.AST, sets: _Sets) -> bool:
-    """Whether the node iterates over a set, or calls hash(). A set that is sorted, counted or made from another one does not
+    """Whether the node iterates over a set, or calls hash(). Sorting or counting a set, or making one from another, does not
     count."""
     match node:
         case ast.Name(id="hash", ctx=ast.Load()):

@@ -1,5 +1,5 @@
-"""Modules that a script or the job's preloads import and that are missing, found without importing anything. Only imports that
-always run count: at the top level, outside try and if. A script that changes sys.path is not checked.
+"""Finds missing modules that a script or the job's preloads import, without importing anything. Only imports that always run
+count: at the top level, outside try and if. A script that changes sys.path is not checked.
 """
 
 import ast
@@ -48,7 +48,7 @@ def not_there(job: Job) -> Iterator[Problem]:
 
 
 def _runs_here(job: Job) -> bool:
-    """Whether the job runs with this Python: so do scripts that chaosrun starts, and commands of this environment."""
+    """Whether the job runs with this Python, as scripts that chaosrun starts and commands of this environment do."""
     if not job.spec.command:
         return True
     program = program_file(job.spec.command[0], job.directory)
@@ -69,7 +69,7 @@ def _is_found(name: str, places: Sequence[str]) -> bool:
         return True
     try:
         return importlib.util.find_spec(top) is not None
-    except (ImportError, ValueError):  # a package of this process without a spec
+    except (ImportError, ValueError):  # a package loaded in this process without a spec
         return top in sys.modules
 
 

@@ -28,27 +28,27 @@ SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, worke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job file that was read: its meaning and where its parts lie."""
+    """A loaded job file: its meaning and the places of its parts."""
 
     spec: JobSpec
     path: Path
-    """The job file; of a job that was typed the directory that it was typed in."""
+    """The job file; for a job given on the command line its working directory."""
     directory: Path
     """Absolute; the script and other relative paths of the spec start here."""
     script_path: Path
-    """Absolute: the Python file that begins the training, as far as it is known, else the job file."""
+    """Absolute: the Python file that begins the training if known, else the job file."""
     text: str
-    """The file as it was, without overrides."""
+    """The file's text, without overrides."""
     tree: Mapping
-    """What the spec was made of, overrides included: where each value was written."""
+    """The tree of the spec, overrides included: where each value was written."""
     trace: Source | None = None
     """The recorded trace that its faults replay."""
     typed: TypedJob | None = None
-    """What was typed, where there is no job file."""
+    """The job given on the command line, where there is no job file."""
 
     @property
     def masked(self) -> tuple[str, ...]:
-        """Places where the script loads checkpoints itself although chaosrun restores: a drill does not test them."""
+        """Where the script loads checkpoints itself although chaosrun restores: a drill does not test this."""
         return own_loads(self.script_path) if self.spec.by == "chaosrun" else ()
 
     def problem(self, entry: str, message: str, hint: str | None = None) -> Problem:
@@ -56,13 +56,13 @@ class Job:
         parts = PART.finditer(entry)
         path = tuple(part["name"] if part["name"] else int(part["index"]) for part in parts)
         key, node = find(self.tree, path)
-        # An entry of a list has no key; what is written is shown, or the first line of it.
+        # An entry of a list has no key; its text, or the first line of that, is shown.
         return Problem(place=key or node.place, message=message, hint=hint)
 
 
 def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMapping[str, Entry] | None = None) -> Job:
-    """Read a job file, or what was typed, and put `changes` of a suite and `overrides` ("workers=4",
-    "faults.schedule[0].rank=1") over it.
+    """Read a job file, or a job given on the command line, and apply the `changes` of a suite and the `overrides` ("workers=4",
+    "faults.schedule[0].rank=1").
 
     Raises SpecError with every wrong place of the file and the overrides, UsageError when the file cannot be read.
     """
@@ -132,7 +132,7 @@ def _directory(root: Mapping, beside: Path) -> tuple[Path, list[Problem]]:
 
 
 def _unwritable(root: Mapping, directory: Path) -> Iterator[Problem]:
-    """Places of the job file that nothing can be written to."""
+    """Problems of paths in the job file that cannot be written to."""
     storage, outputs = child(root, "checkpoint", "storage"), child(root, "outputs")
     name = name_in(storage)
     if storage is not None and is_url(name):
@@ -151,7 +151,7 @@ def _unwritable(root: Mapping, directory: Path) -> Iterator[Problem]:
 
 
 def refused(job: Job, others: Sequence[Problem], objections: Sequence[Objection], hint: str) -> SpecError:
-    """The planner's objections as one error, each at the place of its entry, with the `others` that are wrong with the job."""
+    """The planner's objections as one error, each at the place of its entry, with the job's other problems `others`."""
     problems = [job.problem(each.entry, str(each)) for each in objections]
     return SpecError(spec_error([*others, *problems]).message, hint=hint)
 
@@ -165,7 +165,7 @@ def _no_mapping(source: Source, root: object) -> Problem:
 
 
 def _trace(root: Mapping, directory: Path) -> tuple[Source | None, list[Problem]]:
-    """The trace that the file replays, and what is wrong with its name, or with the file under it."""
+    """The trace that the file replays, and the problems of its name or its file."""
     node = child(root, "faults", "replay", "trace")
     if node is None or not name_in(node):
         return None, []

@@ -1,6 +1,6 @@
-"""What a job starts: its script, module or command as files, looked at before anything runs.
+"""Checks what a job starts (script, module or command) as files, before anything runs.
 
-Nothing of it is imported or executed: a Python file is compiled, a program is looked for where a shell would.
+Nothing is imported or executed: a Python file is compiled, a program is looked up as a shell would.
 """
 
 import ast
@@ -37,14 +37,14 @@ _PARSES = threading.Lock()
 
 
 def syntax_tree(source: bytes) -> ast.Module:
-    """As `ast.parse`, one thread at a time: CPython counts the depth of a tree once for all threads, and raises a SystemError
-    where two build one at once (seen with 3.11.7; drills of a sweep run side by side). Raises SyntaxError, ValueError."""
+    """As `ast.parse`, one thread at a time: CPython counts the depth of a tree globally, and raises a SystemError when two
+    threads build one at once (seen with 3.11.7; drills of a sweep run in parallel). Raises SyntaxError, ValueError."""
     with _PARSES:
         return ast.parse(source)
 
 
 def attaches(script: Path) -> bool:
-    """Whether a script has chaosrun save and resume; False where it cannot be read."""
+    """Whether a script lets chaosrun save and resume; False if it cannot be read."""
     try:
         return ATTACHES.search(script.read_bytes()) is not None
     except OSError:
@@ -81,7 +81,7 @@ def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
             yield from _program_problems(first, directory)
         script = next((item for item in command.items if isinstance(item, Scalar) and item.text.endswith(".py")), None)
         if script is not None and " " in script.text and not (directory / script.text).exists():
-            script = None  # what a shell is to run
+            script = None  # the text that a shell runs
         if script is not None and script is not first and "{" not in script.text:
             yield from _script_problems(script, directory)
         yield from _nodes_problems(root, [item for item in command.items if isinstance(item, Scalar)])
@@ -89,7 +89,7 @@ def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
 
 
 def _nodes_problems(root: Mapping, words: AnySequence[Scalar]) -> Iterator[Problem]:
-    """A torchrun for several nodes without {node_rank}: the same command on each node would wait for the others for ever."""
+    """A torchrun for several nodes without {node_rank}: the same command on each node would wait for the others forever."""
     end = next((at for at, word in enumerate(words) if word.text.endswith(".py")), len(words))
     start = next((at for at, word in enumerate(words[:end]) if os.path.basename(word.text) in TORCHRUN), end)
     env = child(root, "env")
@@ -110,7 +110,7 @@ def _nodes_problems(root: Mapping, words: AnySequence[Scalar]) -> Iterator[Probl
 
 
 def program_file(name: str, directory: Path) -> str | None:
-    """The file of a command's program: on the PATH, or beside this Python."""
+    """The file of a command's program: on the PATH, or next to this Python."""
     beside = os.path.dirname(sys.executable)
     return shutil.which(str(directory / name) if "/" in name else name) or shutil.which(name, path=beside)
 
@@ -131,7 +131,7 @@ def first_file(root: Mapping, directory: Path) -> Path | None:
 
 
 def meaningless(root: Mapping, by: str, script: Path | None) -> Iterator[Problem]:
-    """Keys that say how chaosrun saves and resumes, of a job that does so by itself, and the other way round."""
+    """Keys about how chaosrun saves and resumes, in a job that does so by itself, and vice versa."""
     if by == "script":
         why = "the job resumes by itself"
         if "resume" not in root.entries and script is not None:
@@ -149,7 +149,7 @@ def meaningless(root: Mapping, by: str, script: Path | None) -> Iterator[Problem
 
 def _script_problems(node: Scalar, directory: Path) -> Iterator[Problem]:
     script = directory / node.text
-    # os.path says no to a path that cannot be one, pathlib raises.
+    # os.path returns False for an invalid path, pathlib raises.
     if os.path.isfile(script):
         yield from _syntax_problems(script)
     elif os.path.isdir(script):
@@ -169,7 +169,7 @@ def _module_problems(node: Scalar, directory: Path) -> Iterator[Problem]:
 
 
 def _module_file(name: str, directory: Path) -> Path | None:
-    """What `python -m` would execute. Packages on the way are found, not imported."""
+    """The file that `python -m` would execute. Parent packages are found, not imported."""
     places: list[str] | None = [str(directory), *sys.path]
     parts = name.split(".")
     spec = None
@@ -186,7 +186,8 @@ def _module_file(name: str, directory: Path) -> Path | None:
 
 
 def _program_problems(node: Scalar, directory: Path) -> Iterator[Problem]:
-    """A relative path starts at the directory; a name is looked for on the PATH, and beside this Python."""
+    """Problems of a command's program. A relative path starts at the directory; a name is searched on the PATH, and next to
+    this Python."""
     program = node.text
     if "/" in program:
         path = directory / program
@@ -223,15 +224,15 @@ def _syntax_problems(path: Path) -> Iterator[Problem]:
 
 
 def problem_of_script(path: Path, text: str, message: str, hint: str, line: int = 0, column: int = 0) -> Problem:
-    """At a line and column, counted from 0, of `path`."""
-    # Python's lines are not YAML's: form feeds and the like end none.
+    """A problem at a line and column of `path`, counted from 0."""
+    # Python's lines are not YAML's: form feeds and the like do not end one.
     lines = [LINE_BREAK.sub(" ", each) for each in re.split(r"\r\n|[\n\r]", text)]
     source = Source(label=str(path), text="\n".join(lines), order=2)
     return Problem(place=Place(source=source, line=line, column=column, end=column + 1), message=message, hint=hint)
 
 
 def _placeholder_problems(root: Mapping) -> Iterator[Problem]:
-    """Misspelt placeholders, and placeholders that cannot be filled in for this job."""
+    """Misspelt placeholders, and those that cannot be filled in for this job."""
     is_command = "command" in root.entries
     known = PLACEHOLDERS + OF_A_COMMAND if is_command else PLACEHOLDERS
     for item in _texts(root):
@@ -246,7 +247,7 @@ def _placeholder_problems(root: Mapping) -> Iterator[Problem]:
 
 
 def _texts(root: Mapping) -> Iterator[Scalar]:
-    """What placeholders may stand in: args, env and command, and those of resume."""
+    """The texts that may contain placeholders: args, env and command, and those of resume."""
     paths = (("args",), ("env",), ("command",), ("resume", "args"), ("resume", "env"))
     for node in (child(root, *path) for path in paths):
         inner = [entry.value for entry in node.entries.values()] if isinstance(node, Mapping) else ()

@@ -1,6 +1,6 @@
 """A matrix: from the values of each key to the combinations of them, with names that stay the same. Pure.
 
-Values are nodes of the suite's tree, so that what is wrong with one is shown where it stands.
+Values are nodes of the suite's tree, so that an error in one is shown at its place.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ Combination = AnyMapping[str, Choice]
 
 
 def axes_of(matrix: Node) -> dict[str, tuple[Choice, ...]]:
-    """The choices of each key: of a list its items, of a mapping its values, with its keys as their labels."""
+    """The choices of each key: the items of a list, or the values of a mapping with its keys as labels."""
     if not isinstance(matrix, Mapping):
         return {}
     return {key: tuple(_choices(entry)) for key, entry in matrix.entries.items()}
 
 
 def matrix_problem(matrix: Node) -> Problem | None:
-    """What is wrong with the keys, values and labels, or with how many combinations they make; before any is made."""
+    """The problem with the keys, values, labels or number of combinations; checked before any is made."""
     entries = matrix.entries if isinstance(matrix, Mapping) else {}
     for key, axis in entries.items():
         if not list(_choices(axis)):
@@ -85,7 +85,7 @@ def combinations(
     axes: AnyMapping[str, Sequence[Choice]], exclude: Sequence[Node] = (), include: Sequence[Node] = ()
 ) -> list[Combination]:
     """Every choice of each key with every choice of the others, without those that an entry of `exclude` matches; then those of
-    `include`. Without keys one: no change at all, unless there is an `include`."""
+    `include`. Without keys and `include`: one combination without changes."""
     alone = not axes and len(include) > 0
     crossed = [dict(zip(axes, choices, strict=True)) for choices in product(*axes.values()) if not alone]
     kept = [each for each in crossed if not any(matches(entry, each) for entry in exclude)]
@@ -93,7 +93,7 @@ def combinations(
 
 
 def matches(entry: Node, combination: Combination) -> bool:
-    """Whether the combination has each value that `entry`, a mapping of keys to values or labels, gives."""
+    """Whether the combination has every value of `entry`, a mapping of keys to values or labels."""
     if not isinstance(entry, Mapping):
         return False
     return all(key in combination and _is_choice(combination[key], inner.value) for key, inner in entry.entries.items())
@@ -108,7 +108,7 @@ def named(name: str, combination: Combination) -> str:
 
 
 def _twice(choices: Sequence[Choice]) -> Choice | None:
-    """A choice whose label another one before it has."""
+    """A choice with the label of an earlier one."""
     labels = [choice.label for choice in choices]
     return next((choice for place, choice in enumerate(choices) if choice.label in labels[:place]), None)
 

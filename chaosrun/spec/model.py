@@ -140,7 +140,7 @@ class Tolerance(Section):
 
     @property
     def exact(self) -> bool:
-        """No tolerance: bits have to be equal."""
+        """No tolerance: bits must be equal."""
         return self.atol == 0 and self.rtol == 0
 
 
@@ -216,7 +216,7 @@ class JobSpec(Section):
 
     @property
     def by(self) -> Literal["chaosrun", "script"]:
-        """Who saves and resumes; `auto` has been decided when the job was loaded."""
+        """Who saves and resumes; `auto` was resolved when the job was loaded."""
         return "chaosrun" if self.resume.by != "script" and self.script else "script"
 
     def conflicts(self) -> Iterator[InitErrorDetails]:

@@ -1,7 +1,7 @@
-"""Overrides of the command line, `faults.seed=7`, and of a suite, `set: {faults.seed: 7}`: put into the tree of a job file as
+"""Overrides of the command line, `faults.seed=7`, and of a suite, `set: {faults.seed: 7}`: applied to the tree of a job file as
 if they had been written there.
 
-Must not know which keys exist: an unknown one is found, and placed in the override, like one in the file.
+Must not know which keys exist: an unknown one is reported, at its place in the override, like one in the file.
 """
 
 import re
@@ -33,7 +33,7 @@ class _Rejected(Exception):
 
 
 def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping, list[Problem]]:
-    """The tree with every override in it, later ones winning, and what was wrong with those left out."""
+    """The tree with every override applied, later ones winning, and the problems of those left out."""
     problems: list[Problem] = []
     for order, override in enumerate(overrides, start=1):
         source = Source(label=f"override {override!r}", text=override, is_file=False, order=order)
@@ -68,7 +68,7 @@ def apply_changes(root: Mapping, changes: AnyMapping[str, Entry]) -> tuple[Mappi
 
 
 def _put_argument(root: Mapping, flag: str, entry: Entry) -> Mapping:
-    """The value of an argument that `args` has, or one more at their end; true stands for the flag alone, false for none."""
+    """Set the value of an argument in `args`, or append it; true stands for the flag alone, false removes it."""
     value = entry.value
     args = root.entries.get("args")
     given = args.value if args is not None else Sequence(place=entry.key, items=())
@@ -121,7 +121,7 @@ def _put_key(node: Mapping, steps: list[_Step], value: Node) -> Mapping:
 
 
 def _put(node: Node | None, steps: list[_Step], value: Node) -> Node:
-    """`node`, reached by `steps[0]`, with `value` put at the rest of the steps. A mapping that is not there is made."""
+    """`node`, reached by `steps[0]`, with `value` set at the rest of the steps. Missing mappings are made."""
     here, rest = steps[0], steps[1:]
     if not rest:
         return value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from chaosrun.errors import SpecError
 
-LINE_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # what YAML counts as one
+LINE_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # YAML's line breaks
 SHOWN_WIDTH = 110
 
 
@@ -69,7 +69,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why an entry cannot be carried out, found by whoever reads the whole."""
+    """Why an entry cannot be carried out, found when the whole is read."""
 
     entry: str
     """Its path in the job file: "faults.schedule[0]"."""

@@ -1,4 +1,4 @@
-"""The fault preset that a job names: its file is found and read, and its faults are put in the place of the name."""
+"""Finds and reads the file of a job's fault preset, and replaces the name by its faults."""
 
 from pathlib import Path
 
@@ -11,22 +11,22 @@ PRESETS = Path(__file__).parent / "presets"
 
 
 def named_presets() -> dict[str, Path]:
-    """Those that come with chaosrun."""
+    """Presets that come with chaosrun."""
     return {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
 
 
 def with_preset(root: Mapping, directory: Path) -> tuple[Mapping, list[Problem]]:
-    """The tree of a job with the preset that it names written out, and what is wrong with the name or the file.
+    """The tree of a job with its named preset expanded, and the problems of the name or the file.
 
-    It is written out before anything is validated: what is wrong in it is shown in that file. A file's path is relative to the
-    file that names it; that of an override to `directory`.
+    It is expanded before validation, so that its errors are shown in its own file. A file's path is relative to the file that
+    names it; that of an override to `directory`.
     """
     faults, node = child(root, "faults"), child(root, "faults", "preset")
     if not isinstance(faults, Mapping) or not isinstance(node, Scalar) or not isinstance(node.value, str):
-        return root, []  # written out already, or none; the validation reports what is wrong
+        return root, []  # already expanded, or none; the validation reports errors
     found, problems = _preset(node, directory)
     if found is None:
-        # The name was reported as wrong; that it is not a mapping need not be reported, too.
+        # The name was reported as wrong; that it is not a mapping need not be reported as well.
         found = Scalar(place=node.place, value=None, text="")
     written = faults.having("preset", faults.entries["preset"].key, found)
     return root.having("faults", root.entries["faults"].key, written), problems

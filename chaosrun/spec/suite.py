@@ -1,7 +1,7 @@
 """A suite: several drills, the combinations each is done in, and what is expected of it. Its model, and how a file is read.
 
-Every drill's job file is loaded here, with its changes put in, so that whatever is wrong anywhere is told before anything
-starts. Must not know what a drill does.
+Every drill's job file is loaded here, with its changes applied, so that all errors are reported before anything starts. Must
+not know what a drill does.
 """
 
 import json
@@ -76,7 +76,7 @@ Faults = Annotated[Any, BeforeValidator(_faults), WithJsonSchema({"type": ["stri
 
 
 class CaseSpec(Section):
-    """What is different for combinations with certain values."""
+    """Changes for combinations with certain values."""
 
     when: Annotated[dict[str, Any], BeforeValidator(_condition)] = Field(
         description="values of the matrix, such as {workers: 1, faults: spot}", json_schema_extra={"minProperties": 1}
@@ -86,7 +86,7 @@ class CaseSpec(Section):
 
 
 class _Crossed(Section):
-    """Keys that a suite may have for all its drills, and a drill for itself."""
+    """Keys that a suite may set for all its drills, and a drill for itself."""
 
     set: Changes = Field(default={}, description="changes to the job file, such as {workers: 4, faults.seed: 7}")
     faults: Faults | None = Field(
@@ -114,7 +114,7 @@ class DrillSpec(_Crossed):
 
 
 class Comparison(Section):
-    """Loss trajectories of the drills' undisturbed legs, against that of one of them."""
+    """Compares the loss trajectories of the drills' reference legs to that of one of them."""
 
     first: Text | None = Field(default=None, description="the drill that the others are compared with; default: the first")
     atol: Annotated[Number, Field(ge=0)] = Field(default=0.0, description="largest absolute difference of a step's loss")
@@ -162,7 +162,7 @@ class Suite:
 def load_suite(path: Path) -> Suite:
     """Read a suite and every job file in it.
 
-    Raises SpecError with every wrong place of the first file that has any, UsageError for a file that cannot be read.
+    Raises SpecError with every wrong place of the first file with errors, UsageError for a file that cannot be read.
     """
     source = read_source(path, SUITE)
     root, problems = read_tree(source)
@@ -212,7 +212,7 @@ def _not_comparable(root: Mapping, comparison: Comparison, names: Sequence[str])
 
 
 class _Reader:
-    """One entry of `drills`, and the drills it stands for."""
+    """Reads one entry of `drills` into its drills."""
 
     def __init__(self, path: Path, root: Mapping, spec: SuiteSpec, number: int) -> None:
         self._path = path
@@ -252,7 +252,8 @@ class _Reader:
         return path
 
     def _combinations(self) -> list[Combination]:
-        """Those of the drill's own matrix, else of the suite's; `exclude` and `include` of the suite go with its matrix."""
+        """The combinations of the drill's own matrix, else of the suite's; the suite's `exclude` and `include` belong to its
+        matrix."""
         whose = (self._here,) if self._drill.matrix is not None else (self._root, self._here)
         if (problem := matrix_problem(matrix := _value(whose[0], "matrix"))) is not None:
             raise spec_error([problem])
@@ -269,7 +270,7 @@ class _Reader:
         return crossed
 
     def _cases(self) -> Iterator[tuple[CaseSpec, Mapping]]:
-        """The suite's, then the drill's: later ones win."""
+        """The suite's cases, then the drill's: later ones win."""
         for section, cases in ((self._root, self._suite.cases), (self._here, self._drill.cases)):
             for case, node in zip(cases, _items(_value(section, "cases")), strict=True):
                 assert isinstance(node, Mapping)
@@ -309,7 +310,7 @@ class _Reader:
 
 
 def _with_faults(changes: dict[str, Entry], entry: Entry, job: Path) -> dict[str, Entry]:
-    """What a preset's name, or a mapping as in a job file, changes. The seed stays the job's unless the mapping has its own."""
+    """The changes for a preset's name, or for a mapping as in a job file. Keeps the job's seed unless the mapping has one."""
     others = {key: value for key, value in changes.items() if key != "faults" and not key.startswith("faults.preset")}
     if isinstance(entry.value, Mapping):
         if "seed" in entry.value.entries:

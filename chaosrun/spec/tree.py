@@ -1,6 +1,6 @@
-"""YAML text as a tree of values that know their place. The only module that imports a YAML library.
+"""YAML text as a tree of values with their places. The only module that imports a YAML library.
 
-Owns syntax: what is not YAML, or is YAML that a job file may not use (duplicate keys, tags, merge keys, several documents).
+Owns syntax: text that is not YAML, or YAML that a job file may not use (duplicate keys, tags, merge keys, several documents).
 Must not know which keys exist.
 """
 
@@ -51,7 +51,7 @@ class Mapping:
     entries: AnyMapping[str, Entry]
 
     def having(self, name: str, key: Place, value: "Node") -> "Mapping":
-        """The same with this entry, in the place of the one of that name."""
+        """The same mapping with this entry, replacing the one of that name."""
         return Mapping(place=self.place, entries={**self.entries, name: Entry(key=key, value=value)})
 
 
@@ -59,7 +59,7 @@ Node = Scalar | Sequence | Mapping
 
 
 def read_tree(source: Source, *, padding: int = 0) -> tuple[Node | None, list[Problem]]:
-    """Parse one YAML document; None for a text that holds no value, or none that can be read.
+    """Parse one YAML document; None for a text without a readable value.
 
     `padding` blanks that many characters at the start, so that places count from the start of the whole text.
     """
@@ -69,7 +69,7 @@ def read_tree(source: Source, *, padding: int = 0) -> tuple[Node | None, list[Pr
 
 @lru_cache(maxsize=32)
 def _parsed(source: Source, padding: int) -> tuple[Node | None, tuple[Problem, ...]]:
-    """Parsing is most of what reading a suite costs, and its drills name the same few files again and again."""
+    """Cached: parsing is most of the cost of reading a suite, and its drills name the same few files again and again."""
     text = " " * padding + source.text[padding:]
     try:
         root = YAML(typ="safe", pure=True).compose(text)
@@ -107,12 +107,13 @@ def plain(node: Node, *, verbatim: frozenset[str] = frozenset()) -> Any:
 
 
 def quoted(value: object) -> str:
-    """As JSON, which YAML reads, with what YAML does not take as it is escaped: control characters, its further line breaks."""
+    """As JSON, which YAML reads, with the characters escaped that YAML does not accept: control characters, its other line
+    breaks."""
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def flow(node: Node) -> str:
-    """The node as YAML on one line: what an override of the command line would say."""
+    """The node as YAML on one line: the form of an override on the command line."""
     match node:
         case Scalar():
             return quoted(node.text) if isinstance(node.value, str) else node.text or "null"
@@ -124,7 +125,7 @@ def flow(node: Node) -> str:
 
 
 def find(root: Node, path: tuple[str | int, ...]) -> tuple[Place | None, Node]:
-    """The key's place (None for list items and the root) and the node at `path`, or at the longest part of it that exists."""
+    """The key's place (None for list items and the root) and the node at `path`, or at its longest existing prefix."""
     key: Place | None = None
     node = root
     for part in path:
@@ -147,7 +148,7 @@ def child(node: Node | None, *keys: str) -> Node | None:
 
 
 def name_in(node: Node | None) -> str:
-    """Text that may name a file or a module; empty where it is none: of a wrong value the validation tells."""
+    """Text that may name a file or a module; empty if the value is not a text, which the validation reports."""
     if isinstance(node, Scalar) and isinstance(node.value, str) and "\0" not in node.value:
         return node.value
     return ""

@@ -1,4 +1,4 @@
-"""From a failed validation to problems with a place, a plain sentence and the nearest valid name.
+"""Turns a failed validation into problems with a place, a plain sentence and the nearest valid name.
 
 Reads the model's own fields for names and descriptions, so that a new field needs no words here.
 """
@@ -48,8 +48,8 @@ MOST_CHOICES = 8
 def problems_of(
     error: ValidationError, root: Mapping, model: type[BaseModel] = JobSpec, *, values: Any = None
 ) -> list[Problem]:
-    """Every error of a validation of `root` by `model` as a problem. A missing key that is there misspelt is reported once, as
-    the misspelling. With the `values` that were validated, also conflicts between keys that an unknown key had hidden."""
+    """Every error of a validation of `root` by `model` as a problem. A missing key that is present but misspelt is reported
+    once, as the misspelling. With the validated `values`, also conflicts between keys that an unknown key had hidden."""
     details = error.errors(include_url=False)
     missing = {entry["loc"] for entry in details if entry["type"] == "missing"}
     problems: list[Problem] = []
@@ -74,7 +74,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def _hidden_conflicts(details: list[ErrorDetails], values: Any, model: type[BaseModel]) -> Iterator[ErrorDetails]:
-    """Conflicts between keys that would be reported if no key were unknown, whatever the unknown keys were meant to be."""
+    """Conflicts between keys that would be reported if no key were unknown, for any meaning of the unknown keys."""
     unknown = [entry["loc"] for entry in details if entry["type"] == "extra_forbidden"]
     if values is None or not unknown:
         return
@@ -128,7 +128,7 @@ def _unknown_key(location: Location, root: Mapping, model: type[BaseModel]) -> t
 
 
 def _guess(location: Location, model: type[BaseModel]) -> str | None:
-    """The key that an unknown one probably stands for, None where its name belongs elsewhere."""
+    """The key that an unknown one probably stands for, None if its name belongs elsewhere."""
     name, names = str(location[-1]), list(_section(location[:-1], model).model_fields)
     if MEANT.get(name.lower()) in names:
         return MEANT[name.lower()]
@@ -210,7 +210,7 @@ def _shown(value: Any) -> str:
 
 
 def _opening(place: Place) -> Place:
-    """The first character of a place: for a whole mapping, whose first line says too much."""
+    """The first character of a place: for a whole mapping, whose first line would show too much."""
     return Place(source=place.source, line=place.line, column=place.column, end=place.column + 1)
 
 
