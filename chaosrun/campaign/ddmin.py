@@ -14,11 +14,11 @@ First = Callable[[Sequence[tuple[T, ...]]], tuple[T, ...] | None]
 
 
 def ddmin(items: Sequence[T], first: First[T]) -> tuple[T, ...]:
-    """A part of `items`, in their order, that fails and would not if any one of them were left out (1-minimal): delta
-    debugging, the algorithm ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
-    Transactions on Software Engineering 28(2), 2002, section 3.2.
+    """A part of `items`, in their order, that fails and would not without any one of them (1-minimal): delta debugging, the
+    algorithm ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE Transactions on
+    Software Engineering 28(2), 2002, section 3.2.
 
-    `items` must fail, nothing at all must not. `first` may be asked about a part more than once: it should remember its
+    `items` must fail, and the empty list must not. `first` may be called with a part more than once: it should cache its
     results.
     """
     kept = tuple(items)
@@ -32,7 +32,7 @@ def ddmin(items: Sequence[T], first: First[T]) -> tuple[T, ...]:
             # Reduce to a part.
             kept, granularity = found, 2
         elif granularity > 2 and (found := first(rests)):
-            # Reduce to a complement: what is left of the parts stays as fine as it was. (Of two parts each is the other's.)
+            # Reduce to a complement; the remaining parts keep their size. (Each of two parts is the other's complement.)
             kept, granularity = found, granularity - 1
         elif granularity < len(kept):
             granularity = min(2 * granularity, len(kept))

@@ -1,4 +1,4 @@
-"""One drill: carried out in this process or on kept agents, judged again, removed. Ray and torch are imported when needed."""
+"""One drill: run in this process or on kept agents, judged again, removed. Ray and torch are imported when needed."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -29,7 +29,7 @@ class RunResult:
     run: RunLayout
     verdict: Verdict
     unwritten: tuple[str, ...] = ()
-    """Why reports are missing; warnings for people."""
+    """Why reports are missing; warnings for the user."""
 
 
 def submit(
@@ -42,13 +42,13 @@ def submit(
     early: Early = "long",
     on_event: Listener | None = None,
 ) -> RunResult:
-    """Run one drill and return its verdict, whatever it is.
+    """Run one drill and return its verdict.
 
-    `reference` is "auto" (use the cache), "fresh", or a run (id, unique prefix, "latest") whose reference is used. `early`: of
-    which jobs the chaos leg may end when all of its state is the reference's again: "always", "long" (of more than 1,000
-    steps), "never". `on_event` gets every journal record with the key `leg` added. Raises UsageError or SpecError before
-    anything starts, ResourcesError when no cluster can be had, InterruptedRunError on SIGINT and SIGTERM: `resume` goes on
-    then.
+    `reference` is "auto" (use the cache), "fresh", or a run (id, unique prefix, "latest") whose reference is used. `early`: for
+    which jobs the chaos leg may end once all of its state equals the reference's: "always", "long" (more than 1,000 steps),
+    "never". `on_event` gets every journal record with the key `leg` added. Raises UsageError or SpecError before anything
+    starts, ResourcesError when no cluster is available, InterruptedRunError on SIGINT and SIGTERM: `resume` then continues the
+    run.
     """
     with Interrupts() as interrupts:
         base = (default_root() if root is None else root).absolute()
@@ -65,7 +65,7 @@ def run(
     on_event: Listener | None = None,
 ) -> RunResult:
     """Run the job in production: one leg, every real recovery judged. `metrics`: [HOST:]PORT where /metrics is served. Raises
-    as `submit`, and UsageError where the same job is being run already."""
+    as `submit`, and UsageError if the same job is running already."""
     with Interrupts() as interrupts:
         base = (default_root() if root is None else root).absolute()
         made = create(job, overrides, base, address, "auto", kind="run", metrics=metrics)
@@ -73,7 +73,7 @@ def run(
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
-    """Continue a run that was interrupted; one that has ended is judged again. Raises as `submit`, also while it is
+    """Continue an interrupted run; one that has ended is judged again. Raises as `submit`, and UsageError while it is
     supervised."""
     with Interrupts() as interrupts:
         if has_ended(run):
@@ -127,14 +127,15 @@ def drill_on(
     on_record: Listener = lambda record: None,
     survey: bool = False,
 ) -> Verdict:
-    """Carry a run out on these agents, as one of many. `root`: its cache of references is used. Raises as `Drill.execute`
+    """Execute a run on these agents, as one of many. `root`: its cache of references is used. Raises as `Drill.execute`
     does."""
     with OneOfMany(watch) as interrupts:
         return carry_out(run, root, None, on_record, interrupts, cluster=cluster, survey=survey)
 
 
 def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str, early: Early = "always") -> RunLayout:
-    """Plan a drill of the job file at `path`, under `root`/runs. Raises SpecError and UsageError, as `api.plan` does."""
+    """Create a planned drill of the job file at `path`, under `root`/runs. Raises SpecError and UsageError, as `api.plan`
+    does."""
     job = load_job(path, overrides)
     plan = make_plan(job.spec, job.trace)
     return create_run(root, job, plan=plan, overrides=list(overrides), reference=reference, early=early)

@@ -1,4 +1,4 @@
-"""What a suite expects of a drill: refused at the start where no verdict can meet it, compared with the verdict at the end."""
+"""A suite's expectations of a drill: refused at the start if no verdict can meet them, compared with the verdict at the end."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 def expect_possible(drills: Iterable[SuiteDrill]) -> None:
-    """Raises SpecError, naming every expectation that cannot be met."""
+    """Raises SpecError naming every expectation that cannot be met."""
     if problems := [problem for drill in drills for problem in _problems(drill)]:
         raise spec_error(problems)
 

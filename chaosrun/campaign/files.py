@@ -1,4 +1,4 @@
-"""What sweeps and suites keep on disk, in `<root>/sweeps/<id>/` and `<root>/suites/<id>/`: typed values with a version.
+"""The files of sweeps and suites, in `<root>/sweeps/<id>/` and `<root>/suites/<id>/`: typed values with a version.
 
 sweep.json is rewritten after each drill; suite.json holds the plan, and journal.jsonl gets a line when a drill starts and when
 it has ended. Runs nothing.
@@ -49,7 +49,7 @@ def encode(value: object, *, indent: int = -1) -> bytes:
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """Raises ValueError for what is no such value of this version."""
+    """Raises ValueError unless it is such a value of this version."""
     value, version = _read(data)
     if version != VERSION:
         raise ValueError(f"not of version {VERSION}" if version is None else f"of version {version!r}")
@@ -61,7 +61,7 @@ def save(path: Path, value: object) -> None:
 
 
 def _read(data: bytes) -> tuple[Any, object]:
-    """A JSON value and its version, None where there is none. Raises ValueError for what is no JSON."""
+    """A JSON value and its version, None without one. Raises ValueError for invalid JSON."""
     try:
         value = msgspec.json.decode(data)
     except RecursionError as error:
@@ -92,11 +92,11 @@ class Sweep:
     reference_key: str
     """Key of the one reference of all drills in the cache (`supervise.early_end.reference_keys`)."""
     survey: str
-    """Id of the run that found the points, whose undisturbed leg is the reference."""
+    """Id of the run that found the points, which holds the reference leg."""
     workers: int
     final_step: int
     passages: int
-    """Number of different points that the survey passed; `points` are those chosen of them."""
+    """Number of different points that the survey passed, from which `points` were chosen."""
     steps: tuple[int, ...]
     """The steps at which the phases of the training are tried."""
     points: tuple[Point, ...]
@@ -118,7 +118,7 @@ class Sweep:
 
     @property
     def exit_code(self) -> int:
-        """That of PASS when every point was tried and passed, of FAIL when one failed, else of INCONCLUSIVE."""
+        """PASS's when every point was tried and passed, FAIL's when one failed, else INCONCLUSIVE's."""
         whole = self.tried and not self.left
         return EXIT_CODES[self.status if whole or self.status == "FAIL" else "INCONCLUSIVE"]
 
@@ -128,7 +128,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuitePlan:
-    """What a suite was asked to do, all of it planned."""
+    """A suite's request, completely planned."""
 
     suite_id: str
     name: str
@@ -140,7 +140,7 @@ class SuitePlan:
     shard: str | None
     fail_fast: bool
     by_hand: bool
-    """Only some drills, chosen by name: such a run does not count as a night."""
+    """Only some drills were chosen by name: such a run does not count as a night."""
     history: str
     drills: tuple[PlannedDrill, ...]
     """In the order in which they are begun."""
@@ -148,10 +148,10 @@ class SuitePlan:
     comparison: Comparison | None = None
     """How the drills' losses are compared, with its first drill decided; None: they are not compared."""
     files: Mapping[str, str | None] = field(default_factory=dict)
-    """Digests of what it was planned from, by absolute path."""
+    """Digests of the files it was planned from, by absolute path."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError when drills share a name, by which their results are told apart."""
+        """Raises ValueError when drills share a name, which identifies their results."""
         if len({drill.name for drill in self.drills}) < len(self.drills):
             raise ValueError("two drills have one name")
 
@@ -174,7 +174,7 @@ class _Folder(Generic[_Kept]):
 
     @classmethod
     def new(cls, root: Path, name: str) -> Self:
-        """Raises UsageError when none can be made."""
+        """Raises UsageError when no folder can be made."""
         return cls(new_folder(root / f"{cls.what}s", name))
 
     @classmethod
@@ -191,7 +191,7 @@ class _Folder(Generic[_Kept]):
         save(self.file, value)
 
     def load(self) -> _Kept:
-        """Raises UsageError when it holds none that this version can go on with."""
+        """Raises UsageError when it holds no value that this version can continue with."""
         again = f"start the {self.what} again"
         try:
             data = self.file.read_bytes()
@@ -205,7 +205,7 @@ class _Folder(Generic[_Kept]):
             raise UsageError(f"{self.path} holds no {self.what} that can be read ({error})", hint=again) from error
 
     def locked(self) -> AbstractContextManager[int]:
-        """Hold it for this process. Raises UsageError while another one does."""
+        """Lock it for this process. Raises UsageError while another process holds it."""
         return locked(self.path / "lock", f"{self.what} {self.path.name} is being carried out")
 
     def resume_command(self, of: str) -> str:
@@ -219,11 +219,11 @@ class SweepFolder(_Folder[Sweep]):
 
 
 class SuiteBegan(Event, frozen=True, kw_only=True, tag="suite.began"):
-    """A process carries the suite out from here on."""
+    """A process has begun to run the suite."""
 
 
 class SuiteEnded(Event, frozen=True, kw_only=True, tag="suite.ended"):
-    """The process has stopped carrying it out."""
+    """The process has stopped running the suite."""
 
 
 class DrillStarted(Event, frozen=True, kw_only=True, tag="drill.started"):
@@ -242,14 +242,14 @@ SUITE_EVENTS = msgspec.json.Decoder(SuiteBegan | SuiteEnded | DrillStarted | Dri
 
 @dataclass(slots=True)
 class Progress:
-    """What a suite's journal says."""
+    """The progress recorded in a suite's journal."""
 
     started: dict[str, str] = field(default_factory=dict)
     """Run directory by drill, of the latest start."""
     results: dict[str, DrillResult] = field(default_factory=dict)
-    """Without those that were cancelled: they are still to be carried out."""
+    """Without cancelled drills, which are still to be run."""
     took_s: float = 0.0
-    """Seconds in which processes carried the suite out, in all."""
+    """Total seconds in which processes ran the suite."""
 
 
 class SuiteFolder(_Folder[SuitePlan]):

@@ -44,7 +44,7 @@ class Entry:
     took_s: float
     rerun: str | None = None
     by_hand: bool = False
-    """The run had only some drills, chosen by name: it does not count as a night."""
+    """The run had only some drills, chosen by name, so it does not count as a night."""
 
     @classmethod
     def of(cls, result: DrillResult, plan: SuitePlan) -> "Entry":
@@ -65,14 +65,14 @@ class Entry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     entries: tuple[Entry, ...] = ()
-    """In the order in which they were written; of one drill and suite the last."""
+    """In the order of writing; for each drill and run of a suite only the last."""
     damaged: tuple[int, ...] = ()
     """Numbers of lines that could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """One date, in UTC, and of each drill its latest result then."""
+    """One date, in UTC, and each drill's latest result on it."""
 
     suite: str
     """Id of the latest run of the suite."""
@@ -97,7 +97,7 @@ class Night:
 
 
 def read_history(path: Path) -> History:
-    """A file that is not there is a history without nights. Raises UsageError for one that cannot be read at all."""
+    """A missing file is a history without nights. Raises UsageError for one that cannot be read at all."""
     if is_stream(path):
         raise UsageError(f"cannot read the history {path}: it is no file", hint="name another file with --history")
     try:
@@ -121,7 +121,7 @@ def read_history(path: Path) -> History:
 
 
 def expect_writable(path: Path) -> None:
-    """Raises UsageError when the history cannot be read, or not be written: told now, not after hours of drills."""
+    """Raises UsageError when the history cannot be read or written: now, not after hours of drills."""
     read_history(path)
     _write(path, b"")
 
@@ -149,7 +149,7 @@ def _write(path: Path, line: bytes) -> None:
 
 
 def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool = False) -> list[Night]:
-    """The newest `last` nights, oldest first; dates on which drills ran only by hand count if `by_hand`, or if all are such."""
+    """The newest `last` nights, oldest first; dates with only runs by hand count if `by_hand`, or if there are no others."""
     dates: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.time_s):
         dates.setdefault(entry.night, []).append(entry)
@@ -164,13 +164,13 @@ def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool 
 
 
 def trend(drill: str, known: Sequence[Night]) -> list[Entry]:
-    """What the drill did, oldest night first; nights without it are left out."""
+    """The drill's results, oldest night first; nights without it are left out."""
     return [night.drills[drill] for night in known if drill in night.drills]
 
 
 def label(before: Sequence[bool], ok: bool) -> Label | None:
     """How tonight compares with the nights before (oldest first): new, still, fixed or flaky (fails now and then). None: as
-    expected, now and before."""
+    expected, now and before that."""
     recent = [*before, ok][-FLAKY_WITHIN:]
     falls = sum(well and not now for well, now in pairwise(recent)) + (not recent[0])
     if falls > 1:

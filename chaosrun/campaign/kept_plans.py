@@ -1,4 +1,4 @@
-"""Plans of drills that failed, a file each beside the history: run first in later nights, until they pass often enough."""
+"""Plans of failed drills, one file each next to the history: run first in later nights, until they pass often enough."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -28,27 +28,27 @@ class KeptPlan:
     overrides: tuple[str, ...]
     """Overrides of the job file that plan these faults, one by one if possible (`exact`)."""
     exact: bool
-    """The overrides name its faults one by one; else they are planned again, as they were asked for and with their seed."""
+    """The overrides name its faults one by one; else they are planned again from the original request and seed."""
     plan: str
     """Digest of the drill, the job and the faults."""
     faults: Any
-    """plan.json of the run that failed, for people; empty when it had not got that far."""
+    """plan.json of the failed run, for people; empty when the run had not got that far."""
     cause: str
     run: str | None
     suite: str
-    """File of the suite, as it was on the machine where it failed: several suites may have one name."""
+    """The suite's file on the machine where it failed: several suites may have the same name."""
     passed: tuple[str, ...] = ()
-    """Nights since its last failure, in which it was as expected."""
+    """Nights since its last failure in which it was as expected."""
 
     @property
     def name(self) -> str:
-        """A drill may fail with several plans in a night."""
+        """The file's name; includes the plan, as a drill may fail with several plans in a night."""
         return f"{self.drill}@{self.night}-{self.plan[:6]}"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPlans:
-    """The folder of a suite's kept plans, beside its history."""
+    """The folder of a suite's kept plans, next to its history."""
 
     folder: Path
 
@@ -68,7 +68,7 @@ class KeptPlans:
         return sorted(found, key=lambda kept: (kept.night, kept.drill)), notes
 
     def take(self, result: DrillResult, planned: PlannedDrill, *, suite: str, night: str) -> None:
-        """What a drill's result means for the plans that are kept. Twice in a night as expected is once. `suite`: its file."""
+        """Update the kept plans from a drill's result. Several results as expected in a night count once. `suite`: its file."""
         known = [kept for kept in self.read()[0] if kept.plan == planned.plan]
         for kept in known:
             if not result.ok:
@@ -99,7 +99,7 @@ def _failed(result: DrillResult, planned: PlannedDrill, suite: str, night: str) 
             if plan_digest(planned.drill, changed.spec, make_plan(changed.spec, changed.trace)) == planned.plan:
                 overrides = exact
     except (ChaosrunError, ValueError, TypeError, KeyError):
-        pass  # the drill may have failed because of its job file or plan: keep the plan as it was made
+        pass  # the drill may have failed because of its job file or plan: keep the plan unchanged
     return KeptPlan(
         drill=planned.drill,
         night=planned.rerun or night,
@@ -116,8 +116,7 @@ def _failed(result: DrillResult, planned: PlannedDrill, suite: str, night: str) 
 def reruns(
     kept: Iterable[KeptPlan], suite: Sequence[SuiteDrill], tonight: Sequence[PlannedDrill]
 ) -> tuple[list[PlannedDrill], list[str]]:
-    """The drills that repeat kept plans: only of drills that run tonight, and unless tonight's plan is the same. With notes for
-    the user."""
+    """The drills that repeat kept plans, only for drills that run tonight with another plan; with notes for the user."""
     drills = {drill.name: drill for drill in suite}
     chosen = {drill.name for drill in tonight}
     planned_anyway = {drill.plan for drill in tonight}

@@ -1,4 +1,4 @@
-"""Planning every drill of a suite before any of them starts. Pure, but for reading the job files that the suite names."""
+"""Plans every drill of a suite before any of them starts. Pure, except for reading the job files that the suite names."""
 
 import hashlib
 import json
@@ -25,11 +25,11 @@ DRAWS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDrill:
-    """What one drill will be: all that is needed to carry it out, and to carry it out again."""
+    """One planned drill: all that is needed to run it, and to repeat it."""
 
     name: str
     drill: str
-    """The suite's drill that it is, or repeats."""
+    """The suite's drill that this is, or repeats."""
     base: str
     job: str
     """Absolute path of the job file."""
@@ -43,11 +43,11 @@ class PlannedDrill:
     """The kinds of its faults, each once."""
     seed: int
     plan: str
-    """Digest of the drill, the job and the faults: the same drill again has the same."""
+    """Digest of the drill, the job and the faults; equal when the same drill is repeated."""
     reference: str
-    """Digest of what its undisturbed leg depends on, as far as the job file says it."""
+    """Digest of what its reference leg depends on, as far as the job file shows."""
     rerun: str | None = None
-    """Night whose failure it repeats, with the plan it had then."""
+    """Night whose failure it repeats, with that night's plan."""
 
     @property
     def shape(self) -> Shape:
@@ -60,13 +60,14 @@ class PlannedDrill:
 
 
 def derive_seed(seed: int, drill: str, draw: int = 0) -> int:
-    """The seed of one drill's faults, for its first, second, … draw: by the drill's name alone, whatever else runs."""
+    """The seed of one drill's faults, for its first, second, … draw: from the drill's name alone, independent of other
+    drills."""
     digest = hashlib.sha256(f"{seed}/{drill}/{draw}".encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
 
 
 def plan_drills(drills: Sequence[SuiteDrill], seed: int | None = None) -> list[PlannedDrill]:
-    """`seed`: the one from which each drill's is derived. Raises SpecError, naming each drill that cannot be planned."""
+    """`seed`: the one from which each drill's is derived. Raises SpecError naming each drill that cannot be planned."""
     planned: list[PlannedDrill] = []
     problems: list[Problem] = []
     for drill in drills:
@@ -132,8 +133,8 @@ def _drawn(drill: SuiteDrill, seed: int) -> FaultPlan:
 
 
 def exact_overrides(spec: JobSpec, overrides: Sequence[str], plan: FaultPlan) -> tuple[str, ...] | None:
-    """Overrides that bring this very plan about again; None where its faults cannot be said one by one: at times that the
-    training may outrun, on some ranks at once."""
+    """Overrides that reproduce exactly this plan; None where its faults cannot be listed one by one: at times that the training
+    may outrun, on some ranks at once."""
     groups = Counter(fault.group for fault in plan.faults if fault.group is not None)
     if not all(fault.required for fault in plan.faults) or any(size != spec.workers for size in groups.values()):
         return None
@@ -145,7 +146,8 @@ def exact_overrides(spec: JobSpec, overrides: Sequence[str], plan: FaultPlan) ->
 
 
 def plan_digest(drill: str, spec: JobSpec, plan: FaultPlan) -> str:
-    """The same for the same faults on the same job of the same drill, however asked for and wherever the job file lies."""
+    """Equal for the same faults on the same job of the same drill, independent of how they were requested and of the job file's
+    path."""
     return _digest([drill, spec.model_dump(mode="json", exclude={"faults"}), [_what(fault) for fault in plan.faults]])
 
 

@@ -1,4 +1,4 @@
-"""What became of a suite's drills, beside what was expected of them (`expectations`). Made from verdicts and records alone."""
+"""The results of a suite's drills, compared with what was expected (`expectations`). Made from verdicts and records alone."""
 
 import statistics
 from dataclasses import asdict, dataclass, replace
@@ -20,21 +20,21 @@ SUITE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointResult:
-    """What became of the drill of a sweep's point."""
+    """The result of the drill of a sweep's point."""
 
     status: VerdictStatus
     exit_code: int
     cause: str
     reached: bool
-    """Every fault of its plan was shown to have happened, this point's among them."""
+    """Whether every fault of its plan, including this point's, was shown to have happened."""
     run: str | None
-    """Id of its run; None when there is none, or none any more."""
+    """Id of its run; None when there is none, or it was removed."""
     took_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillResult:
-    """One drill of a suite, carried out."""
+    """The result of one drill of a suite."""
 
     name: str
     run: RunLayout | None
@@ -46,9 +46,9 @@ class DrillResult:
     difference: str | None = None
     error: str | None = None
     cancelled: bool = False
-    """It was ended by `chaosrun cancel`; resuming the suite carries it out."""
+    """It was ended by `chaosrun cancel`; resuming the suite runs it."""
     surprises: tuple[str, ...] = ()
-    """In which ways it is not what was expected; none when it is."""
+    """How it differs from what was expected; empty when it does not."""
     faults: int = 0
     landed: int = 0
     restarts: int = 0
@@ -57,7 +57,7 @@ class DrillResult:
     lost_steps: int = 0
     took_s: float = 0.0
     reference: str | None = None
-    """cached, or made for it."""
+    """Cached, or made for it."""
     rerun: str | None = None
     """Night whose failure it repeats."""
     label: str | None = None
@@ -80,12 +80,12 @@ class DrillResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A drill's losses beside those of the suite's first."""
+    """A drill's losses compared with those of the suite's first drill."""
 
     name: str
     difference: Difference
     control: bool
-    """It is meant to lie beyond the tolerance."""
+    """Whether it is expected to be outside the tolerance."""
 
     @property
     def as_expected(self) -> bool:
@@ -99,18 +99,18 @@ class Compared:
 class SuiteResult:
     name: str
     drills: tuple[DrillResult, ...]
-    """Carried out, in the order in which the suite has them."""
+    """Drills that were run, in the suite's order."""
     path: Path | None = None
     suite_id: str = ""
     night: str = ""
     seed: int | None = None
     """The seed from which every drill's faults were drawn, if one was given."""
     shard: str | None = None
-    """Which part of the drills it is, where that was asked for."""
+    """The shard of the drills, if one was given."""
     left: tuple[str, ...] = ()
-    """Drills that were not carried out: not begun after a surprise (`--fail-fast`), or not ended when it was cut short."""
+    """Drills that were not run: not begun after a surprise (`--fail-fast`), or not ended when the suite was cut short."""
     cut_short: str | None = None
-    """What ended it before its drills had: an interrupt, or an error that is no drill's."""
+    """What ended the suite before its drills: an interrupt, or an error outside the drills."""
     took_s: float = 0.0
     first: str | None = None
     compared: tuple[Compared, ...] = ()
@@ -134,8 +134,8 @@ class SuiteResult:
 
     @property
     def exit_code(self) -> int:
-        """That of PASS when all is as expected or nothing was to be done, of INCONCLUSIVE when all surprises are inconclusive,
-        else of FAIL."""
+        """PASS's when all is as expected or there was nothing to do, INCONCLUSIVE's when all surprises are inconclusive, else
+        FAIL's."""
         if self.as_expected or self.empty:
             return EXIT_CODES["PASS"]
         odd = {drill.status for drill in self.drills if not drill.ok} | ({None} if self.cut_short is not None else set())
@@ -198,7 +198,7 @@ def _ids(value: object) -> str:
 
 
 def comparison_result(whole: SuiteResult) -> DrillResult:
-    """The comparison of losses as an entry of the history: if it is not as expected, neither is the night, whatever the drills
+    """The comparison of losses as an entry of the history: if it is not as expected, neither is the night, even if all drills
     are."""
     odd = [f"losses of {entry.name}" for entry in whole.compared if not entry.as_expected]
     if whole.not_compared is not None:
@@ -209,7 +209,7 @@ def comparison_result(whole: SuiteResult) -> DrillResult:
 
 
 def compare_losses(result: SuiteResult, comparison: Comparison) -> SuiteResult:
-    """With the losses of its drills' undisturbed legs beside those of one of them."""
+    """The result with the losses of the drills' reference legs compared with those of one of them."""
     first = comparison.first
     assert first is not None  # the suite decides which drill is the first, not the order of running
     runs = {drill.name: drill.run for drill in result.drills if drill.run is not None and drill.rerun is None}

@@ -1,7 +1,7 @@
 """Several drills at once on one Ray: which begins next, and on which agents; collects their results. It must not know what a
 drill does.
 
-Agents are kept from drill to drill, so that each costs no more than its legs. A `RayCluster` stands for one placement.
+Agents are kept from drill to drill, so that a drill costs no more than its legs. A `RayCluster` stands for one placement.
 """
 
 import threading
@@ -48,20 +48,20 @@ class Shape:
 
 @dataclass(slots=True)
 class PlacementPool:
-    """As many placements at once as the nodes of one Ray have room for, by what it has handed out itself: Ray learns of a
-    reservation only when it is made. Used by one thread."""
+    """Hands out as many placements as the nodes of one Ray have room for. It counts those itself, as Ray knows a reservation
+    only once it is made. Used by one thread."""
 
     address: str | None
     interrupts: Interrupts
     _free: dict[str, dict[str, float]]
-    """By node, what was free before the first."""
+    """By node, the resources that were free before the first placement."""
     _idle: "list[tuple[Shape, RayCluster]]" = field(default_factory=list)
     _used: "list[RayCluster]" = field(default_factory=list)
 
     def take(self, shape: Shape, *, fresh: bool = False) -> "RayCluster | None":
-        """A placement for a drill; None while there is no room for it. If nothing is in use, it gets one in any case, and
-        starting it then fails with the message that the cluster is too small. `fresh`: with agents that served no other
-        drill."""
+        """A placement for a drill; None while there is no room for it. If no placement is in use, the drill gets one in any
+        case, and starting it then fails with the message that the cluster is too small. `fresh`: with agents that served no
+        other drill."""
         for entry in self._idle:
             if entry[0] == shape and not fresh:
                 self._idle.remove(entry)
@@ -78,7 +78,7 @@ class PlacementPool:
         return cluster
 
     def give_back(self, shape: Shape, cluster: "RayCluster", *, sound: bool) -> None:
-        """`sound`: its agents may serve the next drill."""
+        """Return a placement. `sound`: its agents may serve the next drill."""
         self._used.remove(cluster)
         self._idle.append((shape, cluster))
         if not sound:
@@ -127,17 +127,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[D]):
-    """A drill, with what decides when it may begin."""
+    """A drill, with the conditions on when it may begin."""
 
     drill: D
     name: str
     shape: Shape
     reference: str | None = None
-    """Drills with the same value share an undisturbed leg, which one of them makes first; None: it exists already."""
+    """Drills with the same value share a reference leg, which one of them makes first; None: it exists already."""
     needs_all: bool = False
-    """Nothing else may run beside it."""
+    """No other drill may run at the same time."""
     needs_fresh: bool = False
-    """It needs agents of its own, which no other drill used or can use afterwards."""
+    """It needs agents that no other drill used before or can use afterwards."""
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class RunningSupervisors:
     interrupted: bool = False
 
     def watch(self) -> Watch:
-        """The callback by which one thread's drills register their supervisor, one after the other."""
+        """The callback with which one thread's drills register their supervisors in turn."""
         mine: list[Supervisor] = []
 
         def supervised(supervisor: "Supervisor | None") -> None:
@@ -175,7 +175,7 @@ Carry = Callable[[D, "RayCluster | None", RunningSupervisors, Listener], tuple[R
 
 @dataclass(slots=True, kw_only=True)
 class Scheduler(Generic[D, R]):
-    """Carries out drills in the order in which they are given, as far as there is room."""
+    """Runs drills in the given order, as far as there is room."""
 
     carry: Carry[D, R]
     pool: PlacementPool
@@ -184,18 +184,18 @@ class Scheduler(Generic[D, R]):
     on_result: Callable[[D, R], bool]
     """Returns whether to begin further drills."""
     tell: Listener
-    """Told of each drill, by name: `drill.began`, `drill.left`; with `drill.at` which attempt of which leg it is at."""
+    """Called for each drill, by name: `drill.began`, `drill.left`, and `drill.at` with its present leg and attempt."""
     _waiting: list[Task[D]] = field(default_factory=list)
     _running: dict[str, Task[D]] = field(default_factory=dict)
     _made: set[str | None] = field(default_factory=lambda: {None})
     _making: dict[str | None, Task[D]] = field(default_factory=dict)
     _events: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
-    """Calls that the drills' threads want the scheduler's thread to make."""
+    """Calls that the drills' threads queue for the scheduler's thread."""
     _supervisors: RunningSupervisors = field(default_factory=RunningSupervisors)
     _beginning: bool = True
 
     def run(self, tasks: Sequence[Task[D]]) -> None:
-        """Carry all of them out. Raises what `carry` raises, once all that were under way are interrupted and have ended."""
+        """Run all drills. Raises the error of `carry`, once the drills under way have been interrupted and have ended."""
         self._waiting = list(tasks)
         self.at_once = self.at_once or len(tasks) or 1
         with ThreadPoolExecutor(self.at_once, thread_name_prefix="chaosrun-drill") as threads:
@@ -206,25 +206,25 @@ class Scheduler(Generic[D, R]):
                         self.pool.interrupts.check()
                     if not self._running:
                         return
-                    # A signal may have come while agents were got or let go, within `postponed`.
+                    # A signal may have come while agents were started or released, within `postponed`.
                     self.pool.interrupts.check()
                     self._events.get()()
             except BaseException:
                 self._supervisors.interrupt()
                 while self._running:
-                    # Drills that completed nevertheless count; interrupts of the others are expected.
+                    # Drills that still completed count; interrupts of the others are expected.
                     with suppress(Exception):
                         self._events.get()()
                 raise
 
     def _next(self) -> "tuple[Task[D], RayCluster | None] | None":
-        """The drill that begins now, and its agents; None: something has to end first."""
+        """The drill that begins now, and its agents; None: another drill must end first."""
         if len(self._running) == self.at_once or any(task.needs_all for task in self._running.values()):
             return None
         for task in self._waiting:
             if task.needs_all:
                 if self._running:
-                    return None  # nothing else is begun before it, or its turn would never come
+                    return None  # begin no other drill before it, or its turn would never come
                 self.pool.clear()
                 return task, None
             if task.reference in self._making:
@@ -245,11 +245,11 @@ class Scheduler(Generic[D, R]):
         self.tell({"leg": None, "event": event, "drill": task.name, **about})
 
     def _work(self, task: Task[D], cluster: "RayCluster | None") -> None:
-        """In a thread of its own."""
+        """Run one drill; the body of its thread."""
 
         def listen(record: EventRecord) -> None:
             event, leg = record.get("event"), record.get("leg")
-            # The undisturbed leg is over: begun here, or gone on with.
+            # The reference leg is over: begun here, or continued.
             if event in ("leg.started", "supervisor.resumed") and leg == "chaos":
                 self._events.put(partial(self._reference_made, task))
             if event == "attempt.starting":
@@ -281,6 +281,6 @@ class Scheduler(Generic[D, R]):
     def _leave(self, task: Task[D], cluster: "RayCluster | None", *, sound: bool) -> None:
         del self._running[task.name]
         self._tell("drill.left", task)
-        self._stop_waiting_for(task)  # if it did not make it, the next one does
+        self._stop_waiting_for(task)  # if this drill did not make the reference, the next one does
         if cluster is not None:
             self.pool.give_back(task.shape, cluster, sound=sound)

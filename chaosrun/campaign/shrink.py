@@ -1,6 +1,7 @@
-"""Shrinking: from the fault plan of a run that failed to a smallest one that still fails in the same way.
+"""Shrinks the fault plan of a failed run to a smallest one that still fails in the same way.
 
-What cannot be planned does not fail. Candidates of a round run side by side; what is found does not depend on it.
+A candidate that cannot be planned counts as not failing. The candidates of a round run in parallel, which does not affect the
+result.
 """
 
 import json
@@ -47,19 +48,19 @@ AGAIN = "`chaosrun shrink {run}` begins again; the run is as it was"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A run to be shrunk."""
+    """The run to shrink."""
 
     run: RunLayout
     job: Job
     overrides: tuple[str, ...]
     schedule: tuple[Entry, ...]
-    """Its faults, as a job file would say them."""
+    """Its faults, as in a job file."""
     symptom: str | None
-    """None when it has no verdict, because its supervisor died."""
+    """None when it has no verdict because its supervisor died."""
 
     @property
     def folder(self) -> Path:
-        """Where its drills are."""
+        """The folder of its drills."""
         return self.run.path / "shrink"
 
     def changed(self, schedule: Sequence[Entry]) -> list[str]:
@@ -72,16 +73,16 @@ class Shrunk:
     run: RunLayout
     job: str
     overrides: tuple[str, ...]
-    """Of the job file, that bring the symptom about."""
+    """Overrides of the job file that reproduce the symptom."""
     faults: int
     schedule: tuple[Entry, ...]
     symptom: str | None
     drills: int
     refused: int
     smallest: bool
-    """False when the drills were used up before."""
+    """False when the limit of drills was reached before."""
     seen: str | None
-    """Symptom of the drill that was to fail again: of the whole plan when it did not, else of the plan that is left."""
+    """Symptom of the repeated drill: of the whole plan if that did not fail again, else of the remaining plan."""
     verified: RunLayout | None
     """The run of that drill; None when the whole plan did not fail again."""
     fragment: str
@@ -103,7 +104,7 @@ class Shrunk:
 
 
 def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
-    """In which way a drill failed: what differed first, or how its recovery ended; None when it did not."""
+    """How a drill failed: the first difference, or how its recovery ended; None when it did not fail."""
     told = dict[str, Any](verdict.to_json()) if isinstance(verdict, Verdict) else verdict
     if told["status"] == "FAIL":
         failing = [check["name"] for check in told["checks"] if check["status"] == "fail"]
@@ -115,7 +116,7 @@ def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
 
 
 def open_case(run: RunLayout) -> Case:
-    """Raises UsageError for a run that did not fail, and for one whose job file has changed since."""
+    """Open a run for shrinking. Raises UsageError if it did not fail, or its job file has changed since."""
     info = read_run(run)
     plan = FaultPlan.read(run.plan_json)
     if not plan.faults:
@@ -137,7 +138,7 @@ def open_case(run: RunLayout) -> Case:
 
 @dataclass(slots=True)
 class _Trials:
-    """The drills so far, each plan tried once."""
+    """The drills run so far; each plan is tried once."""
 
     case: Case
     drill: RunDrills
@@ -149,10 +150,10 @@ class _Trials:
     """The last schedule that failed: the smallest so far."""
     _known: dict[str, str | None] = field(default_factory=dict)
     _ahead: dict[str, str | None] = field(default_factory=dict)
-    """Symptoms of all drills that ran, also of those whose turn has not come: these do not count as tried yet."""
+    """Symptoms of all drills that ran, even of those whose turn has not come, which do not count as tried yet."""
 
     def first(self, schedules: Sequence[tuple[Entry, ...]]) -> tuple[Entry, ...] | None:
-        """The first that fails in the same way. Raises _UsedUpError when another drill would be one too many."""
+        """The first plan that fails in the same way. Raises _UsedUpError when the limit of drills is reached."""
         planned = dict(found for schedule in schedules if (found := self._planned(schedule)))
         due = takewhile(lambda each: self._ahead.get(each[0]) != self.symptom, planned.items())
         new = (each for each in due if each[0] not in self._ahead)
@@ -181,7 +182,7 @@ class _Trials:
         return self._known[key]
 
     def _planned(self, schedule: tuple[Entry, ...]) -> tuple[str, Sequence[str]] | None:
-        """None if it cannot be planned: a fault may not be able to fire without the others."""
+        """The planned drill; None if it cannot be planned, as a fault may be unable to fire without the others."""
         overrides = [*self.case.changed(schedule), "verify.confirm=false"]
         try:
             return _key(make_plan(load_job(self.case.job.path, overrides).spec)), overrides
@@ -190,7 +191,7 @@ class _Trials:
 
 
 class _UsedUpError(Exception):
-    """No more drills."""
+    """The limit of drills is reached."""
 
 
 def shrink(
@@ -203,7 +204,7 @@ def shrink(
     on_event: Listener | None = None,
 ) -> Shrunk:
     """Reduce the faults of a run that failed to a smallest plan that fails in the same way, also written to its shrunk.yaml.
-    `early`: as of `submit`; `overrides`: to those of the run. Raises UsageError for a run that did not fail or is being
+    `early`: as in `submit`; `overrides`: added to the run's. Raises UsageError for a run that did not fail or is being
     supervised; otherwise as `api.submit`."""
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     with Interrupts(AGAIN) as interrupts, lock_run(run):
@@ -224,7 +225,7 @@ def shrink(
 def reduce_faults(
     case: Case, drill: RunDrills, verify: Callable[[Sequence[str]], tuple[RunLayout, str | None]], *, limit: int
 ) -> Shrunk:
-    """`drill` carries candidates out, `verify` the drill of what is left, whose run is kept. Writes shrunk.yaml."""
+    """`drill` runs candidates, `verify` the drill of the remaining plan, whose run is kept. Writes shrunk.yaml."""
     trials = _Trials(case=case, drill=drill, limit=max(1, limit), smallest=case.schedule)
     seen = trials.seen(case.schedule)
     trials.symptom = case.symptom or seen
@@ -261,14 +262,14 @@ def _told(case: Case, trials: _Trials, *, smallest: bool, seen: str | None, veri
 
 
 def _key(plan: FaultPlan) -> str:
-    """The same for plans of the same faults, whatever they are called and whichever entry asked for them."""
+    """Equal for plans of the same faults, whatever their ids and entries."""
     faults = [{key: value for key, value in fault.to_json().items() if key not in ("id", "source")} for fault in plan.faults]
     return "\n".join(sorted(json.dumps(fault, sort_keys=True) for fault in faults))
 
 
 @dataclass(slots=True)
 class _Drills:
-    """Carries drills of a case out."""
+    """Runs the drills of a case."""
 
     case: Case
     early: Early
@@ -279,12 +280,12 @@ class _Drills:
     _begun: int = 0
 
     def symptoms(self, candidates: Candidates, looked_for: str | None) -> dict[str, str | None]:
-        """Carry out drills whose runs are removed, and return their symptoms."""
+        """Run drills, remove their runs, and return their symptoms."""
         folder = self.case.folder.absolute()
         return self._carried_out({key: self._run(folder, each) for key, each in candidates.items()}, looked_for)
 
     def verify(self, overrides: Sequence[str]) -> tuple[RunLayout, str | None]:
-        """Carry out the drill of what is left; its run is kept beside the run that is shrunk."""
+        """Run the drill of the remaining plan; its run is kept next to the run being shrunk."""
         run = self._run(self.root, overrides)
         return run, self._carried_out({run.run_id: run}, None)[run.run_id]
 
@@ -329,7 +330,7 @@ class _Drills:
         except ChaosrunError:
             raise
         except Exception as error:
-            # The failure looked for may crash chaosrun itself. Processes that its drill left are ended with the agents.
+            # The failure may crash chaosrun itself. Processes left by its drill are ended with the agents.
             return f"bug: {type(error).__name__}", False
         finally:
             if run.path.is_relative_to(self.case.folder.absolute()):

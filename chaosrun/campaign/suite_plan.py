@@ -1,4 +1,4 @@
-"""What a suite will do: the request, and the plan of all its drills. Starts and writes nothing."""
+"""A suite's request, and the plan of all its drills. Starts and writes nothing."""
 
 import hashlib
 import re
@@ -54,11 +54,11 @@ class SuiteRequest:
     history: Path | None = None
     """None: under the root."""
     asked_s: float | None = field(default=None, compare=False)
-    """The time of the request, for what is named by the date; None: when the suite is opened."""
+    """The time of the request, for names with the date; None: when the suite is opened."""
 
     @property
     def is_plain(self) -> bool:
-        """Nothing was asked for but the suite itself."""
+        """Whether the request has no options beyond the suite itself."""
         return self == SuiteRequest(path=self.path, history=self.history)
 
 
@@ -86,8 +86,8 @@ def parse_shard(text: str) -> Shard:
 
 
 def chosen(drills: Sequence[_Drill], only: Sequence[str] = (), without: Sequence[str] = ()) -> list[_Drill]:
-    """Those that one of `only` names, all if there is none, but for those that `without` names: a drill, all its combinations,
-    or a pattern with * and ?. Raises UsageError for a name of no drill, and when none is left."""
+    """The drills named by `only` (all if empty) except those named by `without`; a name is a drill, a drill with all its
+    combinations, or a pattern with * and ?. Raises UsageError for a name of no drill, and when none is left."""
     for option, names in (("--only", only), ("--except", without)):
         for name in names:
             if not any(_is_called(drill, name) for drill in drills):
@@ -105,7 +105,7 @@ def chosen(drills: Sequence[_Drill], only: Sequence[str] = (), without: Sequence
 
 def sharded(drills: Sequence[_Drill], shard: Shard, *, together: str | None = None) -> list[_Drill]:
     """The part of the drills that belongs to a shard, by each drill's name alone, so that machines agree without a history;
-    shards are only about equal in size. `together`: a name that decides the shard of all drills instead."""
+    shards are only roughly equal in size. `together`: a name that decides the shard of all drills instead."""
 
     def belongs(name: str) -> bool:
         return int.from_bytes(hashlib.sha256(name.encode()).digest()) % shard.of == shard.number - 1
@@ -114,18 +114,18 @@ def sharded(drills: Sequence[_Drill], shard: Shard, *, together: str | None = No
 
 
 def _is_called(drill: Named, name: str) -> bool:
-    # A name has brackets of its own.
+    # Names contain brackets.
     pattern = name.replace("[", "[[]")
     return name in (drill.name, drill.base) or fnmatchcase(drill.name, pattern) or fnmatchcase(drill.base, pattern)
 
 
 def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
-    """Raises SpecError for whatever is wrong in any file, and UsageError when nothing of what was asked for exists."""
+    """Plan a suite. Raises SpecError for all errors in any file, and UsageError when none of the requested drills exists."""
     suite = load_suite(request.path)
     expect_possible(suite.drills)
     drills = chosen(suite.drills, request.only, request.without)
     if request.shard is not None:
-        # What is compared must be in one place.
+        # Compared drills must be in one shard.
         drills = sharded(drills, request.shard, together=None if suite.spec.comparison is None else suite.spec.name)
     planned = plan_drills(drills, request.seed)
     comparison, notes_on_losses = comparison_of(suite, drills)
@@ -151,7 +151,7 @@ def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
         fail_fast=request.fail_fast,
         by_hand=bool(request.only),
         history=str(history),
-        # What failed before comes first: if it fails again, that is known soonest.
+        # Drills that failed before come first, so that a repeated failure is known soonest.
         drills=(*again, *sorted(planned, key=lambda drill: drill.plan not in kept)),
         notes=(*notes, *more, *notes_on_losses),
         comparison=comparison,
@@ -160,7 +160,7 @@ def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
 
 
 def comparison_of(suite: Suite, tonight: Sequence[SuiteDrill]) -> tuple[Comparison | None, list[str]]:
-    """The suite's comparison for tonight's drills, and notes on what it leaves out."""
+    """The suite's comparison for tonight's drills, and notes on drills left out."""
     asked = suite.spec.comparison
     if asked is None:
         return None, []
@@ -179,7 +179,7 @@ def comparison_of(suite: Suite, tonight: Sequence[SuiteDrill]) -> tuple[Comparis
 
 
 def file_digests(suite: Suite, drills: Iterable[SuiteDrill]) -> dict[str, str | None]:
-    """Of the suite's file, and of the job file, script, fault preset and trace of each drill, by absolute path."""
+    """Digests of the suite's file, and of the job file, script, fault preset and trace of each drill, by absolute path."""
     paths = {suite.path}
     for drill in drills:
         written = [find(drill.job.tree, ("faults", "preset"))[1].place.source, drill.job.trace]
@@ -189,7 +189,7 @@ def file_digests(suite: Suite, drills: Iterable[SuiteDrill]) -> dict[str, str | 
 
 
 def changed_files(files: Mapping[str, str | None]) -> list[str]:
-    """Of the files that a suite was planned from, those that are not what they were."""
+    """The files from which a suite was planned that have changed since."""
     return [path for path, digest in files.items() if _digest(Path(path)) != digest]
 
 

@@ -1,4 +1,4 @@
-"""One run of a suite: its plan carried out on one Ray, every result kept as it comes, its pages written. Can be resumed."""
+"""One run of a suite: executes its plan on one Ray, saves each result as it comes, writes its pages. Can be resumed."""
 
 import os
 import threading
@@ -61,9 +61,9 @@ def suite(
 ) -> SuiteResult:
     """Run the drills of a suite, as many at once as there is room for, or `at_once`, and compare; its pages are in its folder.
 
-    Raises SpecError and UsageError before anything starts, else as `api.submit`; a drill that cannot be carried out is in the
-    result as one. `resume` goes on with a suite (id, unique prefix, "latest"); `overrides`: to those of every drill. When it is
-    cut short `on_cut_short` is told of the drills that had ended, before the error is raised.
+    Raises SpecError and UsageError before anything starts, else as `api.submit`; a drill that cannot be run appears as such in
+    the result. `resume` continues a suite (id, unique prefix, "latest"); `overrides`: added to those of every drill. When the
+    suite is cut short, `on_cut_short` is called with the result so far before the error is raised.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     from chaosrun.campaign.report.pages import write_pages
@@ -74,7 +74,7 @@ def suite(
     with Interrupts() as interrupts, opened(base, request, resume) as (folder, plan, journal):
         run = SuiteRun(folder, plan, journal, base, address, early, listener, write_reports, tuple(overrides))
         run.tell("suite.started", suite=plan.suite_id, seed=plan.seed)
-        if not plan.drills:  # a shard that nothing belongs to
+        if not plan.drills:  # an empty shard
             return write_pages(folder, run.result({}), Path(plan.history))
         with one_ray(address, [drill.shape for drill in plan.drills], interrupts) as pool:
             try:
@@ -82,8 +82,8 @@ def suite(
             except Exception as error:
                 bug = f"a bug in chaosrun ({type(error).__name__}: {error})"
                 why = error.message if isinstance(error, ChaosrunError) else bug
-                # Before Ray is stopped, as a user who interrupts may not wait for long. An unreadable folder must not hide what
-                # cut it short; a second interrupt skips the pages.
+                # Before Ray is stopped, as a user who interrupts may not wait long. An unreadable folder must not hide the
+                # cause; a second interrupt skips the pages.
                 with suppress(ChaosrunError, OSError, KeyboardInterrupt):
                     so_far = write_pages(folder, run.so_far(why), Path(plan.history))
                     if on_cut_short is not None:
@@ -94,8 +94,8 @@ def suite(
 
 @contextmanager
 def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tuple[SuiteFolder, SuitePlan, Journal]]:
-    """The folder of a new run of the suite, all of it planned, or of the one called `resume`; held for this process. Raises as
-    `plan_suite`, and UsageError when what was planned cannot be resumed."""
+    """The folder of a new, completely planned run of the suite, or of the run `resume`; locked for this process. Raises as
+    `plan_suite`, and UsageError when the plan cannot be resumed."""
     if resume is None:
         plan = suite_plan(request, root=root)
         expect_writable(Path(plan.history))
@@ -122,7 +122,7 @@ def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tu
 
 @dataclass(slots=True)
 class SuiteRun:
-    """A run of a suite that is being carried out."""
+    """A run of a suite in progress."""
 
     folder: SuiteFolder
     plan: SuitePlan
@@ -136,14 +136,13 @@ class SuiteRun:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _began_s: float = field(default_factory=time.monotonic)
     _took_s: float = 0.0
-    """Seconds that earlier processes of this suite took."""
+    """Seconds that earlier processes of this suite ran."""
     _started: Mapping[str, str] = field(default_factory=dict)
     """Run directories of drills that earlier processes began."""
     _notes: list[str] = field(default_factory=list)
 
     def carry_out(self, pool: PlacementPool, *, at_once: int | None) -> SuiteResult:
-        """Carry out the remaining drills. Raises InterruptedRunError on a KeyboardInterrupt, and errors that are not one
-        drill's."""
+        """Run the remaining drills. Raises InterruptedRunError on a KeyboardInterrupt, and errors outside single drills."""
         progress = self.folder.progress()
         self._took_s, self._started = progress.took_s, progress.started
         self.journal.append(SuiteBegan())
@@ -170,7 +169,8 @@ class SuiteRun:
         return self.result(results)
 
     def so_far(self, why: str) -> SuiteResult:
-        """The result of the drills that had ended when it was cut short. Losses are not compared: that needs all of them."""
+        """The result of the drills that had ended when the suite was cut short. Losses are not compared, as that needs all
+        drills."""
         whole = self._whole(self.folder.progress().results, None)
         left = f"`{self._resume_command}` carries out what is left"
         return replace(whole, cut_short=why, notes=(*whole.notes, left))
@@ -193,7 +193,7 @@ class SuiteRun:
             self.journal.append(DrillEnded(name=drill.name, result=plain(result)))
 
     def _remember(self, result: DrillResult) -> None:
-        """Put a line into the history."""
+        """Append a line to the history."""
         try:
             append(Path(self.plan.history), Entry.of(result, self.plan))
         except (UsageError, OSError) as error:
@@ -202,7 +202,7 @@ class SuiteRun:
     def _carry(
         self, drill: PlannedDrill, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listens
     ) -> tuple[DrillResult, bool]:
-        """The result of a drill that may have been begun before; and whether its agents may serve another one."""
+        """The result of a drill, which may have been begun earlier; and whether its agents may serve another one."""
         began_s = time.monotonic()
         run: RunLayout | None = None
 
@@ -239,14 +239,14 @@ class SuiteRun:
         return result, verdict.outcome in TRAINED and not takes_agents(drill.kinds)
 
     def _run_of(self, drill: PlannedDrill) -> RunLayout:
-        """The run that was begun before, if it can be resumed, else a new one; written down before it starts."""
+        """The run begun earlier, if it can be resumed, else a new one; recorded before it starts."""
         if drill.name in self._started:
             run = RunLayout(Path(self._started[drill.name]))
             try:
                 read_run(run)
                 return run
             except UsageError:
-                self.tell("suite.anew", name=drill.name)  # killed before it was whole
+                self.tell("suite.anew", name=drill.name)  # killed before it was complete
         if changed_files({drill.job: self.plan.files.get(drill.job)}):
             raise UsageError(f"{drill.job} has changed since the suite began", hint="start the suite again")
         overrides = (*drill.overrides, *self.overrides)
@@ -256,7 +256,7 @@ class SuiteRun:
         return run
 
     def _early(self, drill: PlannedDrill) -> Early:
-        """One drill of every night runs to its end, as a control: another one each night."""
+        """Whether a drill may end early. One drill of every night runs to its end, as a control: another one each night."""
         names = sorted(each.name for each in self.plan.drills)
         control = names[zlib.crc32(self.plan.suite_id.encode()) % len(names)]
         return "watch" if drill.name == control and self.early != "never" else self.early
@@ -291,7 +291,7 @@ class SuiteRun:
         before = nights(earlier, by_hand=True)
 
         def labelled(result: DrillResult) -> DrillResult:
-            # For a drill that repeats a failure, that failure comes first.
+            # For a drill that repeats a failure, the failure comes first.
             oks = [*([False] if result.rerun is not None else []), *(entry.ok for entry in trend(result.name, before))]
             return result if result.cancelled else replace(result, label=label(oks, result.ok))
 

@@ -1,6 +1,6 @@
-"""A sweep: one kill at every point that a job comes by, each a drill against one reference. Can be resumed after every drill.
+"""A sweep: one kill at every point that a job passes, each a drill against one reference. Can be resumed after every drill.
 
-A run before it, the survey, finds the points: the job undisturbed, which is the reference of the whole sweep, then killed once.
+A first run, the survey, finds the points: the job without faults, which is the reference of the whole sweep, then killed once.
 """
 
 import os
@@ -63,9 +63,9 @@ def sweep(
     """Kill the job once at each of its points, one drill each, against one reference; its own faults are left out.
 
     `saves`: only points inside one save of a script that saves by itself, after the first of `steps`, else the middle one.
-    `steps`: those at which the training's phases are tried; `only`: patterns of phases or points; `at_once`: most drills at the
-    same time; `keep` the runs that pass, too. `resume` goes on with a sweep (id, unique prefix, "latest"). Raises as
-    `api.submit`; InterruptedRunError leaves it to be resumed, once its points are known.
+    `steps`: at which to try the training's phases; `only`: patterns of phases or points; `at_once`: most drills at the same
+    time; `keep`: keep passing runs as well. `resume` continues a sweep (id, unique prefix, "latest"). Raises as `api.submit`;
+    after an InterruptedRunError the sweep can be resumed, once its points are known.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     base = (default_root() if root is None else root).absolute()
@@ -100,7 +100,7 @@ def sweep(
 
 
 def is_of_job(sweep: Sweep, text: str, key: str) -> bool:
-    """Whether a sweep is of the job with this text and `reference_key`, with early ends or without."""
+    """Whether a sweep is of the job with this text and `reference_key`, with or without early ends."""
     return sweep.text == text and sweep.reference_key in reference_keys(key, "never")
 
 
@@ -108,8 +108,8 @@ def is_of_job(sweep: Sweep, text: str, key: str) -> bool:
 def _opened(
     root: Path, job: Path | TypedJob, resume: str | None, overrides: tuple[str, ...], chosen: object
 ) -> Iterator[tuple[SweepFolder, Sweep | None]]:
-    """The folder of a new sweep, gone afterwards unless its points became known, or of the one called `resume` with what is
-    known of it; held for this process. `chosen`: what was asked for of its points. Raises UsageError."""
+    """The folder of a new sweep, removed afterwards unless its points became known, or of the sweep `resume` with its state;
+    locked for this process. `chosen`: the requested points. Raises UsageError."""
     if resume is None:
         folder = SweepFolder.new(root, load_job(job, overrides).spec.name)
         try:
@@ -134,7 +134,7 @@ def _opened(
 
 
 def _as_file(job: Path | TypedJob, folder: SweepFolder) -> Path:
-    """What was typed is kept in the sweep's folder: its drills, and going on with it, begin there."""
+    """Save a job given on the command line in the sweep's folder, from which its drills and a resume start."""
     if not isinstance(job, TypedJob):
         return job
     write_durably(folder.path / TYPED, job.text(anywhere=True).encode())
@@ -143,7 +143,7 @@ def _as_file(job: Path | TypedJob, folder: SweepFolder) -> Path:
 
 @dataclass(slots=True, kw_only=True)
 class _SweepRun:
-    """A sweep that is being carried out."""
+    """A sweep in progress."""
 
     folder: SweepFolder
     job: Job
@@ -160,7 +160,7 @@ class _SweepRun:
         return Shape.of(self.job.spec)
 
     def begin(self, cluster: RayCluster, overrides: Sequence[str], steps: Sequence[int], only: Sequence[str]) -> Sweep:
-        """Find the points to try, and write them down. Raises UsageError when none of the points asked for exists."""
+        """Find the points to try, and record them. Raises UsageError when none of the requested points exists."""
         spec = self.job.spec
         if self.saves:
             if spec.by != "script":
@@ -211,7 +211,7 @@ class _SweepRun:
         return known
 
     def take_up(self, cluster: RayCluster, known: Sweep) -> Sweep:
-        """Continue a sweep. Raises UsageError when job, script, machine or chaosrun have changed since its reference: the
+        """Continue a sweep. Raises UsageError when job, script, machine or chaosrun have changed since its reference, as the
         verdicts would be about two jobs."""
         key = reference_key(self.job.spec, self.job.script_path, ClusterWorkers(cluster, self.job.spec).devices())
         if not is_of_job(known, self.job.text, key):
@@ -222,7 +222,8 @@ class _SweepRun:
         return known
 
     def _survey(self, cluster: RayCluster, overrides: Sequence[str]) -> RunLayout:
-        """Run the survey. Raises what the undisturbed job failed with; whether it recovers from the kill, the sweep shows."""
+        """Run the survey. Raises the error of the job if it fails without faults; the sweep shows whether it recovers from the
+        kill."""
         kill = [*cleared(self.job.spec), scheduled([first_kill(self.job.spec)])]
         run = new_run(self.folder.path, self.job.path, [*overrides, *kill], reference="fresh")
         drill_on(cluster, run, self.root, watch=self.interrupts.watch, survey=True)
@@ -251,7 +252,7 @@ class _SweepRun:
             remove_run(run)
             if supervisors.interrupted:
                 raise
-            return None, True  # `chaosrun cancel`, of this drill alone: the point stays left
+            return None, True  # `chaosrun cancel` of this drill alone: the point remains to be tried
         passed = verdict.status == "PASS" and not self.keep
         result = PointResult(
             status=verdict.status,
@@ -281,7 +282,7 @@ _POINTS = msgspec.json.Decoder(SurveyedPoint)
 
 
 def _save_to_try(passed: Sequence[Passage], asked: Sequence[int]) -> int:
-    """The step after which the script saves. Raises UsageError when it does not."""
+    """The step after which the script saves. Raises UsageError when it does not save."""
     saved = sorted({passage.step for passage in passed if passage.phase == "save" and passage.target is not None})
     if not saved:
         hint = "what it saves has to lie below {output}, its working folder or `outputs`"

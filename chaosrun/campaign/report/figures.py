@@ -20,7 +20,7 @@ LEAST_NIGHTS = 12
 
 
 def rates(known: "Sequence[Night]") -> Shown | None:
-    """A bar a night: all of its drills, and how many were as expected. None for nights without drills."""
+    """A bar per night: all of its drills, and how many were as expected. None for nights without drills."""
     if not known:
         return None
     most = max(len(night.drills) for night in known)
@@ -41,12 +41,12 @@ def rates(known: "Sequence[Night]") -> Shown | None:
 
 
 def recoveries(known: "Sequence[Night]") -> Shown | None:
-    """The median of each night's drills, and from the shortest to the longest. None when no night had a restart."""
+    """Per night the drills' median, and the range from shortest to longest. None when no night had a restart."""
     found = [(place, night, night.recoveries) for place, night in enumerate(known) if night.recoveries]
     if not found:
         return None
     middles = [statistics.median(times) for *_, times in found]
-    # One long hang must not flatten all other values to a line.
+    # One long hang must not flatten all other values.
     scale = Scale(0.0, min(max(times[-1] for *_, times in found), 4 * max(middles)))
     spans: list[Shown] = []
     for (place, night, times), middle in zip(found, middles, strict=True):
@@ -85,10 +85,10 @@ def _share(known: "Sequence[Night]") -> float:
 
 
 def _figure(known: "Sequence[Night]", scale: Scale, values: Mapping[float, str], told: str) -> dict[str, object]:
-    """With its values beside it, and the first night and the last beneath; `told`: the same in words."""
+    """A figure with its values at the side, and the first and last night below; `told`: the same in words."""
     ends = list(dict.fromkeys((known[0].night, known[-1].night)))
     if len(known) < LEAST_NIGHTS:
-        ends = [" to ".join(ends)]  # side by side they would lie over each other
+        ends = [" to ".join(ends)]  # next to each other they would overlap
     labels = [(_y(scale, value), words) for value, words in values.items()]
     return {
         "height": HEIGHT,

@@ -25,7 +25,7 @@ MOST_REPEATED = 5
 
 
 def write_pages(folder: SuiteFolder, result: "SuiteResult", history: Path) -> "SuiteResult":
-    """Write all of them. The result returned tells what could not be written."""
+    """Write all pages. The returned result lists those that could not be written."""
     from chaosrun.campaign.history import nights, read_history
 
     pages: Sequence[tuple[Path, Callable[[], str]]] = (
@@ -39,13 +39,13 @@ def write_pages(folder: SuiteFolder, result: "SuiteResult", history: Path) -> "S
             write_durably(path, render().encode(errors="replace"))
         except OSError as error:
             notes.append(f"{path} could not be written: {error.strerror}")
-        except Exception as error:  # a page that fails is no reason to lose the account of a night
+        except Exception as error:  # a failing page must not lose the record of a night
             notes.append(f"{path} could not be written, this is a bug in chaosrun: {type(error).__name__}: {error}")
     return replace(result, notes=(*result.notes, *notes))
 
 
 def render_markdown(result: "SuiteResult") -> str:
-    """For a job summary ($GITHUB_STEP_SUMMARY): what is not as expected first."""
+    """For a job summary ($GITHUB_STEP_SUMMARY): drills that are not as expected come first."""
     from chaosrun.report.markdown import render
 
     view = suite_view(result)
@@ -67,7 +67,7 @@ def render_markdown(result: "SuiteResult") -> str:
 
 
 def _sign(row: DrillRow) -> str:
-    """Of a drill: whether it is as expected, not whether it passed."""
+    """A drill's sign: whether it is as expected, not whether it passed."""
     from chaosrun.report.markdown import SIGNS as VERDICTS
 
     if row.ok:
@@ -76,12 +76,12 @@ def _sign(row: DrillRow) -> str:
 
 
 def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) -> str:
-    """The whole page, to lie in `folder`: links are relative to it. `known`: the nights that are shown, oldest first."""
+    """The whole page, for `folder`: links are relative to it. `known`: the nights that are shown, oldest first."""
     from chaosrun.campaign.report.figures import rates, recoveries, strip
     from chaosrun.report.html.page import environment
 
     def link(path: Path) -> str | None:
-        """To a page that is there."""
+        """Link to an existing page."""
         return quote(os.path.relpath(path, folder)) if path.is_file() else None
 
     pages = {night.night: folder.parent / night.suite / "index.html" for night in known}
@@ -103,13 +103,13 @@ def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) 
 
 
 def junit_text(result: "SuiteResult") -> str:
-    """One suite of cases a drill, also for those that were not begun, and one for the comparison of losses."""
+    """One suite of cases per drill, even for drills that were not begun, and one for the comparison of losses."""
     from chaosrun.report.junit import Case, drill_suite, suite_of, to_xml
     from chaosrun.report.view import read_view
     from chaosrun.verify.verdict import judge
 
     def without(name: str, result: Literal["error", "skipped"], why: str, instead: str) -> None:
-        """A drill that has no verdict."""
+        """The cases of a drill without a verdict."""
         suites.append(suite_of(name, [Case(name="verdict", result=result, message=why, type=instead)]))
 
     view, suites = suite_view(result), []
@@ -132,7 +132,7 @@ def junit_text(result: "SuiteResult") -> str:
 
 
 def _compared(view: SuiteView) -> "list[Case]":
-    """The losses of a suite's drills beside those of its first: a case each."""
+    """The losses of a suite's drills compared with its first: one case each."""
     from chaosrun.report.junit import Case
 
     result, cases = view.result, []
@@ -148,7 +148,7 @@ def _compared(view: SuiteView) -> "list[Case]":
 
 
 def hand_out(result: "SuiteResult", junit: Path | None, markdown: Path | None) -> None:
-    """Write the pages to the paths that the user named, too; the summary is appended to its file, after other summaries. Raises
+    """Write the pages also to the user's paths; the summary is appended to its file, after other summaries. Raises
     UsageError."""
     assert result.path is not None
     folder = SuiteFolder(result.path)

@@ -1,4 +1,4 @@
-"""Sweeps, shrinks and suites on a terminal: what would run, what came of it, and which commands repeat it."""
+"""Sweeps, shrinks and suites on a terminal: what would run, the results, and the commands to repeat them."""
 
 import shlex
 from collections import Counter
@@ -33,8 +33,8 @@ LABELS = {"new": "bold red", "still": "red", "fixed": "green", "flaky": "yellow"
 
 
 def render_sweep(sweep: "Sweep", *, root: Path | None = None, quiet: bool = False) -> RenderableType:
-    """What did not pass and how to repeat it, the phases, coverage, and the verdict on all. `root`: where it is kept; None for
-    the usual place. `quiet`: the verdict alone."""
+    """Points that did not pass and how to repeat them, the phases, coverage, and the overall verdict. `root`: where it is kept;
+    None for the default. `quiet`: the verdict alone."""
     took_s = sum(tried.took_s for tried in sweep.tried.values())
     drills = f"{count(len(sweep.tried), 'drill')}, {took_s / max(1, len(sweep.tried)):.2f} s each"
     label, style = sweep.status, STYLES[sweep.status]
@@ -125,7 +125,7 @@ def render_shrunk(shrunk: "Shrunk") -> RenderableType:
 
 
 def render_plan(plan: "SuitePlan") -> RenderableType:
-    """What a suite would run."""
+    """The plan of a suite."""
     table = columns("drill", "expected", "workers", "faults", "what", "seed", right=("workers", "faults", "seed"))
     for column in table.columns:
         column.no_wrap = column.header not in ("drill", "what")
@@ -140,7 +140,7 @@ def render_plan(plan: "SuitePlan") -> RenderableType:
 
 
 def render_suite(result: "SuiteResult", *, quiet: bool = False) -> RenderableType:
-    """Its drills, what is not as expected, and how to look closer. `quiet`: the outcome alone, on one line."""
+    """Its drills, those not as expected, and how to look closer. `quiet`: the outcome alone, on one line."""
     view = suite_view(result)
     if quiet:
         return unwrapped(f"{view.words.upper()}  {result.name} {result.night}: {view.headline}")
@@ -161,7 +161,7 @@ def render_suite(result: "SuiteResult", *, quiet: bool = False) -> RenderableTyp
 
 @dataclass(frozen=True, slots=True)
 class _Drills:
-    """One line a drill where the terminal is wide enough for that; else the differences follow."""
+    """One line per drill where the terminal is wide enough; else the differences follow on their own lines."""
 
     view: SuiteView
 
@@ -207,7 +207,7 @@ def _losses(view: SuiteView) -> Table:
 
 
 def _commands(view: SuiteView) -> list[RenderableType]:
-    """How to look closer: at what is not as expected first, at all if that is little."""
+    """Commands to look closer: at unexpected drills first, at all drills if there are few."""
     shown = [(row, row.look) for row in view.drills if row.look is not None]
     width = max((len(row.name) for row, _ in shown), default=0)
     lines: list[RenderableType] = [

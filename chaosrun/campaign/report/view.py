@@ -1,4 +1,4 @@
-"""One view of a suite: what its text, its Markdown and its page say, as rows and sentences that are ready to be shown."""
+"""One view of a suite: the rows and sentences that its text, its Markdown and its page show."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ class DrillRow:
     """Its verdict, or a word instead ("cancelled", "not run")."""
     expected: str
     told: str
-    """The first difference, else why it did not pass; empty where there is nothing to tell."""
+    """The first difference, else why it did not pass; empty where there is nothing to report."""
     faults: str
     restarts: str
     recovery: str
@@ -35,7 +35,7 @@ class DrillRow:
     rerun: str | None
     look: Command | None
     repeat: Command | None
-    """How to do it again, where it is not as expected."""
+    """How to repeat it, where it is not as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class SuiteView:
 
     @property
     def not_done(self) -> str:
-        """What became of the drills that were not carried out."""
+        """Rows for the drills that were not run."""
         return "not begun" if self.result.cut_short is None else "not ended"
 
     @property
