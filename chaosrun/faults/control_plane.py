@@ -1,4 +1,4 @@
-"""Faults of what supervises a job: the supervisor itself, Ray's head, the agent of a node."""
+"""Faults of the control plane of a job: the supervisor, Ray's head, the agent of a node."""
 
 import os
 import platform
@@ -36,7 +36,7 @@ def _this_process() -> NamedProcess:
 
 
 def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
-    """Kill these processes, this one last. They are written down first, for the supervisor that takes over."""
+    """Kill these processes, this one last. They are recorded first, for the supervisor that takes over."""
     write_note(act.leg, act.fault, EndNote(host=_this_boot(), struck=struck))
     for each in struck:
         send_signal(each.identity, signal.SIGKILL)
@@ -46,7 +46,7 @@ def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
 
 
 def seen_by_successor(note: EndNote) -> EndNote:
-    """The note of the supervisor before, completed: which of the processes that it struck this process sees gone."""
+    """The previous supervisor's note, completed with which of the processes that it struck are gone."""
     if note.host == _this_boot():
         wait_gone({each.identity: each for each in note.struck}, timeout_s=END_LIMIT_S)
         left = tuple(each for each in note.struck if is_alive(each.identity))
@@ -58,12 +58,12 @@ def seen_by_successor(note: EndNote) -> EndNote:
 
 
 def _this_boot() -> str:
-    """This machine until it restarts: a pid and a start time identify a process only there."""
+    """Identifies this boot of the machine: a pid and a start time identify a process only within it."""
     return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
 def _by_successor(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
-    """Why the struck process was not the supervisor of that time, or the note not its successor's; None when both are right."""
+    """Why the struck process was not the supervisor at that time, or the note not its successor's; None when both are right."""
     supervisors = [event for event in leg.journal if isinstance(event, LegStarted | SupervisorResumed)]
     writers = [event.supervisor_pid for event in supervisors if event.seq < asked.seq][-1:]
     struck = [each.pid for each in seen.note.struck if each.what == "supervisor"]

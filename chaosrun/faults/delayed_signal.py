@@ -1,9 +1,8 @@
 """Sends a later signal to one process, known by pid and start time: SIGKILL when grace runs out, SIGCONT after a stop.
 
-    python -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it is still there
-    python -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped;
-                                                                               prints "ready", then what was seen, as
-                                                                               lines of JSON
+    python -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it still exists python
+    -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped; prints
+    "ready", then what was seen, as lines of JSON
 
 A rank starts it in the rank's process group: it dies with the attempt, and ends by itself when the rank does. The agent calls
 `pause` for a rank of its node. Standard library only; knows nothing of faults.
@@ -25,10 +24,10 @@ STOPPED = "T"
 
 
 def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) -> dict[str, Any]:
-    """Stop a process (`stop=False`: wait until it has stopped itself), let it go on after `duration_s`, and say what was seen.
+    """Stop a process (`stop=False`: wait until it has stopped itself), continue it after `duration_s`, and report its states.
 
     Returns {state_stopped, state_before, state_after (letters of /proc/PID/stat), stopped_s, signal} and, when this does not
-    show a pause, `problem`. A stopped process always gets SIGCONT, whatever was seen of it.
+    show a pause, `problem`. A stopped process always gets SIGCONT.
     """
     found: dict[str, object] = {"signal": "SIGSTOP", "state_stopped": None, "state_before": None, "state_after": None}
     if stop and not send_signal(identity, signal.SIGSTOP):

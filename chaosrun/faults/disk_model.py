@@ -1,7 +1,7 @@
-"""What a disk may hold after the power fails: a model of everything that was changed and not yet synced.
+"""Models the contents of a disk after a power failure, from all changes that were not yet synced.
 
-The model promises what POSIX does, and no more: a file's bytes are there once the file was synced, a name in a directory once
-the directory was synced. Of everything else any part may be there and any other missing. A rename is atomic; if only the new
+The model guarantees what POSIX does, and no more: a file's bytes survive once the file was synced, a name in a directory once
+the directory was synced. Of everything else any part may survive and any other be lost. A rename is atomic; if only the new
 directory was synced, the file may be found under both names. Contents are bytes, or the path of a file that holds them.
 """
 
@@ -26,7 +26,7 @@ class Change:
     node: int | None
     durable: bool = False
     after: "Change | None" = None
-    """Set where a rename removes the old name: the change that gives the new one, which has to be there first."""
+    """Set where a rename removes the old name: the change that adds the new one, which must come first."""
 
 
 @dataclass(slots=True)
@@ -35,16 +35,16 @@ class File:
     durable: Content = b""
     """Contents at the last sync."""
     is_synced: bool = True
-    """Nothing was written since the last sync."""
+    """Whether nothing was written since the last sync."""
     kept: int = 0
-    """After a truncation: how many of the synced first bytes are left. No power cut takes them."""
+    """After a truncation: how many of the synced first bytes remain. A power cut cannot lose them."""
 
 
 @dataclass(slots=True)
 class Model:
     changes: list[Change] = field(default_factory=list)
     folders: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
-    """The entries of each folder now."""
+    """The current entries of each folder."""
     files: dict[int, File] = field(default_factory=dict)
     numbers: int = 0
 
@@ -92,7 +92,7 @@ class Model:
                     change.after.durable = True
 
     def paths(self) -> dict[int, Path]:
-        """Where each file and folder is now."""
+        """The current path of each file and folder."""
         found: dict[int, Path] = {ROOT: Path()}
         todo = [ROOT]
         while todo:
@@ -104,8 +104,8 @@ class Model:
 
 
 def after_power_cut(model: Model, names: Fate, data: Fate | str | None = None) -> State:
-    """What is found afterwards. `names`: the fate of unsynced names; `data`: the fate of unsynced contents, by default the
-    same; "torn": the second half of them holds zeros."""
+    """The disk's contents after the cut. `names`: the fate of unsynced names; `data`: the fate of unsynced contents, by default
+    the same; "torn": their second half holds zeros."""
 
     def kept() -> bool:
         return names if isinstance(names, bool) else names.random() < 0.5
@@ -144,12 +144,12 @@ def _content(file: File, fate: Fate | str) -> Content:
     durable, now = _bytes(file.durable), _bytes(file.now)
     begins = min(len(durable), len(now))
     if not isinstance(fate, Random):
-        # A file that was only appended to keeps what it had.
+        # A file that was only appended to keeps its earlier bytes.
         begins = begins if now.startswith(durable) else min(begins, file.kept)
         kept = begins + (len(now) - begins) // 2
         return now[:kept] + bytes(len(now) - kept) if fate == "torn" else now[:begins]
     first, last = sorted(fate.randint(begins, len(now)) for _ in range(2))
-    # The new size may be on the disk before the pages are: the last pages, or some in the middle, hold zeros.
+    # The new size may reach the disk before the pages: the last pages, or some in the middle, hold zeros.
     cut_off, no_tail = now[:first], now[:first] + bytes(len(now) - first)
     with_a_hole = now[:first] + bytes(last - first) + now[last:]
     return fate.choice([durable, now, cut_off, no_tail, with_a_hole])

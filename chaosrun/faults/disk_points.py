@@ -16,8 +16,8 @@ _AT_RENAME: dict[Moment, Phase] = {"before": "checkpoint.rename.before", "after"
 class DiskPoints:
     """Listens to the store's file system while a checkpoint is saved, and reports the fault points that it reaches.
 
-    Plans name what is synced: a file by its path relative to the checkpoint, the checkpoint's own directory by ".", the
-    directories around it by "staging", "checkpoints", "quarantine" and, for the one that holds these three, "storage".
+    Names of sync targets in plans: a file's path relative to the checkpoint; "." for the checkpoint's own directory; "staging",
+    "checkpoints", "quarantine" for the directories around it, and "storage" for the one that holds these three.
     """
 
     def __init__(self, faults: FaultPoints, leg: LegLayout) -> None:

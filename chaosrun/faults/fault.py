@@ -67,12 +67,13 @@ class Fault:
     id: str
     kind: FaultKind = "kill"
     rank: int
-    """The rank it strikes; for a node's kinds a rank on that node, for the control plane's the rank that waits for it."""
+    """The rank it strikes; for faults of a node a rank on that node, for those of the control plane the rank that waits for
+    it."""
     phase: Phase | None = "step"
     at_step: int | None = None
     """The step computed, done (record, step), saved (checkpoint.*) or restored (restore.*); None: any."""
     occurrence: int = 1
-    """Strike the n-th time that all other fields match. Points that an attempt reaches once (rendezvous, restore.*) are counted
+    """Strike at the n-th match of all other fields. Points that an attempt reaches once (rendezvous, restore.*) are counted
     over the leg, all others within the attempt."""
     attempt: int | None = None
     """Only in this attempt; None: in any."""
@@ -82,10 +83,10 @@ class Fault:
     group: str | None = None
     """Faults of one group strike together: each waits until all of them have arrived."""
     required: bool = True
-    """False if the training may end before it is due, and need not wait for it (times that are drawn or replayed)."""
+    """False if the training may end before it is due, and need not wait for it (drawn or replayed times)."""
     options: Mapping[str, Value] = field(default_factory=dict, hash=False)
     source: str
-    """The entry of the spec that asked for it, such as "faults.schedule[0]"."""
+    """The entry of the spec that defines it, such as "faults.schedule[0]"."""
 
     @property
     def facts(self) -> Kind:
@@ -126,7 +127,7 @@ class Fault:
         return words if self.attempt is None else f"{words} in attempt {self.attempt}"
 
     def digest(self) -> str:
-        """SHA-256 of all its fields, by which the journal says what was to be struck, whatever becomes of plan.json."""
+        """SHA-256 of all its fields, by which the journal identifies it independent of plan.json."""
         return _digest([self])
 
     def to_json(self) -> dict[str, object]:
@@ -158,7 +159,7 @@ class FaultPlan:
     faults: tuple[Fault, ...] = ()
 
     def digest(self) -> str:
-        """SHA-256 of its faults but the injected ones, so that an injection does not change it."""
+        """SHA-256 of its faults without injected ones, so that an injection does not change it."""
         return _digest([fault for fault in self.faults if fault.source != INJECTED])
 
     def to_json(self) -> dict[str, Any]:

@@ -74,9 +74,9 @@ class Kind:
     name: str
     family: Family
     words: str
-    """What it does; {rank} stands for "rank 1", {option} for an option's value."""
+    """Its effect; {rank} stands for "rank 1", {option} for an option's value."""
     proof: str
-    """For people: how chaosrun knows that it happened."""
+    """For users: how chaosrun knows that it happened."""
     verdict: Literal["PASS", "FAIL"] = "PASS"
     """The verdict that a correct job gets under this fault."""
 
@@ -85,16 +85,16 @@ class Kind:
     """The points at which it may strike; `default_phase` is one of them."""
     default_phase: Phase = "step"
     options: Mapping[Option, Value] = field(default_factory=dict)
-    """Its options and their defaults; None: chosen when it strikes, or not used."""
+    """Its options with defaults; None: chosen when it strikes, or unused."""
     beside: bool = False
-    """At a checkpoint saved beside the training it strikes from the writer process; if False, in the rank itself."""
+    """At an asynchronously saved checkpoint it strikes from the writer process; if False, in the rank itself."""
     only_rank: int | None = None
     """The only rank that it can strike."""
     needs_peers: str | None = None
-    """Why it needs several workers, to end the sentence "one worker alone {needs_peers}"."""
+    """Why it needs several workers; completes the sentence "one worker alone {needs_peers}"."""
 
     needs_objects: bool = False
-    """It strikes requests to an object store."""
+    """Whether it strikes requests to an object store."""
 
     # How it strikes
     inside: Callable[[Strike], None] | None = None
@@ -104,23 +104,23 @@ class Kind:
     last_act: Callable[[LastAct], NoReturn] | None = None
     """Strikes from the supervisor, which does not outlive it."""
 
-    # What follows
+    # Its effects
     notice: bool = False
-    """The ranks are told to leave, and do so a little later, with a checkpoint of their own."""
+    """The ranks get a preemption notice, and leave a little later, with their own checkpoint."""
     damages: Literal["checkpoint", "staging"] | None = None
-    """What it damages or leaves behind; only a later start reads that."""
+    """The files that it damages or leaves behind, which only a later start reads."""
     ends_node: bool = False
-    """Nothing can be started on that node again."""
+    """No process can be started on that node again."""
     strikes_ray: Literal["raylet", "head"] | None = None
-    """Ray's own process that it kills; it belongs to somebody else unless this Ray is private."""
+    """Ray's own process that it kills; other people's unless this Ray is private."""
     may_end: bool = False
-    """The rank may die of it, with an error, or go on: the script decides."""
+    """The rank may die of it with an error, or continue: the script decides."""
     witnessed: bool = False
-    """The other ranks record the operations of their saves meanwhile."""
+    """The other ranks record the operations of their saves for it."""
     loss: bool = False
     """`faults.replay` may use it for a rank lost in a recorded trace."""
 
-    # What shows it
+    # Its evidence
     evidence: Evidence = "death"
     signals: tuple[int, ...] = ()
     """For evidence "death": signals by which the process may end."""
@@ -129,33 +129,33 @@ class Kind:
     note: type[Note] = Note
     """The type of the note that its strike writes."""
     shows: Callable[[Observation], Problem | None] | None = None
-    """Checks more than its evidence asks of every kind. Returns why what was seen does not show it; None when it does."""
+    """Additional checks of this kind's evidence. Returns why the observation does not show it; None when it does."""
     aftermath: Callable[[Observation, FaultRequested, LegHistory], Problem | None] | None = None
     """Checks the leg's records before and after it. Returns why they do not confirm it; None when they do."""
     tell: Callable[[Observation], str] | None = None
-    """Tells in a few words what was seen. None: there is no more to tell than how its process ended."""
+    """Describes the observation in a few words. None: only how its process ended."""
 
     @property
     def ends_attempt(self) -> bool:
-        """The job goes on from a checkpoint afterwards."""
+        """Whether the job resumes from a checkpoint afterwards."""
         return self.evidence != "note"
 
     @property
     def timed(self) -> bool:
-        """It may also strike after a delay, from outside."""
+        """Whether it may also strike after a delay, from outside."""
         return self.outside is not None or self.last_act is not None
 
     @property
     def outlives_its_attempt(self) -> bool:
-        """It can be shown even if its process is killed with the attempt right after the fault was claimed."""
+        """Whether it can be shown even if its process is killed with the attempt right after the fault was claimed."""
         return not self.ends_attempt or signal.SIGKILL in self.signals
 
     @property
     def takes_ray_along(self) -> bool:
-        """It ends what other drills may be using: a node for good, the supervising process, Ray's head."""
+        """Whether it ends something that other drills may use: a node for good, the supervising process, Ray's head."""
         return self.ends_node or self.last_act is not None
 
     @property
     def waits(self) -> bool:
-        """The rank waits at its point, as the strike comes from outside and is not just a notice to it."""
+        """Whether the rank waits at its point, as the strike comes from outside and is more than a notice to it."""
         return self.inside is None and not self.notice

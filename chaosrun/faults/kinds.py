@@ -1,4 +1,4 @@
-"""Every kind of fault there is: a closed set, made of what the families declare. A kind that is not here does not exist."""
+"""All kinds of faults: a closed set, collected from the families' declarations."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +17,7 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
 
 
 def kind_at(name: str, phase: str | None) -> Kind:
-    """The kind as it is at this phase: inside a script's own save, some kinds strike and are shown differently."""
+    """The kind at this phase: inside a script's own save, some kinds strike and are shown differently."""
     return saves.AT_SAVE.get(name, KINDS[name]) if phase == "save" else KINDS[name]
 
 

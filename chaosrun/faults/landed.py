@@ -1,6 +1,7 @@
-"""Decides, alone, whether a fault happened as planned, by the records of those that struck and of those that saw it. Pure.
+"""The only module that decides whether a fault happened as planned, from the records of those that struck and those that
+observed it. Pure.
 
-`observed` has what was seen: a death, a hang or a note. Each kind adds checks of its own, `shows` and `aftermath`.
+`observed` has the observation: a death, a hang or a note. Each kind adds its own checks, `shows` and `aftermath`.
 """
 
 import signal
@@ -18,7 +19,7 @@ BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
 
 
 def requests_of(fault: Fault, leg: LegHistory) -> list[FaultRequested]:
-    """The fault's `fault.requested` records, without the withdrawn ones, after which nothing was done."""
+    """The fault's `fault.requested` records, without withdrawn ones, which had no effect."""
     standing: list[FaultRequested] = []
     for record in leg.journal:
         if isinstance(record, FaultRequested) and record.fault == fault.id:
@@ -48,7 +49,7 @@ def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
     if problem := _elsewhere(fault, asked, record):
         return problem
     if record.how != fault.facts.evidence:
-        # The process that was to strike may have noted why it could not.
+        # The striking process may have noted why it could not strike.
         other = f"it was seen by its {record.how}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
         return seen.problem or Problem("other_evidence", other)
     if attempt is None:
@@ -86,7 +87,8 @@ def _wrong_process(seen: Observation, attempt: Attempt) -> Problem | None:
 
 
 def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) -> Problem | None:
-    """Why its rank was at another point by its trace, which has a step before its checkpoint and faults; None if it was not."""
+    """Why its rank was at another point according to its trace, which records a step before its checkpoint and faults; None if
+    it was not."""
     fault, kind = seen.fault, seen.fault.facts
     if fault.phase is None or fault.phase == "rendezvous" or not kind.ends_attempt:
         return None
@@ -99,22 +101,22 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
     reached = trace.steps.last or trace.start.position.step
     before = step - 1 if fault.phase in BEFORE_THE_STEP else step
     if kind.notice:
-        # On notice, a rank finishes its step, and with others the next; or it goes on as the script likes until grace runs out.
+        # On notice, a rank finishes its step, and with others the next; or the script decides when, until grace runs out.
         in_order = seen.signal is None if kind.evidence == "death" else seen.note.left_in_order(fault.rank)
         wrong = reached not in (step, step + 1) if in_order and attempt.by == "chaosrun" else reached < before
     else:
         wrong = reached != before
     beside = {saved.step for saved in trace.checkpoints if saved.pending}
     if not wrong or (reached > step and (fault.phase == "save" or (fault.phase in CHECKPOINT_PHASES and step in beside))):
-        # A save may go on while the next steps are made.
+        # A save may continue during the next steps.
         return None
     words = f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "
     return Problem("other_moment", f"{words}step {before}")
 
 
 def _trained_on(seen: Observation, asked: FaultRequested, attempt: Attempt, leg: LegHistory) -> Problem | None:
-    """A script that resumes by itself heeds a notice when it likes: one that did the training's last step before has lost
-    nothing, and nothing was left for a restart to go on with."""
+    """A script that resumes by itself acts on a notice when it chooses: if it finished the training first, it lost nothing, and
+    a restart had nothing left to do."""
     last, told, over = _trained_until(seen, asked, attempt), asked.step or 0, leg.finished
     if last is None or over is None or over.outcome != "completed" or last < over.final_step:
         return None
@@ -123,7 +125,7 @@ def _trained_on(seen: Observation, asked: FaultRequested, attempt: Attempt, leg:
 
 
 def _trained_until(seen: Observation, asked: FaultRequested, attempt: Attempt) -> int | None:
-    """The last step of a rank whose script was told to leave and trained beyond the next step; None of another."""
+    """The last step of a rank whose script got a notice and trained beyond the next step; None for any other rank."""
     trace = attempt.traces.get(seen.fault.rank)
     last = trace.steps.last if trace and attempt.by == "script" and seen.signal != signal.SIGKILL else None
     return last if last is not None and last > (asked.step or 0) + 1 else None
@@ -131,7 +133,7 @@ def _trained_until(seen: Observation, asked: FaultRequested, attempt: Attempt) -
 
 def may_be_taken_back(fault: Fault, record: FaultObserved, leg: LegHistory) -> bool:
     """Whether a fault that this record shows in a running leg may turn out to have had no effect: a notice to a rank that
-    trained on, beyond whose last step no later attempt has gone yet."""
+    trained on, while no later attempt has gone beyond its last step yet."""
     if leg.finished or not fault.facts.notice:
         return False
     asked = requests_of(fault, leg)[0]
@@ -174,8 +176,8 @@ def death_problem(seen: Observation) -> Problem | None:
 
 
 def _left_as_it_likes(seen: Observation) -> bool:
-    """A script that resumes by itself has left on its notice: with whatever exit code, or by the signal that it was told by,
-    after what it does at that. An end record that says otherwise counts."""
+    """Whether a script that resumes by itself has left on its notice: with any exit code, or by the notice's signal after
+    handling it. An end record that contradicts this counts."""
     if seen.death.killed:
         return False
     end, told_by = seen.death.end, (signal.SIGTERM, signal.SIGINT)
@@ -184,7 +186,7 @@ def _left_as_it_likes(seen: Observation) -> bool:
 
 
 def _collected_problem(seen: Observation) -> Problem | None:
-    """Only the launcher knows how it ended: judge by what it left behind, and by its claim on the fault."""
+    """For a rank whose launcher alone knows how it ended: judge by the files it left, and by its claim on the fault."""
     if seen.fault.facts.shows:
         return seen.fault.facts.shows(seen)
     if seen.death.killed or seen.death.end is not None:

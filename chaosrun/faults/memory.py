@@ -1,8 +1,8 @@
 """Faults of a rank's memory: one bit of one element flipped, one element made NaN, a whole tensor moved away from its replicas.
 
-The rank goes on silently: only the note tells what was damaged, with its bits before and after. Where there is nothing to
-damage (no gradient at this point, no moment before the first step) the note says so, and nothing is touched. Random choices
-use a generator of their own, never those of the training.
+The rank trains on silently: only the note records the damage, with the bits before and after. Where there is nothing to damage
+(no gradient at this point, no moment before the first step) the note says so, and nothing is changed. Random choices use a
+separate generator, never the training's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MemoryNote(Note, frozen=True, kw_only=True):
     tensor: str | None = None
     dtype: str | None = None
     element: int | None = None
-    """None: all of them."""
+    """None: all elements."""
     bit: int | None = None
     before: str | None = None
     """Bits of the element, or the tensor's fingerprint."""
@@ -49,7 +49,7 @@ class MemoryNote(Note, frozen=True, kw_only=True):
 
 
 class _NothingToDamageError(Exception):
-    """Why the fault cannot strike here; goes into the note."""
+    """Why the fault cannot strike here; written into the note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def diverge(strike: Strike) -> None:
         return
     values = target.values
     before = _fingerprint(values)
-    # In double: the small types have no arithmetic of their own.
+    # In double: the small dtypes have no arithmetic.
     wide = values.double()
     largest = float(wide.abs().max())
     values.copy_(wide + (RELATIVE_SHIFT * largest or 1.0))
@@ -97,7 +97,7 @@ def _corrupt(strike: Strike, *, bit: bool) -> None:
         element.copy_(torch.tensor([float("nan")]))
     else:
         element.view(torch.uint8)[number // 8] ^= 1 << number % 8
-    # Read back from the tensor itself, not from what was written.
+    # Read back from the tensor itself, not from the value written.
     element = _element(target.values, place)
     after, value_after = _hexadecimal(element), str(element.item())
     strike.note(
@@ -162,7 +162,7 @@ def _targets(training: Training, state: str) -> Iterator[_Target]:
 
 
 def _here(tensor: Tensor) -> Tensor:
-    """The part of the tensor that this rank holds. `.data`, so that autograd does not notice: its version counters stay."""
+    """This rank's part of the tensor. `.data`, so that autograd does not notice, as its version counters stay."""
     return getattr(tensor, "_local_tensor", tensor).data
 
 
@@ -187,7 +187,7 @@ def _why_none(state: str, strike: Strike) -> str:
 
 
 def _element(values: Tensor, place: int) -> Tensor:
-    """One element as a tensor of its own, in the same memory."""
+    """One element as a separate tensor, in the same memory."""
     index: list[int] = []
     for size in reversed(values.shape):
         place, at = divmod(place, size)

@@ -23,16 +23,16 @@ def end_raylet(strike: OutsideStrike) -> bool:
 
 
 def drain(strike: OutsideStrike) -> None:
-    """Give notice to every rank of this node; end the node when they are gone, or grace has run out."""
+    """Give notice to every rank of this node; end the node when the ranks are gone, or grace has run out."""
     began, node, grace_s = time.monotonic(), strike.node, strike.option("grace_s")
     victims = node.everybody()
     told = tuple(rank for rank, identity in node.ranks.items() if send_signal(identity, signal.SIGTERM))
-    # A rank that is at the fault's point waits for this note.
+    # A rank at the fault's point waits for this note.
     strike.note(EndNote(final=False, told=told))
     left = wait_gone([node.ranks[rank] for rank in told], timeout_s=grace_s)
     waited_s = time.monotonic() - began
     while not left and not node.ends.keys() >= set(told) and time.monotonic() - began < waited_s + TELL_LIMIT_S:
-        time.sleep(POLL_S)  # they are gone; the fork server is about to tell how
+        time.sleep(POLL_S)  # they are gone; the fork server is about to report how
     ends = {rank: node.ends[rank] for rank in told if rank in node.ends}
     strike.end(node.everybody(), watch=victims, told=told, ends=ends, waited_s=round(waited_s, 3))
 
@@ -41,7 +41,7 @@ _gone = ended(struck=("agent", "fork server"), gone=BELOW)
 
 
 def _drained(seen: Observation) -> Problem | None:
-    """Why the ranks were not told and then gone in order, or killed when grace had run out; None when they were."""
+    """Why the ranks did not get a notice and then leave normally, or die when grace had run out; None when they did."""
     if problem := _gone(seen):
         return problem
     note: EndNote = seen.note

@@ -1,4 +1,5 @@
-"""What shows the end of a node, or of the supervisor and Ray's head: who was struck and seen gone, by pid and start time.
+"""Evidence of the end of a node, or of the supervisor and Ray's head: which processes were struck and seen gone, by pid and
+start time.
 
 Pure. The note of a node's end is written by `faults.witness`, that of the supervisor's by `faults.control_plane`.
 """
@@ -32,7 +33,7 @@ class NamedProcess(Record, frozen=True, kw_only=True):
 
 
 class RankEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """How a rank ended, as its fork server saw it."""
+    """The end of a rank, as its fork server saw it."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -44,11 +45,11 @@ class EndNote(Note, frozen=True, kw_only=True):
     struck: tuple[NamedProcess, ...] = ()
     gone: tuple[NamedProcess, ...] = ()
     left: tuple[NamedProcess, ...] | None = None
-    """Processes that were still there. None: nobody has looked yet."""
+    """Processes that still existed. None: not checked yet."""
     node: str | None = None
     agent: int | None = None
     told: tuple[int, ...] = ()
-    """Ranks that were told to leave."""
+    """Ranks that got a preemption notice."""
     ends: dict[int, RankEnd] = msgspec.field(default_factory=dict)
     waited_s: float = 0.0
     host: str | None = None
@@ -91,7 +92,7 @@ def ended(struck: tuple[str, ...], gone: tuple[str, ...], *, alone: bool = False
 
 
 def on_its_node(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
-    """Why the node that was ended was not the one where the rank was then; None when it was."""
+    """Why the ended node was not the rank's node at that time; None when it was."""
     placed = [event.nodes for event in leg.events(PlacementAcquired) if event.seq < asked.seq]
     here = [node for node, about in (placed[-1] if placed else {}).items() if seen.fault.rank in about.ranks]
     if (node := seen.note.node) in here:

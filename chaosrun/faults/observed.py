@@ -1,4 +1,4 @@
-"""What was seen of a fault, and why that does not prove it: values by which every family judges and reports."""
+"""Observations of a fault, and why they do not prove it: values by which every family judges and reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Problem(NamedTuple):
 
 
 class LastWords(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """The end record of a rank that a fault ended, as far as it is needed here."""
+    """The parts needed here of the end record of a rank that a fault ended."""
 
     status: str
     error: str | None = None
@@ -34,30 +34,30 @@ class LastWords(Record, frozen=True, kw_only=True, omit_defaults=False):
     errno: int | None = None
     """Set if its storage failed."""
     told: bool = False
-    """It left because it got the notice itself."""
+    """Whether it left because it got the notice itself."""
 
 
 class Death(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """What is seen of a death, apart from its exit code or signal."""
+    """The observation of a death, apart from its exit code or signal."""
 
     end: LastWords | None = None
     """None when it left no end record."""
     note: Mapping[str, object] | None = None
-    """What the fault wrote down before it did harm."""
+    """What the fault recorded before it did harm."""
     after_s: float | None = None
     """Time from the marker to the death."""
     killed: bool = False
-    """chaosrun itself killed it, because its attempt was over."""
+    """Whether chaosrun itself killed it, because its attempt was over."""
     collected: bool = False
-    """Only its launcher knows the signal or exit code: what the process left behind has to show the rest."""
+    """Only its launcher knows the signal or exit code: the files it left must show the rest."""
     alone: bool = False
-    """Its fault was one of a group that strikes together, and the others had not come."""
+    """Its fault was one of a group that strikes together, and the others had not reached their points."""
     of_script: bool = False
-    """Its script resumes by itself, and does at a notice what it likes."""
+    """Its script resumes by itself, and handles a notice in its own way."""
 
 
 class HungRank(SilentRank, frozen=True, kw_only=True):
-    """What is seen of a rank that stopped first."""
+    """The observation of the rank that stopped first."""
 
     problem: str | None = None
     """Why it did not stop by the fault."""
@@ -68,7 +68,7 @@ _UNSEEN = Death()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One `fault.observed`: a death, a standstill, or what a note says."""
+    """One `fault.observed`: a death, a standstill, or a note."""
 
     fault: Fault
     pid: int
@@ -78,11 +78,11 @@ class Observation:
     death: Death = _UNSEEN
     hang: HungRank | None = None
     note: Any = None
-    """The note of the fault's kind; for a death, what the fault had written down before."""
+    """The note of the fault's kind; for a death, what the fault recorded before."""
 
     @classmethod
     def of(cls, fault: Fault, record: FaultObserved) -> Observation:
-        """Raises ValueError when what the record found does not have the form for this kind of fault."""
+        """Raises ValueError when the record's contents do not have the form for this kind of fault."""
         about = {"pid": record.pid, "attempt": record.attempt, "exit_code": record.exit_code, "signal": record.signal}
         found = record.found
         if record.how == "death":
@@ -94,7 +94,7 @@ class Observation:
 
     @property
     def problem(self) -> Problem | None:
-        """Why it failed, by the process that was to strike, or to see it."""
+        """Why it failed, according to the process that should have struck or observed it."""
         if self.hang:
             return Problem("said", self.hang.problem) if self.hang.problem else None
         return Problem(self.note.problem_code, self.note.problem) if self.note is not None and self.note.problem else None
@@ -144,14 +144,14 @@ def alive(seen: Observation) -> Problem | None:
 
 
 def other_error(seen: Observation, *, unless: bool) -> Problem | None:
-    """Why the rank did not leave with the error that this very fault causes; None when it did, which `unless` says."""
+    """Why the rank did not leave with the error that exactly this fault causes; None when it did, according to `unless`."""
     if not seen.error:
         return Problem("no_error", f"the process left no error behind, a fault of kind {seen.fault.kind} does")
     return None if unless else Problem("other_error", f"the process left with another error: {seen.error}")
 
 
 def own_error(seen: Observation) -> Problem | None:
-    """Why the rank's error is not the one that this very fault raised; None when it is."""
+    """Why the rank's error is not the one that exactly this fault raised; None when it is."""
     end = seen.death.end
     return other_error(seen, unless=end is not None and end.fault == seen.fault.id)
 

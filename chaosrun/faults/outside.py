@@ -1,7 +1,7 @@
-"""Strikes from outside the rank: what the agent of its node, or the supervisor itself, needs to carry one out.
+"""Strikes from outside the rank: the values that the agent of its node, or the supervisor itself, needs to carry one out.
 
-Every signal goes to a process known by pid and start time that this agent's own fork server forked, to the agent itself, or to
-its raylet; nothing else is ever struck. The supervisor has claimed the fault before.
+Every signal goes to a process, identified by pid and start time, that this agent's own fork server forked, to the agent itself,
+or to its raylet; no other process is ever struck. The supervisor has claimed the fault before.
 """
 
 import os
@@ -30,12 +30,13 @@ class NodeProcesses:
     """How ranks have ended; filled in as they do."""
 
     def everybody(self) -> tuple[NamedProcess, ...]:
-        """All processes of the node, from the agent down: first those that would notice the loss of the others."""
+        """All processes of the node, from the agent down, ordered so that those that would notice the loss of the others come
+        first."""
         ranks = {identity.pid: f"rank {rank}" for rank, identity in self.ranks.items()}
         known = [("agent", os.getpid()), ("fork server", self.server_pid)]
         known += [(ranks.get(pid, UNNAMED), pid) for pid in _descendants(self.server_pid)]
         found = [each for what, pid in known if (each := named(what, pid)) is not None]
-        # A rank that has just ended is listed, too: it was meant to end.
+        # A rank that has just ended is also listed, as it was meant to end.
         listed = {each.pid for each in found}
         gone = [each for each in self.ranks.items() if each[1].pid not in listed]
         return (*found, *(NamedProcess(what=f"rank {r}", pid=i.pid, start_ticks=i.start_ticks) for r, i in gone))
@@ -43,7 +44,7 @@ class NodeProcesses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrikeOrder:
-    """One fault that is to strike one rank, or its node, now: what the supervisor tells an agent."""
+    """The supervisor's order to an agent to strike one rank, or its node, now."""
 
     fault: str
     kind: str
@@ -78,16 +79,16 @@ class OutsideStrike:
         return send_signal(self.victim, number)
 
     def later(self, act: Callable[[], None]) -> bool:
-        """Start `act`, which takes time, in a thread of its own. Returns True: the strike is under way."""
+        """Start `act`, which takes time, in a separate thread. Returns True: the strike is under way."""
         threading.Thread(target=act, name=f"fault {self.order.fault}", daemon=True).start()
         return True
 
     def note(self, note: Note) -> None:
-        """Write down what the fault did."""
+        """Record what the fault did."""
         write_note(LegLayout(Path(self.order.leg_path)), self.order.fault, note)
 
     def end(self, strike: Collection[NamedProcess], *, watch: Collection[NamedProcess] = (), **more: Any) -> bool:
-        """Have a witness kill these processes, and write down which of them, of `watch` and of the node are gone then."""
+        """Make a witness kill these processes, and record which of them, of `watch` and of the node are gone then."""
         node = self.node
         about = EndNote(node=node.node_id, agent=os.getpid(), **more)
         whom = {"strike": tuple(strike), "watch": (*watch, *node.everybody()), "mark": node.mark}

@@ -1,7 +1,7 @@
 """The named points of a worker, and which fault is due when the worker reaches one.
 
-Every rank of every attempt has one `FaultPoints`, from its first moment on. Points are reached from the same places whether
-anything is armed there or not; with nothing armed they cost a dictionary lookup.
+Every rank of every attempt has one `FaultPoints`, from its first moment on. The code reaches points at the same places whether
+or not a fault is armed there; with none armed a point costs a dictionary lookup.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FaultPoints:
     """The faults armed for this rank in this attempt."""
 
     def __init__(self, order: WorkerOrder, leg: LegLayout, *, rank_pid: int | None = None, ask: Ask | None = None) -> None:
-        """In a process that saves for the rank, `rank_pid` is the rank's process, and `ask` has the rank strike itself."""
+        """In a process that saves for the rank, `rank_pid` is the rank's process, and `ask` makes the rank strike itself."""
         self._order = order
         self._leg = leg
         self._pid, self._ask = rank_pid or os.getpid(), ask
@@ -75,7 +75,7 @@ class FaultPoints:
         """Strike with the faults that are due here, if any. Most kinds do not return.
 
         `step`: the step that `Fault.at_step` means at this phase; 0 at the rendezvous. `target`: the checkpoint's file of an
-        fsync. `at` is passed to the strike as it is.
+        fsync. `at` is passed on to the strike.
         """
         for fault in self.due(phase, step, target=target):
             self.fire(fault, step, **at)
@@ -85,13 +85,14 @@ class FaultPoints:
         return phase in self._armed or self._survey is not None
 
     def witnesses(self, phase: Phase, step: int) -> bool:
-        """Whether a fault of another rank needs a record of what this rank does here."""
+        """Whether a fault of another rank needs a record of this rank's operations here."""
         return any(fault.phase == phase and fault.at_step in (None, step) for fault in self._witnessed)
 
     def due(self, phase: Phase, step: int, *, target: str | None = None) -> list[Fault]:
-        """The faults that strike now, as `phase` is reached at `step`. Counts how often: call it once each time."""
+        """The faults that strike now, as `phase` is reached at `step`. Counts its calls: call it once for each time a point is
+        reached."""
         if self._survey is not None:
-            # No fsync: the line stays even if this rank is killed at this very point.
+            # No fsync: the line survives even if this rank is killed at this point.
             os.write(self._survey, encode(SurveyedPoint(phase=phase, step=step, target=target)) + b"\n")
         armed = self._armed.get(phase)
         if not armed:
@@ -106,7 +107,7 @@ class FaultPoints:
         return self._seen[fault.phase or "", fault.target, fault.at_step] >= fault.occurrence
 
     def fire(self, fault: Fault, step: int, **at: Any) -> None:
-        """Claim the fault durably, wait for the others of its group, then strike as its kind does."""
+        """Claim the fault durably, wait for the others of its group, then strike."""
         self._armed[fault.phase or ""].remove(fault)
         if self._ask and not fault.facts.beside:
             return self._ask(fault, step, at)
@@ -121,7 +122,7 @@ class FaultPoints:
         (fault.facts.inside or wait_for_the_supervisor)(strike)
 
     def fire_by_id(self, fault: str, step: int, **at: Any) -> None:
-        """Fire a fault that another process of this rank has found due."""
+        """Fire a fault that another process of this rank found due."""
         self.fire(next(each for armed in self._armed.values() for each in armed if each.id == fault), step, **at)
 
     def fire_inside_reduce(self, tensors: Sequence[torch.Tensor], step: int) -> None:
@@ -129,8 +130,8 @@ class FaultPoints:
         all-reduces and before it has waited for them.
 
         `tensors`: the loss, or all parameters. Their first gradient to arrive queues the strike as an engine callback. DDP and
-        FSDP queue theirs, which wait for the all-reduces, behind it: DDP when the last bucket is ready, FSDP when a gradient
-        first reaches the model.
+        FSDP queue their callbacks, which wait for the all-reduces, after it: DDP when the last bucket is ready, FSDP when a
+        gradient first reaches the model.
         """
         import torch
 
@@ -155,9 +156,9 @@ class FaultPoints:
 
 
 def wait_for_the_supervisor(strike: Strike) -> None:
-    """Stay at exactly this point until the supervisor, which looks for the marker, has done what the fault says.
+    """Stay at exactly this point until the supervisor, which polls for the marker, has struck.
 
-    At a drain it waits for the notice only, as the ranks themselves have to act on that.
+    At a drain it waits only for the notice, on which the ranks themselves must act.
     """
     while strike.fault.facts.waits:
         signal.pause()

@@ -1,7 +1,7 @@
-"""A power cut: rebuilds the script's outputs, from the recorded operations of its save, as if what was not synced were lost.
+"""A power cut: rebuilds the script's outputs, from the recorded operations of its save, as if unsynced changes were lost.
 
-`take` keeps the outputs as they were before the save, since what a save overwrites or removes may come back. When every process
-of the attempt is gone, `rebuild` replaces the outputs by what the disk would hold. A file's bytes are those that lie there now;
+`take` copies the outputs before the save, since files that a save overwrites or removes may reappear. When every process of the
+attempt is gone, `rebuild` replaces the outputs by the contents that the disk would have. A file's bytes are its current ones;
 if it was written to after its last sync, the synced part is assumed to be its beginning.
 """
 
@@ -22,7 +22,7 @@ class Rebuilt:
 
     gone: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
-    """Names that are there again, after the save had removed or renamed them."""
+    """Names that reappeared after the save had removed or renamed them."""
     torn: tuple[str, ...] = ()
     """Files whose contents changed."""
 
@@ -40,7 +40,8 @@ def take(outputs: Sequence[str], into: Path) -> None:
 def rebuild(
     outputs: Sequence[str], before: Path, operations: Sequence[FileOperation], unsynced: str, *, taken_s: float, scratch: Path
 ) -> Rebuilt:
-    """Put the outputs into the state that the disk would have after these operations. `before`: what `take` kept, at `taken_s`.
+    """Put the outputs into the state that the disk would have after these operations. `before`: the copy made by `take`, at
+    `taken_s`.
 
     The new state is complete in `scratch` before anything is replaced.
     """
@@ -76,7 +77,7 @@ class _Replay:
     touched: set[int] = field(default_factory=set)
 
     def begin(self, output: Path, kept: Path, made: Collection[str]) -> None:
-        """Enter what was there before the save, as durable."""
+        """Enter the files from before the save as durable."""
         self._folder(output.parent)
         for path in (kept, *sorted(kept.rglob("*"))):
             real = output / path.relative_to(kept)
@@ -116,7 +117,7 @@ class _Replay:
             self.model.change(_parts(path), None)
 
     def look(self) -> None:
-        """Take the bytes of each touched file from where it lies now."""
+        """Read the bytes of each changed file from its current path."""
         paths = self.model.paths()
         for node in self.touched:
             file, path = self.model.files[node], Path("/") / paths[node] if node in paths else None
@@ -149,7 +150,7 @@ class _Replay:
             self.synced[node] = self.written[node]
 
     def _folder(self, path: Path) -> None:
-        """Enter a folder and all folders above it, as durable."""
+        """Enter a folder and all folders above it as durable."""
         for folder in (*reversed(path.parents), path):
             if self.model.find(_parts(folder)) is None:
                 self.model.new(_parts(folder), folder=True).durable = True

@@ -1,6 +1,6 @@
-"""Faults that end one process: it is killed, told to leave, raises, exits silently, runs out of memory, loses a loader worker.
+"""Faults that end one process: it is killed, preempted, raises, exits silently, runs out of memory, loses a loader worker.
 
-A rank sends itself the signals among these when it reaches their point; after a delay, its agent sends them.
+Signals are sent by the rank to itself when it reaches their point, or by its agent after a delay.
 """
 
 import ctypes
@@ -33,16 +33,16 @@ LISTENER = "chaosrun.protocol.preemption"
 
 
 class InjectedError(Exception):
-    """What a fault of kind `exception` raises."""
+    """Raised by a fault of kind `exception`."""
 
     chaosrun_fault = ""
 
 
 class NoticeNote(Note, frozen=True, kw_only=True):
     unhandled: bool = False
-    """The process that got SIGTERM had no handler for it."""
+    """The process had no handler for the SIGTERM."""
     taken: bool = False
-    """A handler of an attached script's own had taken the place of chaosrun's, and may leave no end record that says so."""
+    """An attached script's own handler had replaced chaosrun's, and may leave no end record that says so."""
 
 
 TAKEN = NoticeNote(taken=True, problem="a handler of the script's own took the notice", problem_code="notice_taken")
@@ -86,13 +86,13 @@ def segfault(strike: Strike) -> None:
 
 
 def abort(strike: Strike) -> None:
-    """End as by NCCL's watchdog after a collective has timed out, or by C++ after an exception that nobody catches."""
+    """End as NCCL's watchdog does after a collective timed out, or C++ after an uncaught exception."""
     _dump_nothing()
     os.abort()
 
 
 def _dump_nothing() -> None:
-    """Switch off the core dump, which would only cost time and disk."""
+    """Switch off the core dump, which would only cost time and disk space."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
@@ -104,7 +104,7 @@ def exception(strike: Strike) -> None:
 
 
 def memory(strike: Strike) -> None:
-    """Limit the address space of this process to what it has and a little more, and allocate memory until there is none."""
+    """Limit the address space of this process to slightly more than it uses, and allocate memory until none is left."""
     allowance = strike.option("mebibytes")
     has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit, hard = has_bytes + allowance * MIB, resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -112,10 +112,10 @@ def memory(strike: Strike) -> None:
     ballast: list[bytearray] = []
     try:
         while len(ballast) < BALLAST_LIMIT * allowance + 1024:
-            ballast.append(bytearray(b"\1") * MIB)  # written to, so that the pages really exist
+            ballast.append(bytearray(b"\1") * MIB)  # written to, so that the pages are really allocated
     except MemoryError as error:
         taken = len(ballast)
-        ballast.clear()  # else no memory is left to report it
+        ballast.clear()  # otherwise no memory is left to report it
         strike.note(MemoryNote(taken_mib=taken, limit_mib=limit // MIB))
         error.chaosrun_fault = strike.fault.id  # type: ignore[attr-defined]
         error.args = (f"fault {strike.fault.id}: {taken} MiB taken, then the limit ({limit // MIB} MiB) of this process held",)
@@ -126,13 +126,13 @@ def memory(strike: Strike) -> None:
 
 
 def loader_worker(strike: Strike) -> None:
-    """Kill one live loader worker of this rank; torch then raises here, or where it next needs a batch from it."""
+    """Kill one live loader worker of this rank; torch then raises here, or when it next needs a batch from it."""
     assert strike.training is not None
     for victim, started in strike.training.loader_workers():
         if not is_alive(ProcessIdentity(victim, started)) or victim not in children(strike.pid):
             continue  # it has ended
         strike.note(LoaderWorkerNote(victim=victim, start_ticks=started))
-        # Our own child: its pid is not used again before this process reaps it, which it does not do meanwhile.
+        # Our own child: its pid is not reused until this process reaps it, which does not happen in between.
         os.kill(victim, signal.SIGKILL)
         time.sleep(TORCH_HEARS_WITHIN_S)
         return
@@ -167,7 +167,7 @@ def _on_notice(seen: Observation) -> Problem | None:
 
 
 def _lost_worker(seen: Observation) -> Problem | None:
-    """Why the error is not torch's about this very loader worker; None when it is."""
+    """Why the error is not torch's about this loader worker; None when it is."""
     note: LoaderWorkerNote | None = seen.note
     if note is None or note.victim is None:
         return Problem("nothing_said", "the fault's record names no victim")

@@ -27,9 +27,9 @@ class PortNote(Note, frozen=True, kw_only=True):
 
 
 def port_taken(strike: Strike) -> None:
-    """Give up the port held for the rendezvous, have another process take it, and host the rendezvous there all the same.
+    """Release the port held for the rendezvous, let another process take it, and try to host the rendezvous there nevertheless.
 
-    That process, the stranger, is in this rank's process group, so that it dies with the rank.
+    That process (the stranger) is in this rank's process group, so that it dies with the rank.
     """
     import torch
 
@@ -53,13 +53,13 @@ def port_taken(strike: Strike) -> None:
 
 
 def no_arrival(strike: Strike) -> None:
-    """Never come to the rendezvous."""
+    """Never arrive at the rendezvous."""
     while True:
         signal.pause()
 
 
 def _port_in_use(seen: Observation) -> Problem | None:
-    """Why the error is not torch's about this very port; None when it is."""
+    """Why the error is not torch's about this port; None when it is."""
     note: PortNote | None = seen.note
     if note is None or note.port is None:
         return Problem("nothing_said", "the fault's record names no port")

@@ -29,7 +29,7 @@ ANYBODY = ctypes.c_ulong(-1)
 
 
 class SavePoints:
-    """The save points of one rank. `begin` is called before each file change that Python knows of; it costs a comparison."""
+    """The save points of one rank. `begin` is called before each file change seen in Python; it costs a comparison."""
 
     def __init__(self, faults: FaultPoints, order: WorkerOrder, leg: LegLayout) -> None:
         self._faults = faults
@@ -48,10 +48,10 @@ class SavePoints:
         self.began_s = 0.0
 
     def begin(self, step: int) -> None:
-        """The script, which has done `step` steps, is about to change a file."""
+        """Note that the script, after `step` steps, is about to change a file."""
         if step == self._step or os.getpid() != self._pid:
             return
-        with self._lock:  # another thread that saves waits until strace is attached
+        with self._lock:  # other saving threads wait until strace is attached
             if step == self._step or self._is_busy:
                 return
             with self._busy():
@@ -64,7 +64,7 @@ class SavePoints:
                 self._step = step
 
     def step_done(self, step: int) -> None:
-        """The script goes on from this step to the next. A save is over once a step passed without an operation."""
+        """Note that the script goes from this step to the next. A save is over once a step passes without an operation."""
         if self._step is None:
             return
         size = self._operations.stat().st_size if self._operations.exists() else 0
@@ -73,7 +73,7 @@ class SavePoints:
         self._size = size
 
     def end(self) -> None:
-        """End the save that is under way, if any: it is over, or the training is."""
+        """End the save under way, if any, as it or the training is over."""
         with self._lock, self._busy():
             self._end()
 
@@ -91,12 +91,12 @@ class SavePoints:
         self._over.callback(act)
 
     def trace(self, strike: Strike, act: Act, *, before: int | None = None, error: str = "", wait_s: float = 0.0) -> None:
-        """Have strace count the operations of this save, and strike."""
+        """Make strace count the operations of this save, and strike."""
         whose = {"leg": str(self._leg.path), "fault": strike.fault.id, "file": strike.fault.options.get("file")}
         self._start(strike.step, act=act, before=before, error=error, wait_s=wait_s, **whose)
 
     def _start(self, step: int, **more: Any) -> None:
-        """`more`: what the tracer is to do, apart from recording the operations."""
+        """`more`: orders for the tracer besides recording the operations."""
         own = identify(self._pid)
         assert own is not None
         order = TraceOrder(

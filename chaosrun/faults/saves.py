@@ -1,4 +1,4 @@
-"""Faults inside the script's own save, and of the files that it saves: the kinds at the phase `save`, and the power cut.
+"""Faults inside the script's own save, and of its saved files: the kinds at the phase `save`, and the power cut.
 
 The tracer counts operations to find the place in the save (`faults.tracer`); files are damaged after it (`save_points`).
 """
@@ -70,7 +70,7 @@ def _saved(outputs: tuple[str, ...], since_s: float) -> Iterator[tuple[Path, str
 
 
 def _struck(seen: Observation) -> Problem | None:
-    """Why it did not die before the operation that the plan names; None when it did."""
+    """Why it did not die before the planned operation; None when it did."""
     note: SaveNote | None = seen.note
     if note is None or note.struck_s is None:
         return Problem("nothing_said", "there is no record of the operations before its death")

@@ -1,4 +1,4 @@
-"""Faults that keep one process from its work but leave it alive: stopped, paused, slowed down, hanging."""
+"""Faults that stop one process's progress but leave it alive: stopped, paused, slowed down, hanging."""
 
 import ctypes
 import json
@@ -37,7 +37,7 @@ class SlowNote(Note, frozen=True, kw_only=True):
 
 
 def pause(strike: Strike) -> None:
-    """Stop this process; another one sees it stopped, sends SIGCONT, sees it running, and reports."""
+    """Stop this process; another one checks that it is stopped, sends SIGCONT, checks that it runs, and reports."""
     with signal_later(strike, strike.option("duration_s"), "resume", stdout=subprocess.PIPE) as watcher:
         assert watcher.stdout is not None
         if report := watcher.stdout.readline():  # the watcher is ready
@@ -56,7 +56,7 @@ def stop(strike: Strike) -> None:
 
 
 def slow(strike: Strike) -> None:
-    """Make each of the next `steps` steps take `factor` times as long as steps took so far."""
+    """Make each of the next `steps` steps take `factor` times as long as the steps so far."""
     if not strike.pace.took:
         strike.note(SlowNote(problem="no step was timed before it"))
         return
@@ -64,7 +64,7 @@ def slow(strike: Strike) -> None:
 
 
 class Stretch:
-    """The steps that are being stretched. The note is renewed at every step: the attempt may end before the last one."""
+    """The slowed steps. The note is rewritten at every step, as the attempt may end before the last one."""
 
     def __init__(self, strike: Strike, before_s: float) -> None:
         self._strike = strike
@@ -94,9 +94,9 @@ class Stretch:
 
 
 def hang(strike: Strike) -> None:
-    """Wait for ever, in C and without letting go of Python's global lock, for a mutex that this thread holds itself."""
-    library = ctypes.PyDLL(None)  # unlike CDLL it keeps the lock during a call
-    mutex = ctypes.create_string_buffer(256)  # zeroed: what PTHREAD_MUTEX_INITIALIZER is on Linux
+    """Wait forever, in C and with the GIL held, for a mutex that this thread itself holds."""
+    library = ctypes.PyDLL(None)  # unlike CDLL it keeps the GIL during a call
+    mutex = ctypes.create_string_buffer(256)  # zeroed, like PTHREAD_MUTEX_INITIALIZER on Linux
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
 
@@ -123,7 +123,7 @@ def _slowed(seen: Observation) -> Problem | None:
     wanted, factor = seen.fault.option("steps"), seen.fault.option("factor")
     if note.steps != wanted:
         return Problem("other_steps", f"{note.steps} steps were stretched, not {wanted}")
-    # Both were rounded when they were written down.
+    # Both were rounded when recorded.
     if not note.before_s or not note.during_s or note.during_s < factor * note.before_s - 1e-4:
         told = f"steps took {note.during_s} s, not {factor:g} times the {note.before_s} s before it"
         return Problem("not_slower", told)

@@ -1,4 +1,4 @@
-"""Faults of the storage while a checkpoint is written: writes that fail, or take their time."""
+"""Faults of the storage while a checkpoint is written: writes that fail or are slow."""
 
 import errno
 import os
@@ -26,14 +26,14 @@ class WaitNote(Note, frozen=True, kw_only=True):
 
 class RequestNote(Note, frozen=True, kw_only=True):
     requests: int = 0
-    """Requests that the store was made to answer wrongly, or not at all."""
+    """Requests that the store was made to answer wrongly or not at all."""
     accepted: int = 0
     """Later requests that it answered."""
 
 
 def no_space(strike: Strike) -> None:
-    """The kernel's own ENOSPC, in the middle of the file: from here on its descriptor leads to a device that is always full.
-    A device cannot be synced: at an fsync the error is raised here, in the kernel's words."""
+    """The kernel's own ENOSPC, in the middle of the file: from here on its descriptor points to a device that is always full. A
+    device cannot be synced, so at an fsync the error is raised here, with the kernel's message."""
     descriptor = strike.at.get("descriptor")
     if descriptor is None or not os.path.exists(FULL_DEVICE):
         raise _failure(strike, errno.ENOSPC)
@@ -66,13 +66,13 @@ def slow_storage(strike: Strike) -> None:
         tell(final=True)
 
     tell(final=False)
-    # As the first listener: it waits before any other fault strikes there.
+    # As the first listener, to wait before any other fault strikes there.
     disk.listeners.insert(0, wait)
     strike.at["until_saved"].callback(stop)
 
 
 def failed_put(strike: Strike) -> None:
-    """Break the connection when half of the next file that this rank puts is stored."""
+    """Break the connection when half of this rank's next uploaded file is stored."""
     objects = strike.at["objects"]
 
     def cut(request: str, key: str, moment: Moment) -> None:
@@ -111,7 +111,7 @@ def throttled_store(strike: Strike) -> None:
 
 
 def late_listing(strike: Strike) -> None:
-    """Until this checkpoint is saved and retention is done, have listings show only objects that existed at its beginning."""
+    """Until this checkpoint is saved and retention is done, make listings show only objects that existed at its beginning."""
     objects = strike.at["objects"]
     list_now, stood = objects.listed, objects.listed("")
     left_out: list[list[str]] = []

@@ -1,7 +1,7 @@
-"""Faults of the storage that spoil what lies there: damage to a committed checkpoint, a folder left half-written.
+"""Faults that damage stored files: damage to a committed checkpoint, a folder left half-written.
 
-Only the newest checkpoint of this very leg is damaged: a path that leads out of it, by a link, a hard link or "..", is refused,
-and the note says so. The damage takes effect when the checkpoint is read.
+Only the newest checkpoint of this leg is damaged: a path that leads out of it, by a link, a hard link or "..", is refused, and
+the note says so. The damage takes effect when the checkpoint is read.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ TAIL_BYTES = 4096
 
 
 class RefusedError(Exception):
-    """There is nothing here that may be damaged; the message says why."""
+    """No file may be damaged here; the message says why."""
 
 
 class Look(Record, frozen=True, kw_only=True):
-    """What a file holds: its size and hash."""
+    """A file's size and hash."""
 
     size: int
     sha256: str
@@ -48,7 +48,7 @@ class StagedNote(Note, frozen=True, kw_only=True):
 
 
 def stale_staging(strike: Strike) -> None:
-    """Leave a folder as an attempt does that is killed while it writes: one file whole, one cut off, no manifest."""
+    """Leave a folder like an attempt killed while writing: one file complete, one cut off, no manifest."""
     folder = strike.leg.staging / f"{checkpoint_name(strike.step)}.attempt-{strike.order.attempt - 1}"
     try:
         _expect_own(strike, folder.parent)
@@ -62,7 +62,7 @@ def stale_staging(strike: Strike) -> None:
 
 
 def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object]) -> Callable[[Strike], None]:
-    """Spoil a file of the newest checkpoint: the one that the plan names, else the one that `choose` returns."""
+    """Damage a file of the newest checkpoint: the planned one, else the one that `choose` returns."""
 
     def inside(strike: Strike) -> None:
         committed = [] if "checkpoint" in strike.at else _checkpoints(strike.leg.checkpoints)
@@ -87,7 +87,7 @@ def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object
 
 
 def spoiled(path: Path, spoil: Callable[[Path], object], *, checkpoint: str, file: str, shown: str) -> DamageNote:
-    """Spoil a file, and say what it was before and is now."""
+    """Damage a file, and return its state before and after."""
     before = look(path)
     spoil(path)
     after = look(path)
@@ -112,7 +112,7 @@ def truncate(path: Path) -> None:
 
 
 def zero_tail(path: Path) -> None:
-    """Zero the last page, as if a power cut had lost it; the size stays. Zero more if that page holds zeros anyway."""
+    """Zero the last page, as if a power cut had lost it; the size stays. Zero more if that page is zero already."""
     size = path.stat().st_size
     tail = min(TAIL_BYTES, size)
     with path.open("r+b") as file:
@@ -136,7 +136,7 @@ def flip_bit(path: Path) -> None:
 
 
 def _replace_manifest(path: Path) -> None:
-    """Replace it by the manifest of the checkpoint before; for the first checkpoint, by its own with the step before."""
+    """Replace it by the previous checkpoint's manifest; for the first checkpoint, by its own with the previous step."""
     from chaosrun.records.manifest import Manifest
 
     older = [place for place in _checkpoints(path.parents[1]) if place < path.parent]
@@ -166,14 +166,14 @@ def look(path: Path) -> Look | None:
 
 
 def _expect_own(strike: Strike, path: Path) -> None:
-    """Raises RefusedError unless `path` lies in this leg's own folders."""
+    """Raises RefusedError unless `path` is in this leg's own folders."""
     resolved = path.resolve()
     if not any(resolved.is_relative_to(folder.resolve()) for folder in _own_folders(strike)):
         raise RefusedError(f"{path} leads to {resolved}, outside the run's own folder")
 
 
 def _expect_inside(checkpoint: Path, path: Path) -> None:
-    """Raises RefusedError unless `path` lies in the checkpoint, by every name it has."""
+    """Raises RefusedError unless `path` is in the checkpoint, by every name it has."""
     resolved = path.resolve()
     if not resolved.is_relative_to(checkpoint.resolve()):
         raise RefusedError(f"{path} leads to {resolved}, outside the checkpoint")
@@ -191,7 +191,7 @@ def _own_folders(strike: Strike) -> tuple[Path, ...]:
 
 
 def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
-    """Why no later attempt read the damaged checkpoint and put it into quarantine; None when one did."""
+    """Why no later attempt read and quarantined the damaged checkpoint; None when one did."""
     name, later = seen.note.checkpoint, [each for each in leg.attempts if each.number > seen.attempt]
     if any(name in attempt.quarantined for attempt in later):
         return None
@@ -219,7 +219,7 @@ def _tell_damage(seen: Observation) -> str:
 
 
 def change_of(note: DamageNote) -> str:
-    """In a few words, what became of the file."""
+    """The change of the file in a few words."""
     if note.before is None or note.after is None:
         return "removed"
     if note.before.size != note.after.size:

@@ -1,7 +1,7 @@
-"""strace: the command that shows every change to files that a process makes, and what its lines say.
+"""strace: the command that shows every file change of a process, and the parser of its lines.
 
 Attached to a running process, it sees what native code does (C++ of torch.save, Rust of safetensors) as well as Python. Knows
-nothing of faults. Standard library only, but for the record of an operation.
+nothing of faults. Standard library only, except for the record of an operation.
 """
 
 import os
@@ -20,7 +20,7 @@ WRITES = (
 )
 SYNCS = ("fsync", "fdatasync", "sync", "syncfs", "msync", "sync_file_range")
 _NAMES = ("openat", "renameat", "renameat2", "linkat", "symlinkat", "unlinkat", "mkdirat")
-# Calls that newer architectures lack.
+# System calls that newer architectures lack.
 _OLD_NAMES = ("open", "creat", "rename", "link", "symlink", "unlink", "mkdir", "rmdir")
 CALLS = ",".join([*WRITES, *SYNCS, *_NAMES, *(f"?{name}" for name in _OLD_NAMES)])
 HINT = "install strace (apt-get install strace), and let processes be traced: a container may need --cap-add SYS_PTRACE"
@@ -32,7 +32,7 @@ _PATHS = re.compile(r'(?P<of>AT_FDCWD|\d+)<(?P<fd>(?:[^<>\\]|\\.)*)>|"(?P<text>(
 
 
 def expect_strace() -> None:
-    """Raises ResourcesError where strace is missing, or may not trace."""
+    """Raises ResourcesError where strace is missing or not permitted to trace."""
     found = shutil.which("strace")
     if found is None:
         raise ResourcesError("a fault inside the script's own save needs strace, which is not installed here", hint=HINT)
@@ -56,13 +56,13 @@ class Reader:
     outputs: Sequence[str]
     save: int
     stopped: int | None = None
-    """The thread that, by the last line, was stopped by the SIGSTOP injected into its call."""
+    """The thread that, according to the last line, was stopped by the SIGSTOP injected into its call."""
     _count: int = 0
     _pending: dict[str, str] = field(default_factory=dict)
     _signalled: set[str] = field(default_factory=set)
 
     def read(self, line: str) -> FileOperation | None:
-        """The operation on the outputs that one line tells of, if any."""
+        """The operation on the outputs that one line reports, if any."""
         self.stopped = None
         match = _LINE.fullmatch(line.rstrip("\n"))
         if match is None:
@@ -127,7 +127,7 @@ _ONE_NAME: dict[str, OperationKind] = {
 
 
 def _change(name: str, arguments: str, thread: int) -> tuple[OperationKind, str, str | None] | None:
-    """(kind, path, target) of a call, None for one that changes nothing."""
+    """(kind, path, target) of a call, None for a call that changes nothing."""
     if name in ("sync", "syncfs", "msync"):
         # msync names no file, and writes through a mapping are not seen here.
         return None if name == "msync" else ("sync", "/", None)
@@ -141,7 +141,7 @@ def _change(name: str, arguments: str, thread: int) -> tuple[OperationKind, str,
     if name in ("open", "openat"):
         return ("create", names[0], None) if names and re.search("O_CREAT|O_TRUNC", arguments) else None
     if name.startswith("symlink"):
-        # The first name is what the link points to.
+        # The first name is the link's target.
         return ("symlink", names[1], None) if len(names) == 2 else None
     if name.startswith(("rename", "link")):
         return ("rename" if name.startswith("rename") else "link", names[0], names[1]) if len(names) == 2 else None
@@ -151,7 +151,7 @@ def _change(name: str, arguments: str, thread: int) -> tuple[OperationKind, str,
 
 
 def _names(found: Sequence[re.Match[str]], thread: int) -> list[str]:
-    """Names that are given as text, made absolute by the folder before them, else by the working folder."""
+    """Names given as text, made absolute by the folder argument before them, else by the working folder."""
     names: list[str] = []
     folder: str | None = None
     for each in found:
@@ -164,14 +164,14 @@ def _names(found: Sequence[re.Match[str]], thread: int) -> list[str]:
             except OSError:
                 folder = "/"  # it has ended, and its folder is unknown
         path = os.path.normpath(os.path.join(folder or "/", text))
-        # With links on the way followed, as strace shows descriptors.
+        # With links in the path resolved, as strace shows descriptors.
         names.append(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
         folder = None
     return names
 
 
 def _plain(quoted: str) -> str:
-    """Decode a name as strace writes it, with octal escapes for bytes that are not ASCII."""
+    """Decode a name in strace's form, with octal escapes for bytes that are not ASCII."""
     return os.fsdecode(quoted.encode("latin-1", "replace").decode("unicode_escape").encode("latin-1", "replace"))
 
 

@@ -1,4 +1,4 @@
-"""A strike: a fault at the moment it is due, with everything needed to carry it out and to note what was done."""
+"""A strike: a fault that is due, with everything needed to carry it out and to note its effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOK_EVERY_S = 0.002
 
 
 class Training(Protocol):
-    """What faults may damage in a training; `protocol.state.TrainingState` is one."""
+    """The parts of a training that faults may damage; implemented by `protocol.state.TrainingState`."""
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
@@ -40,7 +40,7 @@ class Training(Protocol):
 class Pace:
     """Times one rank's steps, each from the end of the step before; the first of an attempt from its first batch.
 
-    The time of a step contains the waiting for other ranks, as it does in any training.
+    The time of a step includes waiting for other ranks, as in any training.
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class Pace:
         """Slow-downs in force, which make this rank a straggler."""
 
     def begin(self) -> None:
-        """A batch is there: the first step of the attempt begins, if none has begun."""
+        """Note a batch: the first step of the attempt begins, if none has begun."""
         if self._since_s is None:
             self._since_s = time.monotonic()
 
     def step_done(self) -> None:
-        """A step is over, except for its faults. Waits here if the step is to be stretched."""
+        """Note that a step is over, except for its faults. Waits here if the step is slowed."""
         if self._since_s is not None:
             own_s = time.monotonic() - self._since_s
             for stretch in self.stretches:
@@ -77,9 +77,9 @@ class Strike:
     """None before the script has attached."""
     pace: Pace
     at: Mapping[str, Any]
-    """What the point passes on. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk` (Filesystem),
-    `objects` (ObjectStorage, where there is one) and `until_saved` (ExitStack, closed when it is saved). While it is: `path` of
-    the file concerned, and its `descriptor` if it is being written."""
+    """The objects that the point passes on. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk`
+    (Filesystem), `objects` (ObjectStorage, where there is one) and `until_saved` (ExitStack, closed when it is saved). While it
+    is: `path` of the file concerned, and its `descriptor` if it is being written."""
     pid: int = field(default_factory=os.getpid)
     """The rank's process, even if another process strikes for it."""
 
@@ -91,7 +91,7 @@ class Strike:
         return self.fault.option(name)
 
     def note(self, note: Note) -> None:
-        """Write down what the fault did."""
+        """Record what the fault did."""
         write_note(self.leg, self.fault.id, note)
 
     def die(self, number: signal.Signals) -> NoReturn:
@@ -103,8 +103,8 @@ class Strike:
     def wait_for_group(self) -> None:
         """Wait until every fault of the group has reached its own point, that is, until all of them have a marker.
 
-        It uses markers, as the rendezvous store does not exist yet at a rendezvous. Each rank looks at them once, after it has
-        written its own: the last one sees them all, and tells the others. Raises RecoveryError after GROUP_LIMIT_S.
+        It uses markers, as the rendezvous store does not exist yet at a rendezvous. Each rank checks them once, after writing
+        its own: the last one sees them all, and signals the others. Raises RecoveryError after GROUP_LIMIT_S.
         """
         size = int((self.fault.group or "").rpartition("/")[2])
         complete = self.leg.complete(self.fault.group, self.order.attempt)
@@ -118,6 +118,6 @@ class Strike:
             time.sleep(LOOK_EVERY_S)
 
     def _came(self) -> int:
-        # Markers of an earlier attempt may not have been withdrawn yet.
+        # Markers of an earlier attempt may still exist.
         ours = (self.fault.group, self.order.attempt)
         return sum(each is not None and (each.group, each.attempt) == ours for each in read_markers(self.leg).values())

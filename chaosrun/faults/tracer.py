@@ -1,9 +1,9 @@
-"""The tracer: a process beside a rank that has strace show what the script's save does to files, and strikes between two of
-these operations. `python -m chaosrun.faults.tracer ORDER` (a TraceOrder as JSON): prints "ready" once strace is attached, and
-ends when its standard input does, or the rank.
+"""The tracer: a process next to a rank that uses strace to follow the file operations of the script's save, and strikes between
+two of them. `python -m chaosrun.faults.tracer ORDER` (a TraceOrder as JSON): prints "ready" once strace is attached, and ends
+when its standard input does, or the rank.
 
-strace stops the rank (SIGSTOP) in every call that could be an operation; the tracer counts it and lets the rank go on. So no
-other operation is under way at the strike, and the record of those before it is on the disk before harm is done.
+strace stops the rank (SIGSTOP) in every call that could be an operation; the tracer counts it and continues the rank. So no
+other operation is under way at the strike, and the record of the earlier ones is written before any harm is done.
 """
 
 import os
@@ -37,11 +37,11 @@ Act = Literal["watch", "kill", "cut", "fail", "slow"]
 
 
 class SaveNote(Note, frozen=True, kw_only=True):
-    """What was seen of a save before it was struck."""
+    """The observation of a save before it was struck."""
 
     save: int = 0
     done: int = 0
-    """Operations that were done before the strike; for a fault with a file, those on that file."""
+    """Operations done before the strike; for a fault with a file, those on that file."""
     last: str | None = None
     struck_s: float | None = None
     failed: int = 0
@@ -95,7 +95,7 @@ class Tracer:
             while lines is not None:
                 lines = self._follow(lines)
         finally:
-            _go_on(order.pid)  # whatever happened here, the rank must not stay stopped
+            _go_on(order.pid)  # after any error here, the rank must not stay stopped
         self._conclude()
 
     def _follow(self, lines: Iterator[str]) -> Iterator[str] | None:
@@ -142,7 +142,7 @@ class Tracer:
         send_signal(ProcessIdentity(order.pid, order.start_ticks), signal.SIGKILL)
 
     def _fail(self, thread: int, lines: Iterator[str]) -> Iterator[str]:
-        """Make writes to the file that is being written fail from here on. The rank stays stopped while strace is replaced."""
+        """Make further writes to the current file fail. The rank stays stopped while strace is replaced."""
         assert self._strace is not None and self._writing is not None
         self._strace.terminate()
         for line in lines:
@@ -161,7 +161,7 @@ class Tracer:
             self._write(msgspec.structs.replace(note, final=True, **told))
 
     def _missed(self) -> Problem | None:
-        """Why the save was not struck; None where it was."""
+        """Why the save was not struck; None when it was."""
         note, order = self._note, self._order
         struck = {"kill": note.struck_s, "fail": note.failed, "slow": note.waits}
         if order.act not in struck or struck[order.act]:
@@ -184,7 +184,7 @@ class Tracer:
         write_note(LegLayout(Path(self._order.leg)), self._order.fault, note)
 
     def _attach(self, *more: str) -> Iterator[str]:
-        """Attach strace; returns its lines. Raises RuntimeError, in strace's words, when it could not."""
+        """Attach strace; returns its lines. Raises RuntimeError, with strace's message, when that fails."""
         reading, writing = os.pipe()
         line = command(self._order.pid, f"/dev/fd/{writing}", *more)
         strace = subprocess.Popen(line, pass_fds=[writing], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -198,7 +198,7 @@ class Tracer:
         return self._lines(open(reading, encoding="utf-8", errors="surrogateescape"))
 
     def _lines(self, pipe: IO[str]) -> Iterator[str]:
-        """What strace writes, up to its end; it is terminated when the rank closes our standard input."""
+        """strace's output until it ends; it is terminated when the rank closes our standard input."""
         assert self._strace is not None
         strace, wanted = self._strace, True
         buffered = ""
@@ -234,7 +234,7 @@ class Tracer:
 
 
 def _go_on(thread: int) -> None:
-    """Continue the whole process of this thread, which may be a child of the rank."""
+    """Continue the whole process of this thread; it may be a child of the rank."""
     with suppress(ProcessLookupError):  # it was killed with its attempt
         os.kill(thread, signal.SIGCONT)
 

@@ -1,8 +1,8 @@
-"""The witness of a node's end: a small process that outlives the agent that started it, strikes, and writes down what it saw.
+"""The witness of a node's end: a small process that outlives the agent that started it, strikes, and records what it saw.
 
 `python -m chaosrun.faults.witness` with a `WitnessOrder` on its standard input. It sends SIGKILL to the processes of `strike`,
-known by pid and start time, and waits until these, those of `watch`, and every process with that mark are gone. Its note lists
-which it struck, which are gone and which are not. Imports neither ray nor torch.
+identified by pid and start time, and waits until these, those of `watch`, and every process with that mark are gone. Its note
+lists which it struck, which are gone and which are not. Imports neither ray nor torch.
 """
 
 import os
@@ -28,7 +28,7 @@ class WitnessOrder(Record, frozen=True, kw_only=True):
     leg_path: str
     fault: str
     about: EndNote
-    """The note that it writes, still without what it sees."""
+    """The note that it writes, still without its observations."""
     strike: tuple[NamedProcess, ...]
     watch: tuple[NamedProcess, ...]
     mark: str
@@ -36,7 +36,7 @@ class WitnessOrder(Record, frozen=True, kw_only=True):
 
 
 def call_witness(order: WitnessOrder) -> None:
-    """Start a witness and return; it is nobody's child, so it outlives the processes that die here."""
+    """Start a detached witness and return; it outlives the processes that die here."""
     process = subprocess.Popen(
         [sys.executable, "-m", "chaosrun.faults.witness"],
         stdin=subprocess.PIPE,
@@ -50,13 +50,13 @@ def call_witness(order: WitnessOrder) -> None:
 
 def main() -> int:
     order = decode(sys.stdin.buffer.read(), msgspec.json.Decoder(WitnessOrder))
-    # A process that Ray ends kills its direct children first: be no child of it.
+    # A process that Ray ends kills its direct children first, so the witness must not be one.
     if os.fork() > 0:
         os._exit(0)
-    # In a process that others have come to know by this mark; ours is not one of them.
+    # This mark identifies processes of the agent; the witness is not one of them.
     struck = tuple(each for each in order.strike if is_alive(each.identity))
     for each in struck:
-        send_signal(each.identity, signal.SIGKILL)  # one may have gone already, with another that was struck before it
+        send_signal(each.identity, signal.SIGKILL)  # one may have ended already, with another that was struck before it
     every = {each.identity: each for each in (*order.strike, *order.watch)}
     deadline = time.monotonic() + order.limit_s
     while (left := _still_there(every, order.mark)) and time.monotonic() < deadline:
