@@ -2,7 +2,7 @@
 
 A plain class with async methods; `ray_cluster` makes a Ray actor of it. Events are pushed: the supervisor always has one
 `events` call waiting, which returns as soon as there is an event. Imports neither ray nor torch and decides nothing: the
-supervisor decides when to restart and what a death means. Only cleaning up after a dead fork server it does by itself.
+supervisor decides when to restart and what a death means. Only the cleanup after a dead fork server is its own decision.
 """
 
 import asyncio
@@ -72,12 +72,12 @@ IMPORT_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
-    # pyarrow's allocator, which scikit-learn, pandas, datasets and the Trainer import where it is installed.
+    # pyarrow's allocator; scikit-learn, pandas, datasets and the Trainer import pyarrow where it is installed.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # torch asks NVML whether there are GPUs: asking CUDA would initialise it.
+    # Make torch detect GPUs through NVML: through CUDA that would initialise it.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-# Set by Ray for its own workers; training processes must see what they would see without Ray.
+# Set by Ray for its own workers; training processes must have the environment they would have without Ray.
 RAY_SETTINGS = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONUNBUFFERED")
 
 
@@ -126,10 +126,10 @@ class NodeAgent:
     async def start_server(
         self, env: Mapping[str, str], preload: Sequence[str] = PRELOAD, target: str = TARGET, standbys: int = 0
     ) -> Ready:
-        """Have a fork server with this environment ready: start one, or keep the running one when it has the same.
+        """Ensure that a fork server with this environment runs: start one, or keep the running one when it has the same.
 
-        `standbys` is the number of ranks to expect: their processes are forked before the first start asks for them.
-        Raises ChaosrunError when the preloads fail or are not safe to fork.
+        `standbys` is the number of ranks to expect: their processes are forked before the first start needs them. Raises
+        ChaosrunError when the preloads fail or are not safe to fork.
         """
         async with self._launching:
             self._settings = (dict(env), tuple(preload), target, standbys)
@@ -282,9 +282,9 @@ class NodeAgent:
     async def start(self, attempt: int, orders: Sequence[WorkerOrder], listen: bool) -> Started:
         """Fork the node's ranks of an attempt; its port is None unless `listen`.
 
-        Starts a lost fork server again. Raises ResourcesError if a log cannot be opened, or there is no process or port to
-        be had: then the attempt is over, and the ranks that had been forked are dead. Raises RecoveryError if the attempt
-        was stopped meanwhile.
+        Starts a lost fork server again. Raises ResourcesError if a log cannot be opened, or no process or port is available:
+        then the attempt is over, and the ranks that had been forked are dead. Raises RecoveryError if the attempt was stopped
+        meanwhile.
         """
         self._over = 0
         async with self._launching:
@@ -323,7 +323,7 @@ class NodeAgent:
     async def identify_rank(self, attempt: int, rank: int, listening: bool = False) -> tuple[int, int] | None:
         """(pid, start time in ticks) of a rank that runs here in this attempt, None if it does not.
 
-        `listening`: only if it handles SIGTERM as a notice already, of which it would die before.
+        `listening`: only if it already handles SIGTERM as a notice; before that it would die of it.
         """
         server = self._server
         here = server is not None and server.attempt == attempt and rank in server.live
@@ -359,7 +359,7 @@ class NodeAgent:
         return await self._events.after(heard)
 
     async def info(self) -> AgentInfo:
-        """Facts about this agent; asked for once, to check that it answers."""
+        """Facts about this agent; called once, to check that it answers."""
         # When this process ends, so does its end of the socket: the fork server then kills everything below.
         leave_with_the_raylet()
         return AgentInfo(
@@ -375,7 +375,7 @@ class NodeAgent:
         return read_activities(LegLayout(Path(leg_path)).attempt(attempt), ranks, live)
 
     async def stacks(self, leg_path: str, attempt: int, wait_s: float) -> dict[int, RankStack]:
-        """Have the live ranks of an attempt write their stacks to their logs; returns where each is, by rank."""
+        """Make the live ranks of an attempt write their stacks to their logs; returns the stacks by rank."""
         server = self._server
         if server is None or server.attempt != attempt:
             return {}

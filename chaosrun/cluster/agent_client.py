@@ -20,7 +20,7 @@ Sink = Callable[[str, NodeEvent], None]
 
 
 class AgentClient:
-    """One agent. Beside the agent's own events the sink gets an AgentLost when the agent or its node dies."""
+    """One agent. In addition to the agent's own events the sink gets an AgentLost when the agent or its node dies."""
 
     def __init__(self, handle: Any, node_id: str, sink: Sink) -> None:
         self.node_id = node_id
@@ -35,7 +35,7 @@ class AgentClient:
         self._pump.start()
 
     def submit(self, method: str, *arguments: Any) -> Any:
-        """Begin a call; `collect` waits for it. Lets several agents work at once."""
+        """Begin a call; `collect` waits for it. So several agents can work at once."""
         if method in ("start", "stop"):
             self._stop = arguments if method == "stop" else None
         return getattr(self._handle, method).remote(*arguments)
@@ -68,12 +68,12 @@ class AgentClient:
         return self.call("info", timeout_s=timeout_s)
 
     def close(self, shutdown: Any = None, *, timeout_s: float = 10.0) -> None:
-        """Have the agent kill all below it, unless `shutdown` is such a call already, then end it."""
+        """Make the agent kill all processes below it, unless `shutdown` is such a call already, then end it."""
         self._closing = True
         try:
             self.collect(shutdown or self.submit_shutdown(), timeout_s=timeout_s)
         except (RecoveryError, ResourcesError):
-            # Dead or stuck: its fork server kills everything when the agent's end of the socket goes.
+            # Dead or stuck: its fork server kills everything when the agent's end of the socket closes.
             pass
         finally:
             ray.kill(self._handle, no_restart=True)
@@ -90,8 +90,8 @@ class AgentClient:
         ray.kill(self._handle, no_restart=True)
 
     def look(self) -> bool:
-        """Whether its raylet is gone, and so the agent, too; reports that. Ray itself may need 15 s to report the loss of a
-        whole node."""
+        """Whether its raylet, and so the agent, is gone; reports that. Ray itself may need 15 s to report the loss of a whole
+        node."""
         found = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in ray.nodes()}
         gone = self.node_id in found and _refuses(found[self.node_id])
         if gone and not self._closing:
@@ -108,7 +108,7 @@ class AgentClient:
         try:
             events: list[AgentEvent] = ray.get(reference)
         except ActorUnavailableError:
-            # Cut off, perhaps for a moment: its events are asked for again, and a stop, for which no call waits, is repeated.
+            # Cut off, perhaps for a moment: its events are requested again, and a stop, for which no call waits, is repeated.
             # If it is dead, Ray reports that, or its raylet is gone.
             time.sleep(AGAIN_S)
             if self.look():
@@ -134,7 +134,8 @@ def look_after(calls: Sequence[tuple[AgentClient, Any]], over: threading.Event) 
 
 
 def _refuses(place: tuple[str, int]) -> bool:
-    """Whether the machine refuses the connection, so nothing listens there. No answer says nothing: it may be cut off."""
+    """Whether the machine refuses the connection, so that nothing listens there. No answer proves nothing: the machine may be
+    cut off."""
     try:
         socket.create_connection(place, timeout=CONNECT_LIMIT_S).close()
     except ConnectionRefusedError:

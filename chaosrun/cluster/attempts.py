@@ -1,4 +1,4 @@
-"""An attempt that a fork server runs: its live processes, how their ends are seen and reported, and how they are killed.
+"""An attempt run by a fork server: its live processes, how their ends are detected and reported, and how they are killed.
 
 The ranks are children of the server or, with a command, processes that announce themselves. Knows nothing of standbys, orphans
 and the agent's socket; its events go to the `Send` that it is given.
@@ -40,7 +40,7 @@ class RunningAttempt:
         return self.leg.attempt(self.number)
 
     def see_deaths(self, send: Send) -> None:
-        """Kill what dead ranks leave behind, and the others when one died badly; then reap and report."""
+        """Kill the processes that dead ranks leave behind, and the other ranks when one died badly; then reap and report."""
         # Seen before they are reaped: while a process is a zombie, its pid and process group are not reused.
         looked = (os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in self.live)
         # Signals first: if ranks died together, one that exited with an error has often only lost its peer.
@@ -74,7 +74,7 @@ class RunningAttempt:
         return completed
 
     def _are_leaving(self) -> bool:
-        """Whether a live rank has been told to leave: a script that handles notices itself leaves as it likes."""
+        """Whether a live rank got a preemption notice: a script that handles notices itself decides how it leaves."""
         told = [marker for marker in read_markers(self.leg).values() if marker and marker.notice]
         return any(marker.attempt == self.number and marker.pid in self.live for marker in told)
 
@@ -106,7 +106,7 @@ class CommandAttempt(RunningAttempt):
     """Whether it has been killed: then the end of the command is not reported."""
 
     def see_deaths(self, send: Send) -> None:
-        """As in the base class; also take announcements of ranks, and see the end of the command."""
+        """As in the base class; also accepts announcements of ranks, and detects the end of the command."""
         news = list(self.command.look())
         ranks = [seen for seen in news if isinstance(seen, Ended)]
         self.unsure |= any(seen.is_unknown or seen.exit_code for seen in ranks)
@@ -147,7 +147,7 @@ class CommandAttempt(RunningAttempt):
 def kill_group(pid: int) -> None:
     """SIGKILL a child that has not been reaped, and its process group."""
     with suppress(ProcessLookupError):
-        # A child that has only just been forked is not yet a group of its own.
+        # A child that was just forked does not have its own group yet.
         os.killpg(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

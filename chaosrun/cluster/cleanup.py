@@ -1,8 +1,8 @@
-"""The cleanup process: it removes what is left of a private local Ray if the driver dies without a goodbye.
+"""The cleanup process: removes what is left of a private local Ray if the driver dies without a goodbye.
 
-Ray's own processes do not all end with a SIGKILLed driver (two of its agents hold each other's pipes open and stay), and
-nothing removes its directory. Its standard input is a pipe from the driver: first one JSON line with the process to watch
-and what to remove, then, after an orderly end, a goodbye. Standard library only; imports no ray.
+Ray's own processes do not all end with a SIGKILLed driver (two of its agents hold each other's pipes open and stay), and its
+directory stays. Its standard input is a pipe from the driver: first one JSON line with the process to watch and what to remove,
+then, after an orderly end, a goodbye. Standard library only; imports no ray.
 """
 
 import json
@@ -31,7 +31,7 @@ class CleanupProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # Its own session: a Ctrl-C or a hang-up of the driver's terminal must not take the cleaner along.
+            # Its own session: a Ctrl-C or a hang-up of the driver's terminal must not end the cleaner.
             start_new_session=True,
             env=with_package(os.environ),
         )

@@ -1,9 +1,9 @@
-"""A command that starts the ranks of this node: torchrun, accelerate launch, python -m, a launcher of the team's own.
+"""A command that starts the ranks of this node: torchrun, accelerate launch, python -m, or the team's own launcher.
 
-Owns what the command gets (arguments, environment, a hook that its interpreters load), the socket on which a process announces
-that it begins to train, and how the end of such a rank is seen. A rank is no child of the fork server: its pidfd shows its end
-at once. How it ended is in /proc until its parent has collected the exit status, and in the pidfd afterwards (Linux 6.15).
-Knows neither Ray nor the supervisor.
+Owns the command's inputs (arguments, environment, a hook that its interpreters load), the socket on which a process announces
+that it begins to train, and how the end of such a rank is detected. A rank is not a child of the fork server: its pidfd shows
+its end at once. How it ended is in /proc until its parent has collected the exit status, and in the pidfd afterwards (Linux
+6.15). Knows neither Ray nor the supervisor.
 """
 
 import faulthandler
@@ -55,10 +55,11 @@ _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 
 
 def main(order: WorkerOrder, _listener: int | None) -> int:
-    """In a freshly forked process, output already in its log: run the command, and let nothing of it outlive the fork server.
+    """Run the command in a freshly forked process, whose output goes to its log already; none of its processes outlives the
+    fork server.
 
     The fork server may be killed, together with the agent of a shared Ray. Its own children die with it, but processes that the
-    command has started would train on beside the next attempt.
+    command has started would train on during the next attempt.
     """
     os.chdir(order.cwd)
     mine, server = os.getpid(), os.pidfd_open(os.getppid())
@@ -101,7 +102,7 @@ def filled_in(order: WorkerOrder) -> list[str]:
 
 
 def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: the job's variables, the leg's, devices, a rendezvous of its own, and chaosrun's hook."""
+    """The command's environment: the job's variables, the leg's, devices, its own rendezvous, and chaosrun's hook."""
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if path[-1:] == [str(PACKAGE_ROOT)]:
         # The entry is for the fork server; it would hide packages of the command's own interpreter.
@@ -118,7 +119,7 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
         "MKL_NUM_THREADS": order.threads,
         "MASTER_ADDR": order.master_addr,
         "MASTER_PORT": order.master_port,
-        # The default of torchrun's --master-port, which would else be 29500 for every job.
+        # The default of torchrun's --master-port, which otherwise is 29500 for every job.
         "PET_MASTER_PORT": order.master_port,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, order.gpus)),
         # Launchers that are installed beside this Python are found even if its environment is not active in the shell.
@@ -211,7 +212,7 @@ class Command:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def _take_announcement(self) -> Announced | LauncherFailed | None:
-        """Answer a process that announces that it begins to train. None: it is gone, or another user's."""
+        """Answer a process that announces that it begins to train. None: it is gone, or belongs to another user."""
         connection, _ = self._socket.accept()
         with connection, suppress(OSError, ValueError):
             connection.settimeout(ANNOUNCEMENT_LIMIT_S)

@@ -56,13 +56,13 @@ class Connection:
     mark: str
     """A unique text in the environment of every process below agents."""
     close: Callable[[], None] = lambda: None
-    """Leave the Ray, and end it if it is private. One that this process had joined before stays as it is."""
+    """Leave the Ray, and end it if it is private. One that this process had joined before is left connected."""
 
 
 def connect(address: str | None, *, cpus: float) -> Connection:
-    """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an initialised Ray is used as it is.
+    """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an already initialised Ray is used unchanged.
 
-    `cpus`: a private one counts at least so many CPUs, and never fewer than this machine has. Call it from the main thread:
+    `cpus`: a private one counts at least this many CPUs, and never fewer than the machine has. Call it from the main thread:
     Ray's processes die with the thread that starts them. Raises ResourcesError if the address does not answer, or there is no
     room for Ray's files.
     """

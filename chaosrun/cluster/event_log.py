@@ -1,4 +1,4 @@
-"""All events that an agent has for its supervisor, kept so that a lost answer can be asked for again."""
+"""All events that an agent has for its supervisor, kept so that a lost answer can be requested again."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ class EventLog:
         self._news.set()
 
     async def after(self, heard: int) -> list[AgentEvent]:
-        """All events but the first `heard`, as soon as there is one."""
+        """All events after the first `heard`, as soon as there is one."""
         while len(self._events) <= heard:
             self._news.clear()
             await self._news.wait()

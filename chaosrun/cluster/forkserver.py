@@ -195,8 +195,8 @@ class ForkServer:
                 listener.close()
 
     def _memory_of(self, orders: Sequence[WorkerOrder]) -> dict[int, tuple[int, ...]]:
-        """By rank, descriptors of the memory for copies of its checkpoints, and of the node's for what ranks share. The memory
-        outlives the attempt, until another leg begins."""
+        """By rank, descriptors of the memory for copies of its checkpoints, and of the node's memory for the state that ranks
+        share. The memory outlives the attempt, until another leg begins."""
         leg = orders[0].leg_path
         if self._memory_of_leg != leg:
             for descriptor in chain.from_iterable(self._memory.values()):
@@ -240,7 +240,7 @@ class ForkServer:
     # Deaths
 
     def _see_deaths(self) -> None:
-        """Kill what dead ranks leave behind, and the other ranks when one died badly; then reap and report."""
+        """Kill the processes that dead ranks leave behind, and the other ranks when one died badly; then reap and report."""
         self._forget_dead_standbys()
         attempt = self._attempt
         if attempt is not None:
@@ -353,7 +353,7 @@ def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
         usual, own = ([name for name in there if (name in (*PRELOAD, *WHERE_INSTALLED)) is ours] for ours in (True, False))
         found = import_all(usual, own, configure.target, without={each.module for each in configure.left_out})
     except Exception as error:
-        # Whatever a user's module raises on import is reported as the answer.
+        # Any error of a user's module on import is reported as the answer.
         channel.sendall(line(Failed(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())))
         return None
     if found.unsafe:
@@ -378,8 +378,8 @@ def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
 
 
 def _keep_operators() -> None:
-    """Let no rank unregister torch's operators one by one as it ends: its process ends anyway, and it would take
-    50 ms of a processor."""
+    """Keep ranks from unregistering torch's operators one by one as they end: the process ends anyway, and it would take 50 ms
+    of CPU time."""
     library = sys.modules.get("torch.library")
     for registered in list(weakref.finalize._registry):  # pyright: ignore[reportAttributeAccessIssue]
         alive = registered.peek()
@@ -388,7 +388,7 @@ def _keep_operators() -> None:
 
 
 def _begin_again(configure: Configure, channel: socket.socket, environment: Mapping[str, str]) -> NoReturn:
-    """Execute this program anew: a thread that a module has started cannot be ended otherwise."""
+    """Execute this program anew: that is the only way to end a thread that a module has started."""
     sys.stdout.flush()
     sys.stderr.flush()
     channel.set_inheritable(True)

@@ -1,5 +1,5 @@
 """Checks before a Ray is joined, without importing ray, which takes seconds: whether a process listens at its address, and
-whether it accepts this user's token, which `ray start --head` asks for by default since Ray 2.60.
+whether it accepts this user's token, which `ray start --head` requires by default since Ray 2.60.
 
 Knows where Ray stores its address and token, and how its head refuses a call.
 """
@@ -25,7 +25,7 @@ on_joined: list[Callable[[str], object]] = []
 
 
 def expect_joinable(address: str) -> str | None:
-    """The token that the head at `address` asks for; None if it asks for none, or only Ray can find the head. Raises
+    """The token that the head at `address` requires; None if it requires none, or only Ray can find the head. Raises
     NoClusterError if nothing listens there (Ray itself would try for minutes), or if the token is missing or wrong (20 s)."""
     if ":" not in address and address not in FOUND_BY_RAY:
         raise no_cluster(address, "an address is HOST:PORT, or auto for the cluster that was started on this machine")

@@ -11,7 +11,7 @@ class Placement:
     nodes: dict[str, NodePlace]
     """By node id, in the order of ranks: the first hosts rank 0."""
     stood_by: tuple[str, ...] = ()
-    """Those nodes whose agents had been standing by."""
+    """Nodes whose agents had been standing by."""
     node_of: Mapping[int, tuple[int, str]] = field(init=False)
     """By rank, the number and the id of its node."""
 

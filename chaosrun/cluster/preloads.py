@@ -1,10 +1,10 @@
-"""Checks that the modules that a job preloads hold the same whenever they are imported.
+"""Checks that a job's preloaded modules have the same contents at every import.
 
-All attempts of a drill share one import of a preloaded module. If the import draws from entropy, clock or process, attempts are
-alike only here, and no drill can see what a real restart does. So the job's own modules are imported again in child processes,
-and their content is compared. Installed packages (torch, transformers) are not checked.
+All attempts of a drill share one import of a preloaded module. If the import depends on entropy, clock or process, attempts
+agree only here, and no drill can show the effect of a real restart. So the job's own modules are imported again in child
+processes, and their contents are compared. Installed packages (torch, transformers) are not checked.
 
-The global random streams are seeded before: what is drawn from them is the same in every drill.
+The global random streams are seeded before, so draws from them are the same in every drill.
 
 A module that starts a thread, or CUDA, cannot be shared at all, as a fork would lose it. The ranks import it themselves.
 """
@@ -51,14 +51,14 @@ FRESH = "import sys; from chaosrun.cluster.preloads import tell_of_fresh; tell_o
 class Imported(NamedTuple):
     target: Target
     unsafe: tuple[NotPreloaded, ...]
-    """Modules that have started something that a fork of this process would lose."""
+    """Modules that have started something (a thread, CUDA) that a fork of this process would lose."""
     unfit: str | None
     """Why the job's own preloads must not be shared; None if they may."""
 
 
 def import_all(usual: Sequence[str], own: Sequence[str], target: str, *, without: Container[str]) -> Imported:
-    """Import what every drill preloads, the target, and the job's own preloads; all but the modules `without`, which
-    ranks import for themselves."""
+    """Import what every drill preloads, the target, and the job's own preloads; all except the modules `without`, which ranks
+    import themselves."""
     module, _, function = target.partition(":")
     imports = _Imports()
     imports.one_by_one(name for name in (*usual, module) if name not in without)
@@ -71,7 +71,7 @@ def import_all(usual: Sequence[str], own: Sequence[str], target: str, *, without
 
 
 class _Imports:
-    """Imports one module after the other, and notes which of them are unsafe to fork."""
+    """Imports modules one by one, and notes which of them are unsafe to fork."""
 
     def __init__(self) -> None:
         self.unsafe: list[NotPreloaded] = []
@@ -132,7 +132,7 @@ def _import_and_compare(preload: Sequence[str], imports: _Imports) -> list[str]:
 
 
 def tell_of_fresh(preload: Sequence[str]) -> None:
-    """Run in a separate process: import the modules, and print what they hold."""
+    """Run in a separate process: import the modules, and print their contents."""
     from chaosrun.cluster.forkserver import PRELOAD
 
     for name in PRELOAD:
@@ -180,18 +180,18 @@ def _differing(first: Mapping[str, str] | None, other: Mapping[str, str] | None)
 
 
 def _fork(own: Sequence[str], before: frozenset[str], number: int) -> int:
-    """Fork a child that imports these modules again and writes what they hold into a pipe; returns the pipe's reading end."""
+    """Fork a child that imports these modules again and writes their contents into a pipe; returns the pipe's reading end."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
         os.close(writing)
         return reading
-    with suppress(BaseException):  # whatever a module raises: then the child writes nothing
+    with suppress(BaseException):  # on any error of a module the child writes nothing
         signal.alarm(PATIENCE_S)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-        # Change addresses, too: else the children would make the same objects in the same places.
+        # Change addresses as well: otherwise the children would make the same objects at the same addresses.
         ballast = [(object(), bytearray(64 + size % 509)) for size in range(50_021 * number)]
         if number % 2:
             _put_clock_forward()
@@ -248,7 +248,7 @@ def _put_clock_forward() -> None:
     datetime.datetime, datetime.date = Later, LaterDate  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# What a module holds
+# Contents of a module
 
 
 def _held(own: Sequence[str], before: frozenset[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The agent that runs probes on a node: each in a process of its own, under a process guard, within its limit.
+"""The agent that runs probes on a node: each in a separate process, under a process guard, within its limit.
 
 A plain class with async methods; `probe_pool` makes a Ray actor of it. Imports neither ray nor torch, knows nothing of what
-probes look at, and judges nothing.
+probes measure, and judges nothing.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class ProbeAgent:
         return True
 
     async def probe(self, call: Call) -> Outcome:
-        """Run a probe. When this returns, no process of it is left."""
+        """Run a probe. When this returns, none of its processes is left."""
         answer, printed = (os.memfd_create(which, os.MFD_CLOEXEC) for which in ("answer", "printed"))
         asked = os.memfd_create("asked", os.MFD_CLOEXEC)
         try:
@@ -121,7 +121,7 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(RAY_SETTINGS) or name.startswith(KEPT_OF_RAYS)
     }
-    # Ray hides every GPU from an actor that asked for none; the raylet's environment says which ones the node has.
+    # Ray hides every GPU from an actor that requested none; the raylet's environment shows which ones the node has.
     given = _environment_of_the_raylet().get("CUDA_VISIBLE_DEVICES")
     visible = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
     return with_package({**inherited, **visible, **env})

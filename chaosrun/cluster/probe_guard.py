@@ -52,7 +52,7 @@ def main(descriptor: int, limit_s: float, command: Sequence[str]) -> None:
 
 
 def _kill_everything(child: "subprocess.Popen[bytes]") -> list[int]:
-    # It may have ended by itself, which is to be reported: reap it before anything is killed.
+    # It may have ended by itself, which must be reported: reap it before anything is killed.
     child.poll()
     deadline = time.monotonic() + KILL_S
     while below := children(os.getpid()):

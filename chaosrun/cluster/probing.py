@@ -24,27 +24,27 @@ class Node:
 
     __pydantic_config__ = EXPLAINED
     name: str
-    """how it is called in everything that people see; unique in the cluster"""
+    """its name in all output; unique in the cluster"""
     node_id: str
     """Ray's"""
     address: str
     """IP address"""
     hostname: str
-    """as the node itself says"""
+    """as the node itself reports"""
     cpus: float
     """as Ray counts them"""
     gpus: int
     """as Ray counts them"""
     ports: Mapping[str, int] = field(default_factory=dict)
-    """what Ray listens on there for other nodes, by purpose"""
+    """the ports on which Ray listens there for other nodes, by purpose"""
     head: bool = False
     """whether Ray's head runs there"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A probe to be run in a process of its own: the function `probe(**parameters)` of the module `probe`, which returns a
-    struct of facts."""
+    """A probe to be run in a separate process: the function `probe(**parameters)` of the module `probe`, which returns a struct
+    of facts."""
 
     probe: str
     """The module's dotted name."""
@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a call: `facts`, or why there are none."""
+    """The result of a call: `facts`, or why there are none."""
 
     facts: Mapping[str, Any] | None = None
     """JSON values, as the probe's process wrote them."""
@@ -77,7 +77,7 @@ def main(module: str) -> None:
         facts = importlib.import_module(module).probe(**json.load(sys.stdin))
         answer = {"facts": msgspec.to_builtins(facts, str_keys=True)}
     except Exception as error:
-        # Any error belongs in the report of the caller.
+        # Any error goes into the caller's report.
         answer = {"error": f"{type(error).__name__}: {error}"}
     with os.fdopen(answers, "w") as out:
         json.dump(answer, out)

@@ -92,7 +92,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return {"CPU": self._cpu, **({"GPU": self.gpu} if self.gpu else {})}
 
     def places_within(self, free: Mapping[str, Mapping[str, float]]) -> dict[str, int] | None:
-        """How many workers each node would have with these free resources by node; None: they do not fit."""
+        """How many workers each node would get with these free resources by node; None: they do not fit."""
         return places_for(self._workers, self.bundle, free, spread=self._spread)
 
     def prefer(self, places: Mapping[str, int]) -> None:
@@ -249,7 +249,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
                 agent.close(ending[node_id])
 
     def _forget_old_events(self) -> None:
-        """Drop events of ended agents, which would be taken for events of their successors. Other events stay."""
+        """Drop events of ended agents, which would be mistaken for events of their successors. Other events stay."""
         kept: list[tuple[str, object]] = []
         with suppress(queue.Empty):
             while True:
@@ -264,7 +264,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def stand_by(
         self, wanted: int | Literal["all"], env: Mapping[str, str], *, avoid: Collection[str] = (), **runs: Any
     ) -> None:
-        """Have so many agents, with fork servers as in `start_servers`, wait on free nodes for the next placement.
+        """Keep this many agents, with fork servers as in `start_servers`, waiting on free nodes for the next placement.
 
         Does not wait for them and reserves nothing: if another user takes such a node, the placement does without it.
         """
@@ -301,8 +301,8 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def start_servers(
         self, env: Mapping[str, str], *, preload: Sequence[str] = PRELOAD, target: str = TARGET, timeout_s: float = 300.0
     ) -> tuple[NotPreloaded, ...]:
-        """Have a fork server with this environment ready on every node; at once where one runs. Returns the modules of
-        `preload` that some node has to leave out."""
+        """Ensure that a fork server with this environment runs on every node; at once where one runs. Returns the modules of
+        `preload` that some node must leave out."""
         assert self.placement is not None, "acquire comes first"
         calls = [
             (agent := self.agents[node], agent.submit("start_server", dict(env), preload, target, len(place.ranks)))
@@ -312,7 +312,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return tuple({left.module: left for server in ready for left in server.left_out}.values())
 
     def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder], *, timeout_s: float = 300.0) -> Started:
-        """Fork all ranks; rank 0's node chooses the port, the others are told. Raises ResourcesError when a node cannot."""
+        """Fork all ranks; rank 0's node chooses the port, the others get it. Raises ResourcesError when a node cannot."""
         assert self.placement is not None, "acquire comes first"
         by_rank = {order.rank: order for order in orders}
         pids: dict[int, int] = {}
@@ -377,7 +377,7 @@ def _assigned_gpus() -> list[Any]:
 
 
 def start_actor(kind: type, node_id: str, *arguments: object) -> Any:
-    """Start an actor on this very node, without resources and without Ray's restarts and retries."""
+    """Start an actor on this node, without resources and without Ray's restarts and retries."""
     strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     alone = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
     return ray.remote(kind).options(scheduling_strategy=strategy, **alone).remote(*arguments)

@@ -1,8 +1,8 @@
 """Observes this node's ranks: their heartbeats, their state in the kernel and, on request, their Python stacks.
 
-Owns how a process is asked for its stacks, and how the answer in its log is recognised and read. faulthandler answers in C,
-without Python's global lock: a rank that holds the lock in native code, or waits for it, answers, too; a stopped one cannot.
-Decides nothing about hangs.
+Owns how a process's stacks are requested, and how the answer in its log is recognised and read. faulthandler answers in C,
+without the GIL: a rank that holds the GIL in native code, or waits for it, still answers; a stopped one cannot. Decides nothing
+about hangs.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _STOPPED = frozenset("Tt")
 async def write_stacks(
     ranks: Mapping[int, ProcessIdentity], leg: LegLayout, attempt: int, wait_s: float
 ) -> dict[int, RankStack]:
-    """Ask ranks for their stacks, then their children, each with a limited wait; returns the ranks' stacks, by rank."""
+    """Request the stacks of ranks, then of their children, each with a limited wait; returns the ranks' stacks, by rank."""
     deadline = time.monotonic() + wait_s
 
     def title(rank: int) -> str:
@@ -85,7 +85,7 @@ async def _ask_children(parent: ProcessIdentity, log: Path, deadline: float) -> 
 
 
 def main_thread(text: str) -> list[str]:
-    """The stack of the main thread in what faulthandler wrote, innermost first, down to where the rank was forked.
+    """The main thread's stack in faulthandler's output, innermost first, down to where the rank was forked.
 
     It is the last one: faulthandler lists new threads first.
     """
@@ -99,7 +99,7 @@ def main_thread(text: str) -> list[str]:
 
 
 def _announce(log: Path, title: str) -> int:
-    """Write a title into a log, and return the offset behind it."""
+    """Write a title into a log, and return the offset after it."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         os.write(descriptor, f"--- chaosrun: {title} ---\n".encode())

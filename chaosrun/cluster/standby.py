@@ -125,7 +125,8 @@ def _reset_signals() -> None:
 
 
 def _descendants_die_with_rank() -> None:
-    """Have processes that a rank's main thread forks (loader workers) die with the rank, even if all of the node's are killed.
+    """Make processes that a rank's main thread forks (loader workers) die with the rank, even if all processes of the node are
+    killed.
 
     Only those of the main thread: PR_SET_PDEATHSIG follows the forking thread, and another thread may end long before the rank.
     """

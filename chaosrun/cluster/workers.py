@@ -41,14 +41,14 @@ class _Asked:
 
 
 class ClusterWorkers:
-    """What a supervisor needs from a cluster. The legs use the same agents and fork servers, one after the other."""
+    """The supervisor's interface to a cluster. The legs use the same agents and fork servers, one after the other."""
 
     def __init__(self, cluster: RayCluster, spec: JobSpec, directory: Path | None = None) -> None:
         """`directory`: where the job's relative paths start; None for this process's."""
         self._cluster = cluster
         self._acquire_timeout_s = spec.recovery.acquire_timeout
         self._standby: int | Literal["all"] = spec.recovery.standby
-        # Read by the interpreter when it starts, so it has to be in the fork server's environment.
+        # Read by the interpreter when it starts, so it must be in the fork server's environment.
         self._hash_seed = None if spec.by == "script" and "PYTHONHASHSEED" in spec.env else spec.seed
         """None: the job sets its own."""
         self._env = {**spec.env, **self._hashing()}
@@ -58,7 +58,7 @@ class ClusterWorkers:
             # The module that runs a command imports what it needs by itself.
             self._runs = {"preload": (), "target": command.TARGET}
         elif directory and (path := spec.env.get("PYTHONPATH")):
-            # A fork server starts where the cluster does, and imports the preloads before a rank is where the script is.
+            # A fork server starts in the cluster's directory, and imports the preloads before a rank changes to the script's.
             self._env["PYTHONPATH"] = os.pathsep.join(str(directory / entry) for entry in path.split(os.pathsep) if entry)
         self._asked: _Asked | None = None
         self._lost: set[str] = set()
@@ -200,7 +200,7 @@ class ClusterWorkers:
             try:
                 struck: list[bool | None] = agent.collect(reference, timeout_s=60.0)
             except RecoveryError:
-                # The agent was gone or cut off before it answered. A death, a note or a witness will show what it did.
+                # The agent was gone or cut off before it answered. A death, a note or a witness will show its effect.
                 struck = [None] * len(faults)
             done.update(zip(faults, struck, strict=True))
             if all(each is False for each in struck):
@@ -246,7 +246,7 @@ class ClusterWorkers:
         return found
 
     def stacks(self, leg: LegLayout, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
-        """Have all live ranks write their stacks to their logs; returns them by rank. None if an agent has just died."""
+        """Make all live ranks write their stacks to their logs; returns them by rank. None if an agent has just died."""
         calls = self._ask(lambda place: ("stacks", str(leg.path), attempt, wait_s))
         return None if calls is None else self._collect(calls, timeout_s=ANSWER_LIMIT_S)
 
@@ -270,7 +270,7 @@ class ClusterWorkers:
 
 
 def _hashes_anew(order: WorkerOrder) -> str:
-    """Where the script depends on hashes, if this is a restart of it. A new process hashes strings differently: a drill has to
-    show what that does."""
+    """Where the script depends on hashes, if this is a restart of it. A new process hashes strings differently, and a drill
+    must show the effect."""
     in_drill = order.by == "script" and order.reference_path is not None
     return hash_order(Path(order.script)) if in_drill and order.attempt > 1 else ""
