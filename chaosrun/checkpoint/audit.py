@@ -1,6 +1,6 @@
 """Checks that a checkpoint directory holds exactly what its manifest lists. Reads every byte, changes nothing.
 
-Refuses symbolic links and special files: what they lead to can change while the checkpoint does not.
+Refuses symbolic links and special files: their targets can change while the checkpoint does not.
 """
 
 import errno
@@ -30,8 +30,7 @@ def audit_directory(directory: Path, step: int, *, hashed: Collection[str] | Non
     """Return the manifest of the checkpoint of `step` in `directory` after hashing every file that it names, or only
     those in `hashed`.
 
-    Raises InvalidCheckpointError, with file and reason, at the first thing that is wrong; ResourcesError if the storage
-    cannot be read.
+    Raises InvalidCheckpointError, with file and reason, at the first defect; ResourcesError if the storage cannot be read.
     """
     with storage_errors(directory):
         found = list_members(directory)
@@ -53,9 +52,9 @@ def audit_directory(directory: Path, step: int, *, hashed: Collection[str] | Non
 
 
 def signature_of(directory: Path) -> str:
-    """A digest of all sizes, change times and inodes below. While it stays, nothing was written by way of the file system.
+    """A digest of all sizes, change times and inodes below. While it is unchanged, nothing was written through the file system.
 
-    Raises what `list_members` raises.
+    Raises as `list_members`.
     """
     members = list_members(directory)
     found = [(name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in members.items()]
@@ -100,7 +99,7 @@ def list_members(directory: Path) -> dict[str, os.stat_result]:
 
 
 def open_member(directory: Path, name: str) -> int:
-    """File descriptor of a regular file of the checkpoint. Raises InvalidCheckpointError when it is none."""
+    """File descriptor of a regular file of the checkpoint. Raises InvalidCheckpointError for any other file."""
     try:
         # Non-blocking: opening a named pipe in place of a file must not hang. It has no effect on files.
         descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -118,8 +117,8 @@ def open_member(directory: Path, name: str) -> int:
 
 
 def hash_member(directory: Path, name: str, *, sync: Callable[[Path, int], None] | None = None) -> FileEntry:
-    """Size and hash of one file. `sync` is called with its path and descriptor to bring its bytes to the disk, for a large file
-    while it is hashed from memory."""
+    """Size and hash of one file. `sync` is called with its path and descriptor to flush it to the disk; for a large file this
+    runs while it is hashed from memory."""
     with open(open_member(directory, name), "rb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
         if sync is None:
             return _hash(directory, name, file)

@@ -1,6 +1,7 @@
-"""The few operations that a checkpoint store needs of an object store: put, put if absent, read, list, delete; by fsspec.
+"""The few operations that a checkpoint store needs from an object store: put, put if absent, read, list, delete; through
+fsspec.
 
-Every failure that the user can mend is raised as a ResourcesError with the place and a hint; an unknown scheme or a missing
+Every failure that the user can fix is raised as a ResourcesError with the place and a hint; an unknown scheme or a missing
 library as a UsageError. Must not know what the objects mean.
 """
 
@@ -53,8 +54,8 @@ _OPTIONS = {
 class ObjectStorage:
     """Objects below one URL, by keys relative to it.
 
-    Python's random stream is restored after each request, as the library draws for its retries: a save must not change the
-    training.
+    Python's random stream is restored after each request, as the library draws from it for retries, and a save must not change
+    the training.
     """
 
     def __init__(self, place: ObjectPlace) -> None:
@@ -90,8 +91,8 @@ class ObjectStorage:
             )
 
     def put_new(self, key: str, data: bytes) -> None:
-        """Put an object that does not exist yet; of several that try, one succeeds. If the object has these very bytes already,
-        an earlier try succeeded whose reply was lost.
+        """Put an object that does not exist yet; of several concurrent callers, one succeeds. If the object already has exactly
+        these bytes, an earlier try succeeded but its reply was lost.
 
         Raises ResourcesError if the object has other bytes, and leaves it as it is.
         """
@@ -124,7 +125,7 @@ class ObjectStorage:
         return True
 
     def size(self, key: str) -> int | None:
-        """Size of an object in bytes, asked for by its key; None if there is none."""
+        """Size of an object in bytes, looked up by key; None if there is none."""
         try:
             return int(self._ask("look", key, lambda: self.fs.info(self._path(key)), passes=FileNotFoundError)["size"])
         except FileNotFoundError:
@@ -144,7 +145,7 @@ class ObjectStorage:
         with suppress(FileNotFoundError):
             self._ask("delete", key, lambda: self.fs.rm_file(self._path(key)), passes=FileNotFoundError)
         if self._scheme == "file" and "/" in key:
-            with suppress(OSError):  # not empty, or gone: an object store has no directories to be left behind
+            with suppress(OSError):  # not empty, or gone: an object store has no directories to leave behind
                 os.rmdir(os.path.dirname(self._path(key)))
 
     def try_out(self) -> None:
@@ -238,7 +239,7 @@ def _file_system(scheme: str, env: dict[str, str]) -> Any:
 
     settings: dict[str, dict[str, object]] = {}
     set_conf_env(settings, {**os.environ, **env})
-    # boto reads the environment by itself; what only the job file's env has is passed to it.
+    # boto reads the environment itself; variables that only the job file's env sets are passed to it.
     told: dict[str, object] = {option: env[name] for name, option in _OPTIONS.items() if scheme == "s3" and name in env}
     if scheme == "s3" and (region := env.get("AWS_REGION", env.get("AWS_DEFAULT_REGION"))):
         told["client_kwargs"] = {"region_name": region}

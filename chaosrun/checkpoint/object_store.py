@@ -2,8 +2,8 @@
 
 Below the leg's URL are `data/step-N.attempt-A/FILE`, which no other attempt writes, and the manifest,
 `checkpoints/step-N.attempt-A.json`. A conditional put of the manifest, once all files are there, is the commit. The rename of
-the local copy follows it. Whatever the local directory has or lacks, a restart goes by the manifests in the store. As a listing
-may be out of date, each name that it, the local files or the traces show is looked up by key before it counts.
+the local copy follows it. A restart goes by the manifests in the store alone, whatever the local directory contains. As a
+listing may be out of date, each name from the listing, the local files or the traces is looked up by key before it counts.
 """
 
 import json
@@ -25,7 +25,7 @@ _LATER = "nothing to do when an older valid checkpoint is used instead; if this 
 
 
 def checkpoint_store(layout: LegLayout, keep: int, disk: Filesystem | None = None) -> CheckpointStore:
-    """The store of a leg, wherever its checkpoints are."""
+    """The store of a leg, local or in an object store."""
     if layout.objects is None:
         return CheckpointStore(layout, keep, disk)
     return ObjectCheckpointStore(layout, keep, disk)
@@ -60,7 +60,7 @@ class ObjectCheckpointStore(CheckpointStore):
         return target
 
     def _commit_before_rename(self, operation: Operation, moment: Moment) -> None:
-        """The last listener before the rename: a fault that prevents the rename prevents the put, too."""
+        """The last listener before the rename, so that a fault that prevents the rename also prevents the put."""
         path, target = operation.path, operation.target
         if moment == "after" or operation.kind != "rename" or target is None or path.parent != self._layout.staging:
             return
@@ -68,7 +68,7 @@ class ObjectCheckpointStore(CheckpointStore):
             self.objects.put_new(_manifest(path.name), (path / MANIFEST_NAME).read_bytes())
 
     def adopt(self, name: str) -> None:
-        """Commit to the store a complete checkpoint that something else has put into the local directory."""
+        """Commit to the store a complete checkpoint that was copied into the local directory."""
         manifest = self.audit(name)
         stem = _stem(manifest)
         for file, entry in manifest.files.items():
@@ -88,8 +88,8 @@ class ObjectCheckpointStore(CheckpointStore):
     def newest_valid(self) -> Selection:
         """The newest checkpoint whose manifest the store has: its local copy, or one that is fetched now.
 
-        A local copy that is damaged, or without a manifest in the store, goes to quarantine. For a checkpoint that the store
-        does not return as it was, a record of the reason goes there and its manifest is removed. Call between attempts only.
+        A local copy that is damaged, or without a manifest in the store, is quarantined. If the store returns a checkpoint
+        damaged, a record of the reason is put into quarantine and its manifest is removed. Call between attempts only.
         """
         quarantined: list[Quarantined] = []
         stems = self._candidates()
@@ -123,7 +123,7 @@ class ObjectCheckpointStore(CheckpointStore):
         names = super().clear_staging()
         self._known.update(name for name in names if ".attempt-" in name)
         left = sorted({key.split("/")[1] for key in self.objects.listed("data")})
-        # Asked by key: a manifest may exist that is not listed yet.
+        # Looked up by key: a manifest may exist that is not listed yet.
         gone = [stem for stem in left if all(self.objects.size(key) is None for key in (_manifest(stem), _aside(stem)))]
         for stem in gone:
             self._delete_data(stem)
@@ -136,7 +136,7 @@ class ObjectCheckpointStore(CheckpointStore):
                 self.objects.delete(key)
 
     def _is_valid(self, step: int) -> bool:
-        """Whether the store has the checkpoint: its manifest and every file's size are asked for by key."""
+        """Whether the store has the checkpoint: looks up its manifest and every file's size by key."""
         if step not in self._seen and any(self._is_there(stem) for stem in self._listed() if _step(stem) == step):
             self._seen.add(step)
         return step in self._seen
@@ -199,7 +199,7 @@ class ObjectCheckpointStore(CheckpointStore):
         if wrong := next((file for file, entry in manifest.files.items() if fetched[file] != entry), None):
             raise InvalidCheckpointError(f"{name}: {self.objects.url(_data(staging.name, wrong))} is damaged", hint=_LATER)
         self.write_manifest(staging, manifest)
-        self._is_durable = False  # whatever removed the copies may have removed their directory
+        self._is_durable = False  # the directory may have been removed with the copies
         self.commit(staging, step)
 
     def _refuse(self, stem: str, data: bytes, reason: str) -> Quarantined:

@@ -9,8 +9,8 @@ FEWEST_KEPT = 2
 def to_delete(steps: Iterable[int], keep: int, is_valid: Callable[[int], bool]) -> list[int]:
     """Steps whose checkpoints may be deleted, ascending: those older than the `keep` newest valid ones.
 
-    `is_valid` is asked newest first, and no more often than needed. A newer invalid checkpoint stays: it has to be
-    quarantined, not silently deleted.
+    `is_valid` is called newest first, and no more often than needed. A newer invalid checkpoint stays: it must be quarantined,
+    not silently deleted.
     """
     newest_first = sorted(set(steps), reverse=True)
     wanted = max(keep, FEWEST_KEPT)

@@ -1,5 +1,5 @@
-"""Errors of the checkpoint directory that the user can mend, with a hint for each: disk full, read-only, not writable, a file
-in the way. Every other error passes unchanged."""
+"""Errors of the checkpoint directory that the user can fix, with a hint for each: disk full, read-only, not writable, a file in
+the way. Every other error passes unchanged."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ _HINTS = {
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the file system of `folder` has next to no space left."""
+    """Whether the file system of `folder` has almost no space left."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES
 
@@ -46,7 +46,7 @@ def hint_of(number: int | None) -> str | None:
 
 @contextmanager
 def storage_errors(place: Path) -> Iterator[None]:
-    """Turn an OSError that the user can mend into a ResourcesError naming the path (`place` when the error has none)."""
+    """Turn an OSError that the user can fix into a ResourcesError naming the path (`place` when the error has none)."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """The checkpoint store of one leg: stage, seal, manifest, commit; retention; choosing the newest valid one.
 
 A checkpoint is written in `staging/`. All its bytes and directory entries are on the disk before its manifest is, and one
-rename makes it a checkpoint. So whatever is in `checkpoints/` was once complete, and a kill at any instant leaves the
-earlier ones untouched. Must not know what is in the files, nor who asks.
+rename makes it a checkpoint. So every entry of `checkpoints/` was once complete, and a kill at any instant leaves the earlier
+ones untouched. Must not know the contents of the files, nor its callers.
 
 Ranks of one attempt share a staging directory: each seals its own files, one of them writes the manifest and commits.
 """
@@ -40,7 +40,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The checkpoint to restore (None: start from the beginning) and what was found damaged on the way to it."""
+    """The checkpoint to restore (None: start from the beginning) and the damaged ones found before it."""
 
     name: str | None
     manifest: Manifest | None
@@ -53,7 +53,7 @@ class CheckpointStore:
     """Every method raises ResourcesError, with path and hint, when the storage is full, read-only or not writable."""
 
     def __init__(self, layout: LegLayout, keep: int, disk: Filesystem | None = None) -> None:
-        """`disk`: the layer that all changes go through; it may have listeners."""
+        """`disk`: the layer through which all changes go; it may have listeners."""
         self._layout = layout
         self._keep = keep
         self._disk = disk or Filesystem()
@@ -68,7 +68,7 @@ class CheckpointStore:
         return None
 
     def stage(self, step: int, attempt: int) -> Path:
-        """The directory to fill with the checkpoint of `step`; any rank may ask, in any order."""
+        """The directory to fill with the checkpoint of `step`; any rank may call this, in any order."""
         name = checkpoint_name(step)
         assert checkpoint_step(name) == step, f"step {step} has no checkpoint name"
         staging = self._layout.staging / f"{name}.attempt-{attempt}"
@@ -79,7 +79,7 @@ class CheckpointStore:
         return staging
 
     def seal(self, staging: Path, names: Iterable[str]) -> dict[str, FileEntry]:
-        """Bring these files of `staging` (relative paths) to the disk and return their entries for the manifest.
+        """Sync these files of `staging` (relative paths) and return their entries for the manifest.
 
         Raises InvalidCheckpointError when one is missing or is not a plain file.
         """
@@ -106,7 +106,7 @@ class CheckpointStore:
             self._disk.write_durably(staging / MANIFEST_NAME, manifest.to_bytes())
 
     def commit(self, staging: Path, step: int) -> Path:
-        """Make the staged checkpoint the checkpoint of `step`, durably. An older one of the same step goes to quarantine."""
+        """Make the staged checkpoint the checkpoint of `step`, durably. An older one of the same step is quarantined."""
         assert (staging / MANIFEST_NAME).is_file(), f"{staging} has no manifest"
         target = self._layout.checkpoints / checkpoint_name(step)
         with storage_errors(target):
@@ -126,8 +126,8 @@ class CheckpointStore:
     def retain(self) -> list[str]:
         """Delete the checkpoints that retention no longer keeps, and return their names. Call it after a commit.
 
-        Those that stay count as valid after a full audit, which is repeated only when size, time or inode of a file changes,
-        and not needed for those that this process committed.
+        The remaining ones count as valid after a full audit, which is repeated only when size, time or inode of a file changes,
+        and is not needed for checkpoints that this process committed.
         """
         doomed = [checkpoint_name(step) for step in to_delete(self.steps(), self._keep, self._is_valid)]
         if not doomed:
@@ -162,7 +162,7 @@ class CheckpointStore:
     def newest_valid(self) -> Selection:
         """Audit from the newest checkpoint down to the first valid one; move invalid ones on the way to quarantine.
 
-        Call between attempts only. Older checkpoints are not looked at.
+        Call between attempts only. Older checkpoints are not audited.
         """
         quarantined: list[Quarantined] = []
         while True:
@@ -190,7 +190,7 @@ class CheckpointStore:
         return self._quarantine(step, "unwanted", reason) if step in self.steps() else None
 
     def quarantined(self) -> Iterator[Quarantined]:
-        """Checkpoints that are in quarantine already: a supervisor may have been killed before it could report them."""
+        """Checkpoints already in quarantine: a supervisor may have been killed before it could report them."""
         with storage_errors(self._layout.quarantine):
             found = [match for name in sorted(_listed(self._layout.quarantine)) if (match := ASIDE_NAME.fullmatch(name))]
         for match in found:
@@ -219,7 +219,7 @@ class CheckpointStore:
             if self._vouched.get(step) != signature_of(directory):
                 self.audit(directory.name)
         except InvalidCheckpointError:
-            # Not counted and not deleted: `newest_valid` will quarantine it if it comes across it.
+            # Not counted and not deleted: `newest_valid` will quarantine it if it finds it.
             return False
         return True
 

@@ -13,13 +13,13 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 @contextmanager
 def written_back(folder: Path) -> Iterator[None]:
-    """Have the kernel write files in `folder` to the disk at once. It would wait for seconds, and a later sync would then wait
-    for all of it. Guarantees nothing, and leaves errors to the sync to report."""
+    """Make the kernel write files in `folder` to the disk at once. By default it waits for seconds, and a later sync would wait
+    for all of it. Guarantees nothing, and leaves reporting errors to the sync."""
     ended = threading.Event()
 
     def begin() -> None:
         while not ended.wait(WRITE_BACK_EVERY_S):
-            # Files come and go while they are written.
+            # Files appear and vanish meanwhile.
             with suppress(OSError):
                 for name in os.listdir(folder):
                     with suppress(OSError):
@@ -35,7 +35,7 @@ def written_back(folder: Path) -> Iterator[None]:
 
 
 def begin_writing(path: Path) -> None:
-    """Have the kernel begin to write a file's bytes to the disk, without waiting. If it cannot, nothing happens.
+    """Make the kernel begin to write a file's bytes to the disk, without waiting. If it cannot, nothing happens.
 
     Source: sync_file_range(2). It leaves device errors to the next fsync; an fsync here would consume them.
     """
