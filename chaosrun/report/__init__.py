@@ -1,1 +1,1 @@
-"""Accounts of runs, drills and suites: for people, for CI systems, on a terminal while they go on. Decides nothing."""
+"""Reports on runs, drills and suites: for people, for CI systems, and live on a terminal. Decides nothing."""

@@ -1,4 +1,5 @@
-"""A diagnosis for people, as rows and sentences: what was replayed, what of the first step that differs, what first."""
+"""A diagnosis for people, as rows and sentences: what was replayed, which quantities of the first differing step differ, and
+which one first."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -87,7 +88,7 @@ def replay_sentences(replay: "Replay") -> Iterator[str]:
 
 
 def quantity_rows(comparison: "Comparison") -> Iterator[Quantity]:
-    """In the order of diagnosis; a quantity that is equal in all micro-batches takes one line."""
+    """Rows in the order of diagnosis; a quantity that is equal in all micro-batches takes one line."""
     differing = {entry.quantity for entry in comparison.quantities if entry.finding}
     told: set[str] = set()
     for entry in comparison.quantities:

@@ -1,6 +1,6 @@
-"""A run's picture as lines of a terminal, what is needed most first. Pure: decides how it looks, not what is so.
+"""A run's picture as lines of a terminal, the most important first. Pure: decides only how it looks.
 
-Steps, faults and checkpoints share one axis, the steps of the leg. Colour says nothing that a sign does not say as well.
+Steps, faults and checkpoints share one axis, the steps of the leg. Colour never carries information that a sign does not.
 """
 
 import textwrap
@@ -42,7 +42,7 @@ _STYLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """The steps of a leg in so many columns."""
+    """The steps of a leg on a given number of columns."""
 
     last: int
     width: int
@@ -55,7 +55,7 @@ class _Axis:
         return Text(DONE * done).append(LEFT * (self.width - done), style="dim")
 
     def marked(self, marks: Iterable[tuple[int, str, str]]) -> Text:
-        """Signs at steps, each with its style; a later one lies over an earlier one."""
+        """Signs at steps, each with its style; a later one covers an earlier one."""
         cells = [(LEFT, "dim")] * self.width
         for step, sign, style in marks:
             cells[self.column(step)] = (sign, style)
@@ -87,7 +87,7 @@ def _head(run: RunPicture, now_s: float) -> Text:
 
 
 def _leg(run: RunPicture, leg: LegPicture, now_s: float, width: int, live: bool) -> Iterator[Text]:
-    # Without an end there is no telling how far along a step is.
+    # Without a known end a step's share of the way is unknown.
     room = max(LEAST_TRACK, width - LABEL - VALUE - 1)
     axis = _Axis(max(1, leg.reached, run.last_step), room) if run.last_step else None
     yield _legs(run)
@@ -143,7 +143,7 @@ def _checkpoints(leg: LegPicture, axis: _Axis | None) -> Text:
 
 
 def _lanes(leg: LegPicture) -> Iterator[Text]:
-    """Of many ranks those that are dead or hang, then the first ones; what is left out in a line."""
+    """The ranks' lanes; of many ranks those that are dead or hang, then the first ones, and a line for those left out."""
     lanes = sorted(leg.lanes.values(), key=lambda lane: (lane.state not in ("killed", "failed", "hung"), lane.rank))
     kept, rest = (lanes, []) if len(lanes) <= MOST_LANES else (lanes[: MOST_LANES - 1], lanes[MOST_LANES - 1 :])
     yield from (_lane(lane) for lane in sorted(kept, key=lambda lane: lane.rank))
@@ -161,7 +161,7 @@ def _lane(lane: Lane) -> Text:
 
 
 def _faults(run: RunPicture, width: int) -> Iterator[Text]:
-    """Of many faults the newest that fired and those that come next."""
+    """The faults; of many the newest that fired and the next ones."""
     done = sum(run.seen(fault).state != "planned" for fault in run.faults)
     first = max(0, min(done - MOST_FAULTS // 2, len(run.faults) - MOST_FAULTS))
     listed = run.faults[first : first + MOST_FAULTS]

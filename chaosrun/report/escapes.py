@@ -1,4 +1,4 @@
-"""Text from a run's files, which anything may have written, made safe to show: no control sequence reaches the terminal."""
+"""Makes text from a run's files, which any program may have written, safe to show: no control sequence reaches the terminal."""
 
 import re
 
@@ -7,17 +7,17 @@ _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def without_escapes(text: str) -> str:
-    """Without the colours that a library wrote into its message for a terminal."""
+    """Remove the colours that a library wrote into its message for a terminal."""
     return _SEQUENCE.sub("", text)
 
 
 def harmless(text: str) -> str:
-    """Lines and tabs stay, colours go, other controls become visible."""
+    """Keep line breaks and tabs, remove colours, and make other control characters visible."""
     return "".join(each if each.isprintable() or each in "\t\n" else _visible(each) for each in without_escapes(text))
 
 
 def on_one_line(text: str) -> str:
-    """With a blank for whatever does not print: where a line is all the room there is."""
+    """Replace characters that do not print with blanks, for places with room for one line."""
     return "".join(each if each.isprintable() else " " for each in without_escapes(text))
 
 

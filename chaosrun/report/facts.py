@@ -1,4 +1,5 @@
-"""The few things a report says of a run besides its verdict: read from run.json and plan.json, which may not be there yet."""
+"""The few facts that a report states about a run besides its verdict: read from run.json and plan.json, which may not exist
+yet."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,37 +17,37 @@ from chaosrun.records.run_file import DAMAGED, read_object, read_run
 class RunFacts:
     name: str | None = None
     in_production: bool = False
-    """No drill: one leg, held against itself."""
+    """A run in production: one leg, compared with itself."""
     job: str | None = None
     """Path of the job file."""
     typed: tuple[str, ...] = ()
-    """What was typed after `chaosrun submit` where there is no job file; the job is then the run's own copy."""
+    """The words after `chaosrun submit` where there is no job file; the job is then the run's own copy."""
     directory: str | None = None
     """Where the job's relative paths start."""
     overrides: tuple[str, ...] = ()
     injected: tuple[str, ...] = ()
-    """Overrides that plan all its faults, if some were injected while it ran; else empty: `overrides` are enough."""
+    """Overrides that plan all its faults, if some were injected while it ran; else empty, as `overrides` are enough."""
     workers: int | None = None
     max_steps: int | None = None
     every_steps: int | None = None
     """Between two checkpoints."""
     faults: int | None = None
-    """Planned and injected; None before there is a plan."""
+    """Number of planned and injected faults; None before there is a plan."""
     injected_faults: int = 0
     reference_source: str | None = None
-    """The leg that the reference was copied from; None when it was run for this drill."""
+    """The leg from which the reference was copied; None when it was run for this drill."""
     reference_run: str | None = None
-    """The run that was named for it; None where it is the cache's."""
+    """The run named as the reference; None where it is the cache's."""
     seed: int | None = None
     """Of the job; `plan_seed` is that of its faults."""
     plan_seed: int | None = None
     created_s: float | None = None
     chaosrun: str | None = None
-    """The version that ran it."""
+    """The chaosrun version that ran it."""
 
     @property
     def reference_from(self) -> str:
-        """Where a reference that has a source was taken from, in words."""
+        """In words, where a copied reference was taken from."""
         return "the cache" if self.reference_run is None else f"run {self.reference_run}"
 
     @property
@@ -57,7 +58,7 @@ class RunFacts:
 
     @property
     def whose(self) -> str:
-        """What follows a number of faults if some were injected: " (2 planned, 1 injected)"; else empty."""
+        """Text after a number of faults if some were injected: " (2 planned, 1 injected)"; else empty."""
         if not self.injected_faults:
             return ""
         return f" ({(self.faults or 0) - self.injected_faults} planned, {self.injected_faults} injected)"
@@ -76,7 +77,7 @@ class _Spec(Struct, frozen=True):
 
 
 def read_facts(run: RunLayout) -> RunFacts:
-    """Raises UsageError when a file is there and damaged."""
+    """Raises UsageError when a file exists but is damaged."""
     info = read_run(run) if run.run_json.exists() else None
     plan = FaultPlan.read(run.plan_json) if run.plan_json.exists() else None
     injected = 0 if plan is None else sum(fault.source == INJECTED for fault in plan.faults)
@@ -116,7 +117,7 @@ def _with_injected(spec: object, plan: FaultPlan) -> tuple[str, ...]:
 
 
 def read_versions(run: RunLayout) -> dict[str, str]:
-    """Of Python and the libraries, as the chaos leg's environment has them, or the reference's where there is none to read."""
+    """Versions of Python and the libraries in the chaos leg's environment, or the reference's if the former is not readable."""
     for leg in (run.main, "reference"):
         with suppress(UsageError):  # damaged: the check `records` reports it
             if found := read_object(run.leg(leg).environment):

@@ -1,4 +1,4 @@
-"""Reads a run's files as they grow, and keeps its picture up to date; what cannot be read is not shown."""
+"""Reads a run's files as they grow, and keeps its picture up to date; unreadable parts are not shown."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ AT_A_LOOK = 50
 
 
 class RunFollower:
-    """`poll` brings `picture` up to date with the files and returns what there is to tell, in the order of its happening."""
+    """`poll` brings `picture` up to date with the files and returns the new events, in the order in which they happened."""
 
     def __init__(self, run: RunLayout, *, legs: tuple[str, ...] = LEGS) -> None:
         self.run = run
@@ -40,14 +40,14 @@ class RunFollower:
         self._legs = {name: _LegFollower(name, run.leg(name)) for name in legs}
 
     def poll_events(self) -> list[Told]:
-        """What the journals and markers say that is new: all that lines need."""
+        """The new events of the journals and markers: all that line output needs."""
         told: list[Told] = []
         self._read_files()
         for name, leg in self._legs.items():
             was_there = leg.exists
             events = leg.poll_journal()
             if events and not was_there:
-                # Before a reference is copied, run.json says so.
+                # run.json records a copied reference before the copy is made.
                 self._read_files()
             if events and not was_there and name == LEGS[0] and self.picture.facts.reference_source:
                 about = {"whose": self.picture.facts.reference_run, "time_s": events[-1].time_s}
@@ -62,7 +62,7 @@ class RunFollower:
         return _in_order(told)
 
     def poll(self) -> list[Told]:
-        """The same, and the picture of each leg."""
+        """As `poll_events`, and update the picture of each leg."""
         told = self.poll_events()
         for name, leg in self._legs.items():
             if leg.exists:
@@ -76,12 +76,12 @@ class RunFollower:
         return tuple(self._legs)
 
     def _read_files(self) -> None:
-        """run.json and plan.json: again when they were written anew."""
+        """Read run.json and plan.json, again whenever they were rewritten."""
         written = tuple(_written(path) for path in (self.run.run_json, self.run.plan_json))
         if written == self._written:
             return
         self._written = written
-        # Damaged, or of another version: who asks for more than a picture is told.
+        # Damaged, or of another version: reported to callers that need more than a picture.
         with suppress(UsageError, OSError):
             self._info = read_run(self.run)
             self.picture.facts = read_facts(self.run)
@@ -126,10 +126,10 @@ class _LegFollower:
         return bool(self._events)
 
     def poll_journal(self) -> list[recorded.JournalEvent]:
-        """The new events that are to be told."""
+        """The new events to report."""
         fresh = list(self._read_journal())
         if self._journal.restarts:
-            # The leg was begun again: nothing of the former one holds.
+            # The leg was begun again: forget the former one.
             self._begin()
             fresh = list(self._read_journal())
             self._is_copy = any(isinstance(event, recorded.LegFinished) for event in fresh)
@@ -149,7 +149,7 @@ class _LegFollower:
                     self._damage.setdefault(self._layout.journal, f"line {self._lines}: {error.message}")
 
     def _is_news(self, event: recorded.JournalEvent) -> bool:
-        """A request is told once, by its marker or by the journal; after it was withdrawn, again."""
+        """A request is reported once, from its marker or the journal; and again after it was withdrawn."""
         if isinstance(event, recorded.FaultWithdrawn):
             self._fired.discard(event.fault)
         if not isinstance(event, recorded.FaultRequested):
@@ -166,7 +166,7 @@ class _LegFollower:
         newest = max((event.attempt for event in self._events if isinstance(event, recorded.AttemptStarting)), default=0)
         workers = max((event.workers for event in self._events if isinstance(event, recorded.LegStarted)), default=0)
         beats = {} if self._is_over else self._beats(newest, workers)
-        # Of many ranks, some at each look: how far they are meanwhile their heartbeats tell; of what is over, any rank.
+        # With many ranks, some at each poll: their heartbeats show their progress in between. For ended attempts, any rank.
         turns = max(1, workers // AT_A_LOOK)
         struck = {(event.attempt, event.rank) for event in self._events if isinstance(event, recorded.FaultObserved)}
         is_completed = isinstance(end := self._events[-1], recorded.LegFinished) and end.outcome == "completed"
@@ -206,7 +206,7 @@ class _LegFollower:
         return beats
 
     def _faults(self, planned: Sequence[Fault], history: LegHistory) -> dict[str, FaultSeen]:
-        """What the verdict would say of the faults seen so far; each is judged again until its outcome is final."""
+        """What the verdict would say about the faults so far; each is judged again until its outcome is final."""
         seen, observed = (
             fired([*self._events, *self._marked.values()]),
             {event.fault for event in history.events(recorded.FaultObserved)},
@@ -220,7 +220,7 @@ class _LegFollower:
         return seen | self._judged
 
     def poll_markers(self) -> list[recorded.JournalEvent]:
-        """Faults that have fired, by their markers; the journal may record a fault only when it was seen to land."""
+        """Faults that have fired, from their markers; the journal may record a fault only once it was seen to land."""
         if self._is_over:
             return []
         try:
@@ -238,7 +238,7 @@ class _LegFollower:
         return [request for request in new if self._is_news(request)]
 
     def poll_starts(self) -> Iterator[Told]:
-        """What scripts that resume by themselves were seen to go on from."""
+        """The steps at which scripts that resume by themselves were observed to resume."""
         for attempt in sorted(self._starts):
             if start := read_start(self._layout.attempt(attempt).trace(0)):
                 self._starts.discard(attempt)
@@ -253,7 +253,7 @@ class _LegFollower:
 
 
 def has_come(run: RunLayout, *, attempt: int, step: int) -> Callable[[], bool]:
-    """Answers, each time anew, whether attempt `attempt` of the chaos leg has begun and a rank has completed `step`."""
+    """Checks, at each call, whether attempt `attempt` of the chaos leg has begun and a rank has completed `step`."""
     follower = RunFollower(run, legs=(run.main,))
 
     def has_come() -> bool:
@@ -261,14 +261,14 @@ def has_come(run: RunLayout, *, attempt: int, step: int) -> Callable[[], bool]:
         seen, leg = read_supervision(run), follower.picture.legs.get(run.main)
         if seen is None or leg is None or leg.attempt < attempt or leg.reached < step:
             return False
-        # Attempts of an earlier supervisor do not count: the present one has yet to open the leg, and would refuse a fault.
+        # Attempts of an earlier supervisor do not count: the present one has not opened the leg yet, and would refuse a fault.
         return any(begun.time_s >= seen.began_s for begun in leg.history.events(recorded.AttemptStarting))
 
     return has_come
 
 
 def _in_order(told: list[Told]) -> list[Told]:
-    """In the order in which they happened, as far as their times are known."""
+    """Sort events in the order in which they happened, as far as their times are known."""
     latest_s = 0.0
     dated: list[tuple[float, Told]] = []
     for entry in told:

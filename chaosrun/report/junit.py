@@ -1,7 +1,7 @@
 """JUnit XML: a case for the verdict of a drill, for each check and for each fault.
 
 Cases keep their names from night to night, so that their histories line up. A failed check is a failure, one that could not be
-decided an error, one with nothing to look at is skipped.
+decided an error, one without data is skipped.
 """
 
 import io
@@ -56,7 +56,7 @@ def to_xml(suites: Sequence[TestSuite]) -> str:
         whole.append(suite)
     for suite, time_s in zip(whole, times, strict=True):
         suite.update_statistics()
-        suite.time = time_s  # the sum of its cases, which overlap, is no duration of anything
+        suite.time = time_s  # its cases overlap, so the sum of their durations means nothing
     whole.tests, whole.failures, whole.errors, whole.skipped = (
         sum(getattr(suite, name) or 0 for suite in whole) for name in ("tests", "failures", "errors", "skipped")
     )
@@ -92,13 +92,13 @@ def _lines(lines: Sequence[str | None]) -> str:
 
 
 def xml_text(text: str) -> str:
-    """Without what XML cannot hold; lone surrogates, control characters and colours of a terminal among them."""
+    """Remove characters that XML cannot hold, such as lone surrogates, control characters and terminal colours."""
     return _ILLEGAL.sub("", without_escapes(text))
 
 
 def drill_suite(name: str, view: RunView, *, surprises: Sequence[str] | None = None) -> TestSuite:
-    """One drill, called `name`: the same from night to night. `surprises`: in which ways it is not what a suite expected; with
-    none of them every case passes, whatever the verdict is. None: a PASS is expected."""
+    """One drill, called `name`: the same from night to night. `surprises`: how it differs from what a suite expected; if empty
+    every case passes, whatever the verdict. None: a PASS is expected."""
     again = None
     if repeat := view.repeat:
         again = repeat.line + (f" ({repeat.note})" if repeat.note else "")
@@ -200,7 +200,7 @@ def _properties(view: RunView, again: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(run: RunLayout, facts: RunFacts) -> float:
-    """What the legs took, by their journals, without times in which nobody supervised, nor a reference from the cache."""
+    """The legs' durations from their journals, without unsupervised times and a reference from the cache."""
     from chaosrun.records.history import read_leg
     from chaosrun.verify.recovery_times import wall_s
 

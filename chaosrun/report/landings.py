@@ -22,7 +22,7 @@ class Landed:
     attempt: int | None = None
     rank: int | None = None
     step: int | None = None
-    """The last that its rank recorded in that attempt; None when there is none."""
+    """The last step that its rank recorded in that attempt; None without one."""
     pid: int | None = None
     evidence: str | None = None
     problem: str | None = None
@@ -40,12 +40,12 @@ class Landed:
         return f"landed in attempt {self.attempt}: rank {self.rank} {step}, {self.evidence}"
 
     def to_json(self) -> dict[str, object]:
-        """But for its id, under which it is known."""
+        """Without its id, which is the key."""
         return {key: value for key, value in asdict(self).items() if key != "fault"}
 
 
 def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
-    """Of each of these faults what the chaos leg's files say so far. Raises UsageError when they are damaged."""
+    """The state of each of these faults according to the chaos leg's files so far. Raises UsageError when they are damaged."""
     planned = {fault.id: fault for fault in FaultPlan.read(run.plan_json).faults}
     leg = run.leg(run.main)
     try:
@@ -57,7 +57,7 @@ def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
 
 
 def landing(fault: Fault, history: LegHistory) -> Landed:
-    """What the verdict would say of it if the leg ended here. Of the history's traces the ends are enough."""
+    """What the verdict would say about it if the leg ended now. The ends of the history's traces are enough."""
     seen = next((event for event in history.events(FaultObserved) if event.fault == fault.id), None)
     over = history.finished
     if seen is None:

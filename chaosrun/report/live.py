@@ -1,6 +1,6 @@
-"""Progress of a drill on stderr, from its files: a picture that changes on a terminal, one line an event elsewhere.
+"""Progress of a drill on stderr, from its files: a changing picture on a terminal, one line per event elsewhere.
 
-It must never disturb the run: a terminal that goes away ends the display, not the drill.
+It must never affect the run: a terminal that closes ends the display, not the drill.
 """
 
 import os
@@ -58,7 +58,7 @@ class _Screen(Console):
 
 
 def live_on(stream: TextIO, leaving: LeavingStream, drawn: Callable[[], RenderableType] | None = None) -> Live:
-    """What changes in place on the terminal `stream`. `drawn`: what a thread of its own draws again and again."""
+    """The part of the terminal `stream` that changes in place. `drawn`: redrawn regularly by a separate thread."""
     system = "standard" if has_colour(stream, os.environ) else None
     screen = _Screen(file=cast("TextIO", leaving), force_terminal=True, color_system=system, width=80, height=24,
                      highlight=False, markup=False, emoji=False, _environ={"TERM": "xterm"})  # fmt: skip
@@ -67,7 +67,7 @@ def live_on(stream: TextIO, leaving: LeavingStream, drawn: Callable[[], Renderab
 
 
 class Display:
-    """Lines or frames on a stream. Has no thread of its own; `refresh` whenever it is time."""
+    """Lines or frames on a stream. Has no thread; call `refresh` when it is due."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Display:
         clock: Callable[[], float] = time.time,
         size: Callable[[TextIO], tuple[int, int]] = size_of,
     ) -> None:
-        """`began_s`: what lines count their time from; None: when the run was created."""
+        """`began_s`: start of the lines' clock; None: when the run was created."""
         self._stream = LeavingStream(stream)
         self._began_s, self._clock = began_s, clock
         self._size = lambda: size(stream)
@@ -88,7 +88,7 @@ class Display:
             self._live = live_on(stream, self._stream)
 
     def follow(self, follower: RunFollower, *, past: bool) -> None:
-        """Show this run from now on; with `past=False` nothing is said of what its files told so far."""
+        """Show this run from now on; with `past=False` without its earlier events."""
         self.follower = follower
         if not past:
             follower.poll_events()
@@ -104,7 +104,7 @@ class Display:
             self._live.console.print(self._line(told), soft_wrap=True)
 
     def refresh(self) -> float:
-        """Take in what is new, and show it. Returns when to look again (monotonic clock): looking takes processor time from the
+        """Read and show what is new. Returns when to call again (monotonic clock), as polling takes CPU time from the
         training."""
         began_s = time.monotonic()
         self._safely(self._show)
@@ -112,7 +112,7 @@ class Display:
         return now_s + SPARING * (now_s - began_s)
 
     def close(self) -> None:
-        """Take in what is left; a terminal is as it was, but for the lines that last."""
+        """Read the rest; restores the terminal, except for lasting lines."""
         self._safely(lambda: self._take_in(whole=False))
         self._erase()
 
@@ -137,7 +137,7 @@ class Display:
         self._take_in(whole=self._live is not None)
         if self._live is not None and self.follower is not None:
             columns, rows = self._live.console.size = self._size()
-            # The last column and the last row stay free: with them the terminal would scroll.
+            # The last column and row stay free: writing to them would scroll the terminal.
             lines = draw(self.follower.picture, now_s=self._clock(), width=columns - 1, height=max(1, rows - 1), live=True)
             self._live.start()
             self._live.update(Group(*lines), refresh=True)
@@ -156,8 +156,8 @@ class Display:
 
 
 class LiveProgress:
-    """The display of a run that this process carries out: a context manager, fed by `on_event`, which says which run it is and
-    what is in no file. One thread reads and writes, so that a slow terminal or disk never holds a recovery up."""
+    """The display of a run that this process carries out: a context manager, fed by `on_event`, which gets the run's id and
+    events that are in no file. One thread reads and writes, so that a slow terminal or disk never delays a recovery."""
 
     def __init__(
         self,
@@ -205,11 +205,11 @@ class LiveProgress:
         if event == "run.created":
             run = RunLayout(Path(record["path"]))
             if follower is None or follower.run != run:
-                # What there is left to tell of the one before.
+                # The remaining events of the previous run.
                 self._display.refresh()
                 self._display.follow(RunFollower(run), past=True)
         elif leg and follower is not None and leg not in follower.legs:
-            # The replays of a diagnosis: legs beside the run's own.
+            # The replays of a diagnosis: additional legs.
             others = tuple(name for name in follower.legs if "/" in name)
             self._display.follow(RunFollower(follower.run, legs=(*others, leg)), past=True)
         if "seq" not in record and (follower is None or event != "reference.cached"):
@@ -218,7 +218,7 @@ class LiveProgress:
 
 @contextmanager
 def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[[EventRecord], None] | None]:
-    """For as long as something runs; yields who is to hear of its events. What libraries print meanwhile goes to stderr."""
+    """Show progress within this context; yields the receiver of events. Libraries' output meanwhile goes to stderr."""
     with redirect_stdout(sys.stderr):
         if quiet:
             yield None
@@ -228,15 +228,14 @@ def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[
 
 
 def watch(run: RunLayout, *, stream: TextIO, terminal: bool, ended: Callable[[], bool]) -> None:
-    """Show a run from its files until `ended()`, then what is left. KeyboardInterrupt passes, the terminal put right.
-    `terminal`: draw the picture; else a line an event from the first on. When nobody reads the stream any more this only
-    waits."""
+    """Show a run from its files until `ended()`, then the rest. Restores the terminal on KeyboardInterrupt, which passes
+    through. `terminal`: draw the picture; else one line per event from the first on. If the stream is closed, only waits."""
     display = Display(stream, terminal=terminal)
     display.follow(RunFollower(run), past=not terminal)
     try:
         over = False
         while not over:
-            # Asked first: what was written before the end is then there to be read.
+            # Checked first: everything written before the end can then be read.
             over = ended()
             due_s = display.refresh()
             if not over:

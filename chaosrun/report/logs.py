@@ -1,4 +1,4 @@
-"""What workers and launchers printed: the logs that `chaosrun logs` shows, and their lines as they come, of whatever bytes."""
+"""The output of workers and launchers: the logs that `chaosrun logs` shows, and their lines as they come, with any bytes."""
 
 import re
 from contextlib import suppress
@@ -18,7 +18,7 @@ class WorkerLog:
     leg: str
     attempt: int
     rank: int | None
-    """None: of the command that started the ranks of a node, and of these until they began to train."""
+    """None: the log of the command that started the ranks of a node, and of these until they began to train."""
     path: Path
 
     @property
@@ -32,7 +32,7 @@ class WorkerLog:
 
 
 def select_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None) -> list[WorkerLog]:
-    """The logs asked for, else those of the last attempt of the newest leg. Raises UsageError, naming what there is."""
+    """The requested logs, else those of the last attempt of the newest leg. Raises UsageError, naming the existing ones."""
     name = leg or (run.main if run.leg(run.main).attempts() else "reference")
     attempts = run.leg(name).attempts()
     if not attempts:
@@ -54,7 +54,7 @@ def select_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
 
 
 def _logs_of(attempt: AttemptLayout, leg: str, number: int) -> list[WorkerLog]:
-    """All that there are, those of launchers first."""
+    """All logs, those of launchers first."""
     found = [match for path in attempt.path.glob("*.log") if (match := LOG_NAME.fullmatch(path.name))]
     found.sort(key=lambda match: (match[1], int(match[2])))
     return [
@@ -64,7 +64,7 @@ def _logs_of(attempt: AttemptLayout, leg: str, number: int) -> list[WorkerLog]:
 
 
 def read_log(log: WorkerLog) -> str:
-    """Its text; what is not UTF-8 as U+FFFD."""
+    """Its text, with U+FFFD for bytes that are not UTF-8."""
     return log.path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -79,10 +79,10 @@ class LogLine:
 
 
 class LogFollower:
-    """`poll` returns the lines that have come since; `over` what was left of the last ones, which no newline ended."""
+    """`poll` returns the new lines; `over` the remaining ones without a final newline."""
 
     def __init__(self, run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, whole: bool = False) -> None:
-        """From the last attempt of the newest leg on, or only what is asked for; `whole`: from the beginning."""
+        """From the last attempt of the newest leg on, or only the requested logs; `whole`: from the beginning."""
         self._run = run
         begun = [name for name in LEGS if run.leg(name).attempts()]
         if leg is None and attempt is not None:
@@ -99,7 +99,7 @@ class LogFollower:
 
     @property
     def is_complete(self) -> bool:
-        """What is asked for is over: something later has begun."""
+        """Whether the requested attempt is over, as a later one has begun."""
         if len(self._legs) > 1:
             return False
         (leg,) = self._legs
@@ -135,5 +135,5 @@ def _text(line: bytes) -> str:
 
 
 def last_written(line: str) -> str:
-    """As a terminal would leave it: of what a progress bar wrote over itself, the last."""
+    """As a terminal would show it: only the last of a progress bar's overwritten states."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -1,6 +1,6 @@
 """Reports in Markdown, as GitHub and GitLab read it, for a job summary, a merge request, a chat: templates in `templates/`.
 
-What a template is given is one line of text, never markup, unless it is a `Markup` made here.
+A template's values are shown as one line of text, never as markup, unless they are a `Markup` made here.
 """
 
 import re
@@ -34,7 +34,7 @@ _AT_THE_START = re.compile(r"^([#=+-]|\d+(?=[.)](?:\s|$)))")
 
 
 class Markup(str):
-    """Markdown that is meant as such."""
+    """Text to be inserted as Markdown."""
 
 
 def render_markdown(view: RunView) -> str:
@@ -42,7 +42,7 @@ def render_markdown(view: RunView) -> str:
 
 
 def render(template: str, *folders: Path, **values: Any) -> str:
-    """The template's blocks, from the first on that fit, and what was left out."""
+    """The template's first blocks that fit, and the names of those left out."""
     found = _environment(*folders).get_template(template)
     context = found.new_context(values)
     kept = [part for block in found.blocks.values() if (part := "".join(block(context)).strip())]
@@ -68,7 +68,7 @@ def _environment(*folders: Path) -> Environment:
 
 
 def text(value: Any) -> str:
-    """One line of text, whatever it holds. Backslashes before punctuation are Markdown's own way to say that it is none."""
+    """Any text as one line. Backslashes are Markdown's escape for punctuation."""
     if isinstance(value, Markup):
         return value
     line = " ".join(without_escapes(str(value)).split())
@@ -82,7 +82,7 @@ def paragraph(value: Any) -> Markup:
 
 
 def table(titles: Sequence[str], rows: Sequence[Any], *attributes: str) -> Markup:
-    """`attributes`: which of a row are its cells; none of them for rows that are tuples of cells."""
+    """`attributes`: those of a row that are its cells; empty for rows that are tuples of cells."""
     if attributes:
         rows = [tuple(getattr(row, name) for name in attributes) for row in rows]
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
@@ -104,7 +104,7 @@ def fence(lines: Sequence[str], language: str) -> Markup:
 
 
 def shell_lines(commands: Iterable[Command]) -> list[str]:
-    """The one that does it again comes first."""
+    """The command that repeats the run comes first."""
     ordered = sorted(commands, key=lambda command: command.label != "repeat")
     return [f"{each.line}  # {f'{each.label} ({each.note})' if each.note else each.label}" for each in ordered]
 

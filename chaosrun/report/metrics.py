@@ -20,7 +20,7 @@ LAST_PORT = 65535
 
 
 class RunCollector:
-    """What a scrape is told; a collector of prometheus_client."""
+    """The metrics of a scrape; a collector of prometheus_client."""
 
     def __init__(self, run: RunLayout) -> None:
         self._run, self._follower = run, RunFollower(run, legs=(RUN,))
@@ -55,7 +55,7 @@ class RunCollector:
                     yield metric
 
     def _goodput(self, leg: LegPicture) -> float | None:
-        """Of the newest attempt every step counts; earlier ones are read once for each new attempt."""
+        """In the newest attempt every step counts; earlier attempts are read once for each new one."""
         attempts, journal = leg.history.attempts, from_first_attempt(leg.history.journal)
         if not attempts:
             return None
@@ -71,7 +71,7 @@ class RunCollector:
         return min(1.0, kept_s / wall_s) if wall_s > 0 else None
 
     def _checkpoint_age_s(self, leg: LegPicture) -> float | None:
-        """None before the first; of a script that saves by itself it is not known."""
+        """None before the first checkpoint, and for a script that saves by itself."""
         if not leg.kept:
             return None
         try:
@@ -83,8 +83,8 @@ class RunCollector:
 
 @contextmanager
 def served(run: RunLayout) -> Iterator[None]:
-    """Serve /metrics where run.json says, if it does: without a host on the loopback, as what is told is for nobody else.
-    Raises UsageError where that cannot be had."""
+    """Serve /metrics at the address in run.json, if there is one; without a host on the loopback, as the metrics are not
+    public. Raises UsageError if that is not possible."""
     asked = read_run(run).metrics
     if asked is None:
         yield

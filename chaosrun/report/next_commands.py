@@ -1,4 +1,4 @@
-"""What to type next: the commands that look closer at a run, go on with it, and do the same again."""
+"""The next commands: to look closer at a run, to resume it, and to repeat it."""
 
 import codecs
 import os
@@ -23,16 +23,16 @@ class Command:
     label: str
     line: str
     note: str | None = None
-    """What keeps it from doing what its label says."""
+    """Why it cannot do what its label says."""
 
 
 def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, whose: "Whose") -> tuple[Command, ...]:
-    """`repeat`: that of `repeat_command`; `whose` fault the verdict is: what was planned needs no diagnosis."""
+    """`repeat`: from `repeat_command`; `whose` fault the verdict is: an effect of a planned fault needs no diagnosis."""
     where = run_arguments(run)
     if verdict.outcome == "interrupted":
         return (command("go on", "resume", *where),)
     if verdict.outcome is None and verdict.code != "records_damaged":
-        # Whether anybody supervises it the files do not tell; where somebody does, `resume` says so.
+        # The files do not show whether it is supervised; if it is, `resume` says so.
         return (command("look", "status", *where), command("go on", "resume", *where))
     inspect = command("inspect", "verify", "-v", *where)
     if verdict.divergence is not None:
@@ -46,12 +46,12 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
 
 
 def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
-    """The one command that reproduces the run, under the same root; None where its job file is not known."""
+    """The command that reproduces the run, under the same root; None where its job file is unknown."""
     if facts.job is None:
         return None
     _, *where = run_arguments(run)
     notes = _changes(run, Path(facts.job))
-    injected = () if facts.in_production else facts.injected  # a run takes faults while it runs only
+    injected = () if facts.in_production else facts.injected  # faults can be injected only while a run runs
     if injected:
         notes.append("what was injected strikes at its time after the start again, not at its step")
     if any(LEFT_OUT in override for override in facts.overrides):

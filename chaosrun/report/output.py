@@ -1,4 +1,4 @@
-"""How text reaches people: width, colour, and a reader that stops reading."""
+"""Output of text: width, colour, and readers that stop reading."""
 
 import io
 import json
@@ -21,7 +21,7 @@ ASCII = str.maketrans("━┈○◇●◐▪✓▶…", "=.o?@/#v>.")
 
 
 class LeavingStream(io.TextIOBase):
-    """A stream whose reader may go away (a closed pipe, a terminal that is gone): what is shown goes on without it."""
+    """A stream whose reader may go away (a closed pipe or terminal) without ending the program."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class LeavingStream(io.TextIOBase):
 
 
 def size_of(stream: TextIO) -> tuple[int, int]:
-    """Columns and rows of the terminal that this very stream goes to."""
+    """Columns and rows of the terminal of this stream."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -54,12 +54,13 @@ def page_width() -> int:
 
 
 def has_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """A terminal that is not dumb, and nobody has set NO_COLOR (https://no-color.org)."""
+    """Whether it is a terminal that is not dumb, and NO_COLOR is not set (https://no-color.org)."""
     return not stream.closed and stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
 def rendered(renderable: "RenderableType", *, width: int, colour: bool) -> str:
-    """The renderable as text of at most `width` columns, but for what does not wrap; no control sequences but its styles'."""
+    """The renderable as text of at most `width` columns, except for parts that do not wrap; no control sequences but those of
+    styles."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 
@@ -70,17 +71,17 @@ def rendered(renderable: "RenderableType", *, width: int, colour: bool) -> str:
     )
     safe = [Segment(harmless(text), style) for text, style, _ in console.render(renderable)]
     console.print(Segments(safe), crop=False, end="")
-    # Rich pads cells to their column's width; nobody wants trailing blanks in a log.
+    # Rich pads cells to their column's width; logs should have no trailing blanks.
     return page.getvalue() if colour else "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
 
 
 def write_out(text: str) -> bool:
-    """To stdout; False where it was not written. A reader that went away is no error, and a full disk is told once."""
+    """Write to stdout; False if it was not written. A closed reader is not an error, and a full disk is reported once."""
     return _write(text) is None
 
 
 def write_product(text: str) -> int:
-    """To stdout, where the text is the outcome. The exit code: that of full storage when not all of it could be written."""
+    """Write a command's result to stdout. Returns the exit code: that of full storage when not all of it could be written."""
     error = _write(text)
     return 0 if error is None or isinstance(error, BrokenPipeError) else ResourcesError.exit_code
 
@@ -90,7 +91,7 @@ def _write(text: str) -> OSError | None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # What is still in the buffer would fail again when the interpreter flushes it at its end, and so would what follows.
+        # The buffered rest, and all later output, would fail again when the interpreter flushes it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             write_error(f"stdout cannot be written: {error.strerror}", None, colour=False)
@@ -116,17 +117,17 @@ def write_error(message: str, hint: str | None, *, colour: bool) -> None:
         sys.stderr.write(lines)
         sys.stderr.flush()
     except BrokenPipeError:
-        # Who listened has gone: the exit code tells the rest, if the interpreter's last flush does not fail as well.
+        # The reader is gone: the exit code still reports the error, unless the interpreter's last flush fails as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def warn(sentences: Sequence[str]) -> None:
-    """On stderr, where --quiet silences progress but no warning."""
+    """Print a warning on stderr, even with --quiet."""
     for sentence in sentences:
         print(f"warning: {harmless(sentence)}", file=sys.stderr)
 
 
 def tell(guesses: Sequence[str]) -> None:
-    """On stderr: what was decided for the user, who may want it otherwise."""
+    """Print on stderr a decision made for the user, who may want another one."""
     for guess in guesses:
         print(f"guessed   {harmless(guess)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What pages for people are made of: sections, tables, labelled sentences, values. Knows how they look, not what they say."""
+"""Parts of pages for people: sections, tables, labelled sentences, values. Knows their look, not their contents."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def columns(*titles: str, right: Sequence[str] = ()) -> Table:
 
 
 def pairs(rows: Iterable[tuple[str, str]], *, bold: str = "") -> Table:
-    """Names and what they are; `bold`: the one that matters most."""
+    """Names and values; `bold`: the most important one."""
     table = columns("", "")
     table.show_header = False
     for name, what in rows:
@@ -49,7 +49,7 @@ def indented(body: RenderableType) -> RenderableType:
 
 
 def unwrapped(text: str, *, style: str = "") -> Text:
-    """For what people copy: paths and commands stay whole, however narrow the terminal."""
+    """For text to copy: paths and commands are not wrapped, however narrow the terminal."""
     return Text(harmless(text), style=style, no_wrap=True, overflow="ignore")
 
 
@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """Floats are recorded as float.hex(): exact, and unreadable alone."""
+    """Floats are recorded as float.hex(): exact, but unreadable alone."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(plain, value))}]"
     number = as_float(value)
@@ -67,7 +67,7 @@ def plain(value: Any) -> str:
 
 
 def as_float(value: Any) -> float | None:
-    """What float.hex() recorded; None for anything else, a sample's name that only looks like one included."""
+    """The value of a recorded float.hex(); None for anything else, even for a sample's name that looks like one."""
     if not isinstance(value, str) or not value.lstrip("-").startswith("0x") or "p" not in value:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a run looks like at the moment, by its journals, the ends of its traces, heartbeats and markers. Pure.
+"""The present state of a run, from its journals, the ends of its traces, heartbeats and markers. Pure.
 
 Steps done again after a restart are counted once.
 """
@@ -35,12 +35,12 @@ class Lane:
 
     rank: int
     step: int
-    """The newest it has completed."""
+    """The newest step it has completed."""
     state: State = "starting"
     note: str = ""
-    """Why it ended, or the fault it goes on with."""
+    """Why it ended, or the fault under which it continues."""
     silent_s: float = 0.0
-    """How long it has made no progress, where it cannot be that it waits for the others."""
+    """How long it has made no progress, if it cannot be waiting for the others."""
     ended: bool = False
 
     def end(self, state: State, note: str = "") -> None:
@@ -50,7 +50,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSeen:
-    """What became of a fault. fired: it was about to strike; landed, missed: as `report.landings` has it."""
+    """The state of a fault. fired: it was about to strike; landed, missed: as in `report.landings`."""
 
     state: Literal["planned", "fired", "landed", "missed"] = "planned"
     attempt: int | None = None
@@ -65,7 +65,7 @@ class LegPicture:
     lanes: Mapping[int, Lane] = field(default_factory=dict)
     faults: Mapping[str, FaultSeen] = field(default_factory=dict)
     kept: tuple[int, ...] = ()
-    """Steps of the checkpoints that lie on the disk."""
+    """Steps of the checkpoints on the disk."""
     damage: tuple[str, ...] = ()
     """Sentences on files that could not be read in full."""
 
@@ -96,7 +96,7 @@ class LegPicture:
 
     @property
     def quarantined(self) -> tuple[int, ...]:
-        """Steps of the checkpoints that were set aside; 0 of one whose name says none."""
+        """Steps of the quarantined checkpoints; 0 for one without a step in its name."""
         return tuple(event.step or 0 for event in self.history.events(recorded.CheckpointQuarantined))
 
     @property
@@ -113,7 +113,7 @@ class LegPicture:
 
     @property
     def reached(self) -> int:
-        """The newest that any rank has completed, in any attempt."""
+        """The newest step that any rank has completed, in any attempt."""
         return max(map(_reached, self.history.attempts), default=0)
 
     @property
@@ -122,7 +122,7 @@ class LegPicture:
 
     @property
     def lost_steps(self) -> int:
-        """Steps done or restored that the next attempt, where it is known where it went on, did not go on from."""
+        """Steps done or restored beyond the point at which the next attempt resumed, where that is known."""
         known = [
             entry
             for entry in self.history.attempts
@@ -132,7 +132,7 @@ class LegPicture:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds a step takes, by the slowest rank; that of an earlier attempt until there is one of this."""
+        """Seconds per step of the slowest rank; from an earlier attempt until this one has a value."""
         for attempt in reversed(self.history.attempts):
             if paces := [pace for trace in attempt.traces.values() if (pace := _pace(trace)) is not None]:
                 return max(paces)
@@ -152,7 +152,7 @@ def _pace(trace: RankTrace) -> float | None:
 
 
 def lanes_of(history: LegHistory, beats: Mapping[int, Heartbeat]) -> dict[int, Lane]:
-    """The ranks of the newest attempt. `beats`: their newest ones."""
+    """The ranks of the newest attempt. `beats`: their newest heartbeats."""
     workers = next((event.workers for event in history.events(recorded.LegStarted)), 0)
     if not history.attempts:
         return {}
@@ -177,7 +177,7 @@ def _take_beat(lane: Lane, beat: Heartbeat, *, is_first: bool) -> None:
     """`is_first`: there is nothing to restore."""
     done = beat.step - (beat.stage in _UNFINISHED_STEP)
     if lane.state == "training" and done < lane.step - 1:
-        return  # of another machine: what is seen of the file is old
+        return  # of another machine: the file as seen here may be old
     lane.state, lane.silent_s = _doing(beat.stage), 0.0 if beat.facts.waits else beat.silent_s
     if lane.state == "restoring" and is_first:
         lane.state = "starting"
@@ -186,7 +186,7 @@ def _take_beat(lane: Lane, beat: Heartbeat, *, is_first: bool) -> None:
 
 
 def _take_end(lanes: Mapping[int, Lane], event: recorded.JournalEvent) -> None:
-    """What ends ranks of the newest attempt."""
+    """Take in an event that ends ranks of the newest attempt."""
     match event:
         case recorded.AttemptStopped():
             for lane in (lanes[rank] for rank in event.killed if rank in lanes):
@@ -235,7 +235,7 @@ def _doing(stage: str) -> State:
 
 
 def fired(events: Sequence[recorded.JournalEvent]) -> dict[str, FaultSeen]:
-    """The faults that were about to strike, by their requests, or the markers that come before these."""
+    """The faults that were about to strike, from their requests, or from their earlier markers."""
     seen: dict[str, FaultSeen] = {}
     for event in events:
         if isinstance(event, recorded.FaultRequested):
@@ -259,17 +259,17 @@ class RunPicture:
 
     @property
     def began_s(self) -> float | None:
-        """When the latest supervisor's part of it began."""
+        """When the latest supervisor began."""
         return self.facts.created_s if self.resumed_s is None else self.resumed_s
 
     @property
     def leg(self) -> LegPicture | None:
-        """The one that runs, else the newest."""
+        """The running leg, else the newest."""
         return next((leg for leg in reversed(self.legs.values()) if not leg.is_over), next(reversed(self.legs.values()), None))
 
     @property
     def last_step(self) -> int | None:
-        """Where the legs end: the undisturbed run tells it; until it has, the spec."""
+        """The last step of the legs: from the reference run, or until that is over from the spec."""
         ends = [leg.final_step for leg in self.legs.values() if leg.outcome == "completed"]
         return next((end for end in ends if end), None) or self.facts.max_steps
 

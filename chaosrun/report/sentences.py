@@ -1,4 +1,4 @@
-"""The clauses that tell people what a run does: one for each event of its journals, and for notices that no file holds."""
+"""The clauses that describe a run to people: one for each event of its journals, and for notices that are in no file."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ class Told:
     event: str
     sentence: str
     time_s: float | None
-    """When it happened, which may be before it was written down; None when nothing says it."""
+    """When it happened, which may be before it was recorded; None if unknown."""
     record: events.JournalEvent | events.EventRecord
 
     @classmethod
@@ -53,7 +53,7 @@ class Told:
 
     @classmethod
     def notice(cls, record: events.EventRecord) -> "Told":
-        """A notice, which a listener is told and no journal holds."""
+        """A notice, which a listener gets but no journal holds."""
         name = str(record["event"])
         about = {**record, "faults": ", ".join(record.get("faults", ()))}
         words = _NOTICES.get("reference.named" if record.get("whose") else name, name).format_map(about)
@@ -77,7 +77,7 @@ class Told:
 
 
 def folded(told: Iterable[Told]) -> Iterator[Told]:
-    """With ranks that ended in the same way, one after the other, in one line: a thousand lines of them hide what counts."""
+    """Fold consecutive ranks that ended in the same way into one line: a thousand lines of them would hide the rest."""
 
     def way(entry: Told) -> object:
         event = entry.record
@@ -101,7 +101,7 @@ def sentence(event: events.JournalEvent) -> str:
 
 
 def raised(error: events.RaisedError | None) -> str | None:
-    """What a rank raised: "ValueError: no such file"."""
+    """A rank's error: "ValueError: no such file"."""
     return error and ": ".join(part for part in (error.type, error.message) if part)
 
 
@@ -116,7 +116,7 @@ def _placed(event: events.PlacementAcquired) -> str:
 
 
 def not_preloaded(module: events.NotPreloaded) -> str:
-    """What is not shared by the ranks, why, and what that costs."""
+    """Which modules the ranks do not share, why, and the cost."""
     starts = "uses CUDA" if module.cuda else f"starts {count(len(module.threads), 'thread')} ({listed(module.threads)})"
     costs = f"each restart imports it again, {duration(module.import_s)}"
     return f"{module.module} is not preloaded, for its import {starts}, which a fork would lose: {costs}"
@@ -195,7 +195,7 @@ def _agreed(event: events.RecoveryAgreed) -> str:
 
 def _finished(event: events.LegFinished) -> str:
     outcome, message = event.outcome.replace("_", " "), event.message
-    # Of chaosrun's own checkpoints the newest: where such a leg ended that did not complete is not known to the journal.
+    # The newest of chaosrun's own checkpoints: the journal does not record where an incomplete leg ended.
     others = ", saved up to step" if event.by == "chaosrun" else " after step"
     saved = " at step" if event.outcome in events.TRAINED else others
     needless = not message or outcome in ("completed", message)

@@ -1,4 +1,4 @@
-"""What a run is doing, read from its files alone: works beside a running drill, after it, and after a crash."""
+"""The status of a run, read from its files alone: works during a drill, after it, and after a crash."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class RunStatus:
     verdict: dict[str, object] | None
     picture: RunPicture
     error: ChaosrunError | None = None
-    """What the last process that supervised it ended with; None while one does, and when it came to a verdict."""
+    """The error that ended its last supervisor; None while it is supervised, and when it reached a verdict."""
 
     @property
     def legs(self) -> tuple[LegPicture, ...]:
@@ -42,7 +42,7 @@ class RunStatus:
 
     @property
     def remaining_s(self) -> float | None:
-        """To the end of the chaos leg, while somebody works on it."""
+        """To the end of the chaos leg, while it is supervised."""
         return self.picture.remaining_s() if self.state == "running" else None
 
     @property
@@ -100,7 +100,7 @@ def _leg_json(leg: LegPicture) -> dict[str, object]:
 
 
 def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | None = None) -> RunStatus:
-    """`supervised`: some process holds the run's lock. `follower`: of this run, kept by who asks again and again.
+    """`supervised`: some process holds the run's lock. `follower`: of this run, kept by callers that poll.
 
     Raises UsageError when run.json, plan.json or verdict.json is damaged.
     """
@@ -120,7 +120,7 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
 
 
 def status_lines(status: RunStatus, *, now_s: float) -> list[str]:
-    """The account for people: the picture that live displays show, and what only the files of a run that stands still say."""
+    """The status for people: the picture of live displays, and facts from the files of a run that is not running."""
     rows = [("hint", leg.history.finished.hint) for leg in status.legs if leg.history.finished and leg.history.finished.hint]
     rows += [("damaged", problem) for problem in status.damaged]
     if status.error is not None:

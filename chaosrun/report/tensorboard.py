@@ -27,8 +27,8 @@ Put = Callable[[str, int, float, float], None]
 
 
 def write_tensorboard(run: RunLayout, verdict: "Verdict", directory: Path, *, replace: bool = False) -> None:
-    """Write event files into `directory`, in one piece; older ones there, which would be shown together with them, are replaced
-    or refused. Raises UsageError then, and where the package tensorboard is not installed."""
+    """Write event files into `directory` atomically; older ones there, which would be shown together with them, are replaced or
+    refused. Raises UsageError if refused, or if the package tensorboard is not installed."""
     _expect_tensorboard()
     if directory.exists() and not replace and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(
@@ -80,7 +80,7 @@ def _expect_tensorboard() -> None:
 
 
 def _module(name: str) -> Any:
-    """Of an optional package, whose protocol buffers have no types that a checker could read."""
+    """A module of an optional package, whose protocol buffers have no types for a checker."""
     return importlib.import_module(f"tensorboard.{name}")
 
 
@@ -122,7 +122,7 @@ def _put_steps(put: Put, steps: Steps) -> None:
 
 
 def _put_differences(put: Put, expected: Steps, seen: Steps) -> None:
-    """Of the losses, of the rank and micro-batch that is furthest off."""
+    """Differences of the losses, for the rank and micro-batch that is furthest off."""
     from chaosrun.verify.ulp import float_distance
 
     for step, records in seen.items():

@@ -1,4 +1,4 @@
-"""A run for a terminal, the tables first: a terminal stops at the end. Also plans, runs, and losses of several runs."""
+"""A run on a terminal, the tables first, as a terminal shows the end. Also plans, runs, and losses of several runs."""
 
 from collections.abc import Sequence
 from textwrap import indent
@@ -25,7 +25,7 @@ CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "gree
 
 
 def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
-    """A PASS in five lines; else what differs first, whose fault it is and what to type. `whole`: with all tables."""
+    """A PASS in five lines; else the first difference, whose fault it is and what to type. `whole`: with all tables."""
     verdict = view.verdict
     cached = "" if view.facts.reference_source is None else f"; reference taken from {view.facts.reference_from}"
     parts: list[RenderableType] = [unwrapped(f"run {view.run.run_id}  {view.facts.sentence}{cached}".rstrip(), style="bold")]
@@ -39,7 +39,7 @@ def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
     if view.divergence:
         parts += [*section("First divergence", pairs(view.divergence, bold="cause")), ""]
     if view.fatal is not None and view.fatal.traceback:
-        # Indented by hand: Padding cuts lines off at the page's width, and half a path is of no use.
+        # Indented by hand: Padding cuts lines off at the page's width, and half a path is useless.
         parts += [*section(view.fatal.title, None), unwrapped(indent(view.fatal.traceback.rstrip(), "  ")), ""]
     if view.status != "PASS":
         parts.append(labelled("blame", verdict.blame.sentence))
@@ -73,7 +73,7 @@ def _tables(view: RunView) -> list[RenderableType]:
 
 
 def _open_checks(view: RunView) -> list[RenderableType]:
-    """What the first divergence does not say; what follows from it, in a line."""
+    """Open checks that the first divergence does not explain; its consequences in one line."""
     told = [f"{check.name}: {check.summary}" for check in view.beside]
     if len(told) > MOST_CHECKS:
         told[MOST_CHECKS:] = [f"and {count(len(told) - MOST_CHECKS, 'further check')}; -v names them"]
@@ -136,7 +136,7 @@ def render_runs(runs: "Sequence[RunSummary]", *, now_s: float) -> RenderableType
 
 
 def _why(run: "RunSummary") -> str:
-    """What tells one INCONCLUSIVE from another; empty where the status says it all."""
+    """Which kind of INCONCLUSIVE it is; empty where the status is enough."""
     if run.status == "interrupted" and run.exit_code not in (None, InterruptedRunError.exit_code):
         return f": exit {run.exit_code}"
     words = next((words for outcome, words in OUTCOME_WORDS.items() if outcome == run.outcome), None)
@@ -153,7 +153,7 @@ def render_comparison(found: "Comparison") -> RenderableType:
     parts = section(f"Losses {_LEGS[found.leg]}, beside those of {first.run_id}", _compared(found.runs))[1:]
     if any(run.changes for run in found.runs):
         parts += section("Changes to the job file", None)
-        # On one line however long, to be told apart and copied.
+        # On one line however long, to be distinguished and copied.
         parts += [unwrapped(f"  {run.run_id}  {' '.join(run.changes)}".rstrip()) for run in found.runs]
     far = [run for run in others if not run.difference.within]
     if far:

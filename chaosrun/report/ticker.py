@@ -1,5 +1,4 @@
-"""Progress of sweeps, shrinks and suites on stderr, a line for each event. A terminal that goes away ends the display, not what
-it shows."""
+"""Progress of sweeps, shrinks and suites on stderr, a line for each event. A terminal that closes ends only the display."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ _WORDS = {
 
 
 def tick(record: EventRecord, others: Sequence[str] = ()) -> str:
-    """What an event of a sweep, a shrink or a suite says; "" where nothing. `others`: drills under way."""
+    """The line for an event of a sweep, a shrink or a suite; "" for none. `others`: drills under way."""
     cause, passes = record.get("cause"), record.get("ok", record.get("status", "PASS") == "PASS")
     about = {
         "because": "" if passes else f", not as expected: {cause}" if "ok" in record else f": {cause}",
@@ -66,7 +65,8 @@ class _UnderWay:
 
 
 class DrillsTicker(Ticker, AbstractContextManager["DrillsTicker"]):
-    """Of many drills: those under way are shown below the sentences on a terminal, elsewhere when each begins and ends."""
+    """Progress of many drills: on a terminal those under way are shown below the sentences; elsewhere a line when each begins
+    and ends."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""One view of a run, from its files and verdict: what every report says, as rows and sentences ready to be shown.
+"""One view of a run, from its files and verdict: the rows and sentences of every report, ready to be shown.
 
-A file that is damaged is named among the `damage`, and what hangs on it is left out.
+A damaged file is named in `damage`, and everything that depends on it is left out.
 """
 
 from collections import Counter
@@ -56,9 +56,9 @@ class FaultRow:
     """ "attempt 1, step 6"; None of one that never fired."""
     landed: bool
     evidence: str
-    """What was seen of it; why it cannot be shown to have happened, where it did not land."""
+    """The observation of it; or why it cannot be shown to have happened, where it did not land."""
     outrun: bool
-    """Its time had not come when the training ended: no fault of anybody's."""
+    """It was not due yet when the training ended, which is no one's mistake."""
     recovery_s: float | None
 
     @property
@@ -99,12 +99,12 @@ class RunView:
     verdict: "Verdict"
     facts: RunFacts
     versions: Mapping[str, str]
-    """Of chaosrun, Python and the libraries."""
+    """Versions of chaosrun, Python and the libraries."""
     spec: "JobSpec | None"
     plan: FaultPlan | None
     damage: tuple[str, ...]
     why: str | None
-    """What tells this INCONCLUSIVE from another."""
+    """Which kind of INCONCLUSIVE it is."""
     tried: str
     killed: str
     faults: tuple[FaultRow, ...]
@@ -112,15 +112,15 @@ class RunView:
     checks: tuple["Check", ...]
     """In the order of interest."""
     divergence: tuple[tuple[str, str], ...]
-    """The first one: names and values; what to do about it is the verdict's hint."""
+    """The first divergence: names and values; the verdict's hint says what to do about it."""
     deaths: tuple[Death, ...]
-    """Those that ended a leg first; at most MOST_DEATHS."""
+    """Deaths that ended a leg first; at most MOST_DEATHS."""
     unplanned: int
-    """How many deaths of the chaos leg no fault explains."""
+    """How many deaths of the chaos leg are not explained by a fault."""
     repeat: Command | None
-    """The one that reproduces it, where its job file is known."""
+    """The command that reproduces it, where its job file is known."""
     commands: tuple[Command, ...]
-    """What to type next; that one among them, where it is time for it."""
+    """The next commands, including `repeat` where appropriate."""
 
     @property
     def name(self) -> str:
@@ -138,7 +138,7 @@ class RunView:
 
     @property
     def decided(self) -> bool:
-        """Both legs came to their ends, so that the checks had something to go by."""
+        """Whether both legs reached their ends, so that the checks could be decided."""
         return self.verdict.outcome in CONCLUSIVE
 
     @property
@@ -157,7 +157,7 @@ class RunView:
 
     @property
     def beside(self) -> tuple["Check", ...]:
-        """Checks that did not pass, and say something that neither the verdict nor the first divergence does."""
+        """Checks that did not pass, and add something to the verdict and the first divergence."""
         from chaosrun.verify.checks import FOLLOWING
 
         told = {self.verdict.code, *(FOLLOWING if self.divergence else ())}
@@ -181,7 +181,7 @@ class RunView:
         counted = Counter(fault.kind for fault in self.faults)
         kinds = ", ".join(f"{number} × {kind}" if len(counted) > 1 else kind for kind, number in counted.items())
         told = f"{self.faults_title}{f' ({kinds})' if kinds else ''}"
-        # Beside those of the plan, of a drill: a restart that crashed once, before another came back exactly.
+        # In addition to the drill's planned faults: a restart that crashed once, before another one resumed exactly.
         others = [count(self.unplanned, "unplanned death")] if self.unplanned and self.faults else []
         costs = [*others, *_costs(self.verdict, "done again")]
         return f"{told}; {', '.join(costs)}" if len(self.attempts) > 1 else told
@@ -201,7 +201,7 @@ class RunView:
 
 
 def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
-    """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
+    """Never fails on a file's content. Raises OSError when a file of the run cannot be read at all."""
     damage: list[str] = []
     facts = readable(lambda: read_facts(run), damage) or RunFacts()
     spec, plan = readable(lambda: _spec(run), damage), readable(lambda: FaultPlan.read(run.plan_json), damage)
@@ -233,7 +233,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
 
 
 def readable(read: "Callable[[], _Read]", damage: list[str]) -> "_Read | None":
-    """What it reads; None, and a sentence among the damage, for a file that is damaged."""
+    """The result of the read; None, and a sentence in the damage, for a damaged file."""
     try:
         return read()
     except ChaosrunError as error:
@@ -304,7 +304,7 @@ def _fault_row(fault: "FaultOutcome", verdict: "Verdict") -> FaultRow:
 
 def _attempt_row(attempt: "AttemptSummary") -> AttemptRow:
     named = attempt.faults
-    # The outcome of a leg is one word; what a script raised stays as it is.
+    # The outcome of a leg is one word; a script's error is kept unchanged.
     whole = attempt.ended_by if " " in attempt.ended_by else attempt.ended_by.replace("_", " ")
     return AttemptRow(
         number=attempt.attempt,
@@ -331,7 +331,7 @@ def place_of(found: "Divergence") -> str:
 
 
 def divergence_rows(found: "Divergence", hint: str | None, *, diagnosed: bool) -> "Iterator[tuple[str, str]]":
-    """`hint`: the verdict's, which is not said twice; `diagnosed`: `chaosrun diagnose` can be asked for more."""
+    """`hint`: the verdict's, so as not to repeat it; `diagnosed`: `chaosrun diagnose` can show more."""
     yield "where", place_of(found)
     yield "kind", found.kind
     if found.tensor is not None:
@@ -366,7 +366,7 @@ def _deaths(legs: Iterable[LegHistory]) -> list[Death]:
 
 
 def _distance(expected: Any, seen: Any) -> str | None:
-    """Of two recorded floats, or of the first two that differ in two lists of them."""
+    """The distance of two recorded floats, or of the first differing pair in two lists."""
     if isinstance(expected, list | tuple) and isinstance(seen, list | tuple):
         pair = next(((a, b) for a, b in zip(expected, seen, strict=False) if a != b), (None, None))
         return None if any(isinstance(value, list | tuple) for value in pair) else _distance(*pair)

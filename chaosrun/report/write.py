@@ -1,4 +1,4 @@
-"""Writing the reports of a run: which formats there are, where each is kept, and what becomes of a failure."""
+"""Writes the reports of a run: the formats, where each is kept, and how failures are handled."""
 
 import errno
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _FILES: Mapping[str, str] = {"html": "report_html", "markdown": "report_md", "ju
 
 
 def _rendered(format: str, view: RunView) -> str:
-    # Each with libraries of its own, which nobody loads who does not want it.
+    # Each has its own libraries, which are loaded only when needed.
     match format:
         case "html":
             from chaosrun.report.html import render_html as render
@@ -44,7 +44,7 @@ def _rendered(format: str, view: RunView) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What `chaosrun report` made of a run."""
+    """A report written by `chaosrun report`."""
 
     run_id: str
     verdict: "Verdict"
@@ -54,7 +54,7 @@ class Report:
 
 
 def make_report(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: str | None) -> Report:
-    """Write one report `to` a path, by default into the run's directory; "-" hands the text over. Raises UsageError where it
+    """Write one report `to` a path, by default into the run's directory; "-" returns the text. Raises UsageError where it
     cannot be written, ResourcesError when the disk is full."""
     if to == "-":
         if format == "tensorboard":
@@ -90,7 +90,8 @@ def _write(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: Path | 
 
 
 def write_reports(run: RunLayout, verdict: "Verdict") -> list[str]:
-    """Write the reports that every drill has. Returns a warning for each that could not be: a sentence or two for people."""
+    """Write the reports that every drill has. Returns a warning, a sentence or two for people, for each that could not be
+    written."""
     warnings: list[str] = []
     view: RunView | None = None
     for format in ("html", "markdown", "junit"):
@@ -103,7 +104,7 @@ def write_reports(run: RunLayout, verdict: "Verdict") -> list[str]:
             warnings.append(f"{why}: {error.message}")
         except OSError as error:
             warnings.append(f"{why}: {_unwritable(path, error).message}")
-        except Exception as error:  # a renderer that crashes must not take the verdict with it
+        except Exception as error:  # a crashing renderer must not lose the verdict
             again = f"`chaosrun report {run_argument(run)} --format {format}` says where"
             warnings.append(f"{why}; this is a bug in chaosrun: {type(error).__name__}: {error}; the verdict stands, {again}")
     return warnings

@@ -15,7 +15,7 @@ __all__ = ["render_html"]
 
 
 def render_html(view: RunView) -> str:
-    """The whole page. What is damaged in the run is named on it; raises OSError when a file cannot be read at all."""
+    """The whole page. It names damaged files of the run; raises OSError when a file cannot be read at all."""
     source = read_source(view)
     template = environment().get_template("drill.html")
     return template.render(

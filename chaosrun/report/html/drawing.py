@@ -1,5 +1,5 @@
 """Figures' common ground: scales and ticks. `templates/figures.html` draws them; positions across are in percent, so that they
-fit any width. What cannot be placed (NaN, infinite) is not drawn: the callers say so in words.
+fit any width. Values that cannot be placed (NaN, infinite) are not drawn: the callers report them in words.
 """
 
 import math
@@ -12,7 +12,7 @@ WIDE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to shares of the way, 0 to 1."""
+    """Maps values to shares of the axis, 0 to 1."""
 
     low: float
     high: float
@@ -36,7 +36,7 @@ def path_of(points: Iterable[tuple[float, float]]) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round values between the two, at most so many."""
+    """At most this many round values between the two."""
     width = high - low
     if not math.isfinite(width) or width <= 0:
         return [low]
@@ -52,6 +52,6 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def integer_ticks(low: int, high: int, most: int = 6) -> list[int]:
-    """Whole ones, the first value included."""
+    """Integer ticks, including the first value."""
     found = [int(value) for value in ticks(low, high, most) if float(value).is_integer()]
     return sorted({low, *(value for value in found if value - low >= 0.18 * (high - low))})

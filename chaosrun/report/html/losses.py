@@ -1,6 +1,6 @@
-"""Both legs' losses laid over each other, and how far apart they are in ULP: lineages only, each step once.
+"""Both legs' losses in one chart, and their distance in ULP: lineages only, each step once.
 
-Long runs are thinned out to the extremes of each stretch, but for the strip of steps that differ.
+Long runs are thinned out to the extremes of each stretch, except for the strip of differing steps.
 """
 
 import math
@@ -30,7 +30,7 @@ Stretch = tuple[int, int]
 
 def losses(source: Source) -> Shown | None:
     """None when neither leg recorded a step on all ranks. `points`: step, both losses, ULP, how often it was done; `untold`:
-    how many steps these leave out; `steps`: that both legs have; `differing`, `replayed`: stretches that differ, or were done
+    how many steps these leave out; `steps`: in both legs; `differing`, `replayed`: stretches that differ, or were done
     again."""
     expected, seen = source.reference.chain, source.chaos.chain
     reference = _by_step(expected, {})
@@ -77,7 +77,7 @@ def _ulp(distance: Mapping[int, int | None], step: int, both: Sequence[int]) -> 
 
 
 def _by_step(lineage: Lineage, known: Mapping[int, float]) -> dict[int, float]:
-    """Loss over all ranks, of the steps that all of them recorded; `known`: of some of them."""
+    """Loss over all ranks, for the steps that all of them recorded; `known`: for those that some of them recorded."""
     ranks = [by_step for by_step in lineage.steps.values() if by_step]
     if not ranks or len(ranks) < len(lineage.steps):
         return {}
@@ -97,7 +97,7 @@ def _loss(records: Sequence[StepRecord]) -> float:
 
 
 def _tails(leg: Leg) -> dict[int, dict[int, list[StepRecord]]]:
-    """What each attempt did and the next one did again: records by attempt and step."""
+    """The steps of each attempt that the next one repeated: records by attempt and step."""
     tails: dict[int, dict[int, list[StepRecord]]] = {}
     for record in sorted(leg.chain.tails, key=lambda record: (record.attempt, record.step)):
         tails.setdefault(record.attempt, {}).setdefault(record.step, []).append(record)
@@ -105,7 +105,7 @@ def _tails(leg: Leg) -> dict[int, dict[int, list[StepRecord]]]:
 
 
 def _distances(expected: Lineage, seen: Lineage) -> tuple[dict[int, int | None], str]:
-    """By step that differs, the largest distance over ranks and micro-batches; None where one of a pair is no number."""
+    """By differing step, the largest distance over ranks and micro-batches; None where either value is not a number."""
     places: list[int] = []
     pairs: tuple[list[float], list[float]] = ([], [])
     for other, record in _unlike(expected, seen):
@@ -127,7 +127,7 @@ def _distances(expected: Lineage, seen: Lineage) -> tuple[dict[int, int | None],
 
 
 def _stretches(parts: Iterable[Stretch]) -> tuple[Stretch, ...]:
-    """Those that overlap, or follow each other, as one."""
+    """Merge stretches that overlap or adjoin."""
     found: list[Stretch] = []
     for first, last in sorted(parts):
         if found and first <= found[-1][1] + 1:
@@ -138,7 +138,7 @@ def _stretches(parts: Iterable[Stretch]) -> tuple[Stretch, ...]:
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[int]:
-    """Steps to draw: of each stretch of equal length the first, the lowest, the highest and the last."""
+    """Steps to draw: the first, lowest, highest and last of each stretch of equal length."""
     if len(points) <= 2 * STRETCHES:
         return [step for step, _ in points]
     length = -(-len(points) // STRETCHES)
@@ -164,7 +164,7 @@ def _y(upright: Scale, value: float) -> float:
 
 
 def _line(values: Mapping[int, float], scale: Scale, upright: Scale) -> str:
-    """In pieces: what is no number leaves a gap, and so do steps that are missing."""
+    """A line in pieces: values that are not numbers and missing steps leave gaps."""
     points = sorted(values.items())
     pieces: list[list[tuple[float, float]]] = [[]]
     numbers = {step: number for number, (step, _) in enumerate(points)}
@@ -227,7 +227,7 @@ def _ulp_chart(
     across: Scale,
     bands: Sequence[Stretch],
 ) -> Shown:
-    """Stems on a scale of powers of two; below them every step that differs."""
+    """Stems on a scale of powers of two; below them every differing step."""
     upright = Scale(0.0, max([1.0, *(math.log2(1 + value) for value in distance.values() if value is not None)]))
     floor = ULP_HEIGHT - 24
 

@@ -1,4 +1,4 @@
-"""What every page of chaosrun shares: the jinja environment and how numbers read.
+"""Shared by all pages of chaosrun: the jinja environment and the format of numbers.
 
 A page extends `shell.html` (blocks: title, favicon, content), which inlines `page.css` and `page.js`.
 """
@@ -20,7 +20,7 @@ Shown = Mapping[str, object]
 
 @cache
 def environment(*folders: Path) -> Environment:
-    """With the templates here and those in `folders`, which go first."""
+    """With the templates here and those in `folders`, which take precedence."""
     made = Environment(
         loader=FileSystemLoader([*folders, TEMPLATES]),
         autoescape=True,
@@ -39,7 +39,7 @@ def _span(seconds: float | None) -> str:
 
 
 def moment(time_s: float | None) -> str:
-    """A wall clock's reading, in UTC."""
+    """A wall-clock time, in UTC."""
     if time_s is None:
         return "–"
     try:

@@ -1,4 +1,4 @@
-"""The rest of a drill's page, as rows: both legs' environments, a diagnosis, the run's files, and what the restarts took."""
+"""The rest of a drill's page, as rows: both legs' environments, a diagnosis, the run's files, and the cost of the restarts."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ Piece = tuple[int, str, float]
 
 
 def particulars(source: Source) -> Shown:
-    """`environment`: rows of name, undisturbed, under faults, and whether they are the same."""
+    """`environment`: rows of name, value in the reference leg, value in the chaos leg, and whether they are equal."""
     found, run = source.view.verdict.divergence, source.view.run
     return {
         "fingerprints_only": found is not None and found.kind in FINGERPRINTED,
@@ -62,7 +62,7 @@ def _text(path: Path) -> str | None:
 
 
 def _environment(source: Source) -> Iterator[tuple[str, str, str, bool]]:
-    """What differs first."""
+    """Rows of both environments, differing ones first."""
     expected, seen = source.reference.history.environment or {}, source.chaos.history.environment or {}
     apart = differing_keys(expected, seen) if expected and seen else []
     for key in (*apart, *(key for key in {**expected, **seen} if key not in apart)):
@@ -111,7 +111,7 @@ def _diagnosed(found: "Diagnosis") -> Iterator[tuple[str, str]]:
 
 
 def restarts(source: Source) -> Shown | None:
-    """`times`: of each recovery; `parts`: what the wall time went into. None without a chaos leg that began."""
+    """`times`: of each recovery; `parts`: shares of the wall time. None without a chaos leg that began."""
     leg = source.chaos
     if not leg.history.attempts:
         return None
@@ -141,7 +141,7 @@ def _recovered(times: Sequence[RecoveryTimes]) -> str:
 def _parts(times: Sequence[RecoveryTimes], work: Work) -> tuple[Piece, ...]:
     if not work.wall_s:
         return ()
-    # A recovery's first step is work: it is among the steps that were kept, or lost again.
+    # A recovery's first step is work: it counts among the steps that were kept, or lost again.
     down_s = sum(
         seconds for entry in times for phase, seconds in entry.phases.items() if phase != "first_step" and seconds is not None
     )

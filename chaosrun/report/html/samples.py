@@ -1,4 +1,4 @@
-"""The sample ledger: what each micro-batch held in both legs, around the first divergence or else the first restart."""
+"""The sample ledger: the samples of each micro-batch in both legs, around the first divergence or else the first restart."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ MOST_IDS = 10
 
 
 def ledger(source: Source) -> Shown | None:
-    """`about`: what lies at the step in the middle; `by_ids`: else by digests of batches. None: no step to show."""
+    """`about`: the event at the middle step; `by_ids`: by sample ids, else by digests of batches. None: no step to show."""
     place = _place(source)
     if place is None:
         return None
@@ -24,7 +24,7 @@ def ledger(source: Source) -> Shown | None:
     expected, seen = source.reference.chain, _seen(source, attempt)
     steps: Sequence[int] = range(max(1, step - BEFORE), step + AFTER + 1)
     if source.view.facts.in_production:
-        steps = [number for number in steps if expected.at(rank, number)]  # what was done once is compared with nothing
+        steps = [number for number in steps if expected.at(rank, number)]  # a step done once has nothing to compare with
     pairs = [(number, expected.at(rank, number), seen.at(rank, number)) for number in steps]
     by_ids = all(record.knows_ids for _, *records in pairs for record in records if record is not None)
     origins = _origins(expected, rank, by_ids)
@@ -54,7 +54,7 @@ def _place(source: Source) -> tuple[int, int, int | None, str] | None:
 
 
 def _seen(source: Source, number: int | None) -> Lineage:
-    """The chaos leg's lineage up to this attempt: a divergence may lie in steps that a later restart cut off."""
+    """The chaos leg's lineage up to this attempt: a divergence may be in steps that a later restart cut off."""
     chain = source.chaos.chain
     attempt = next((entry for entry in source.chaos.history.attempts if entry.number == number), None)
     if attempt is None:
@@ -72,7 +72,7 @@ def _rows(
     *,
     here: bool,
 ) -> Iterator[Shown]:
-    """`found_at`: where in the undisturbed leg the batch that was seen instead belongs."""
+    """`found_at`: the step of the reference leg to which the batch seen instead belongs."""
     left, right = _batches(expected, by_ids), _batches(seen, by_ids)
     count = max(len(left), len(right))
     for micro in range(count):
@@ -98,7 +98,7 @@ def _batches(record: StepRecord | None, by_ids: bool) -> Sequence[Any]:
 
 
 def _origins(expected: Lineage, rank: int, by_ids: bool) -> Mapping[Any, list[int]]:
-    """Steps of the undisturbed leg by what their micro-batches held."""
+    """Steps of the reference leg by the contents of their micro-batches."""
     found: dict[Any, list[int]] = {}
     for step, record in expected.of(rank).items():
         for batch in _batches(record, by_ids):
@@ -111,7 +111,7 @@ def _key(batch: Any) -> str:
 
 
 def _words(batch: Any, other: Any) -> str:
-    """Sample ids, of a large batch those from the first that the other has not."""
+    """Sample ids; for a large batch those from the first one that differs from the other batch."""
     if batch is None:
         return "nothing"
     if not isinstance(batch, list | tuple):

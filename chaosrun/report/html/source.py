@@ -1,4 +1,4 @@
-"""What a page's figures are made from: both legs with their traces, read once. What is damaged in them is named."""
+"""The data of a page's figures: both legs with their traces, read once. Names damaged files."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,17 +32,17 @@ class Source:
 
     @property
     def words(self) -> tuple[str, str]:
-        """What the two sides of the comparison are called."""
+        """Names of the two sides of the comparison."""
         return ("as first done", "as it continued") if self.view.facts.in_production else ("reference", "under faults")
 
     @property
     def told(self) -> Leg:
-        """The leg whose course is shown: the disturbed one, or the undisturbed one if the disturbed one never began."""
+        """The leg whose course is shown: the chaos leg, or the reference leg if the chaos leg never began."""
         return self.chaos if self.chaos.history.journal else self.reference
 
 
 def read_source(view: RunView) -> Source:
-    """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
+    """Never fails on a file's content. Raises OSError when a file of the run cannot be read at all."""
     run, problems = view.run, list(view.damage)
     info = readable(lambda: read_run(run), problems)
     legs = [_leg(run, info, name, problems) for name in ("reference", run.main)]
@@ -68,7 +68,7 @@ def _rolled_back(leg: Leg) -> Leg:
 def _leg(run: RunLayout, info: RunInfo | None, name: str, problems: list[str]) -> Leg:
     layout = recorded_leg(run, info, name) if info else run.leg(name)
     if not layout.journal.exists() and not layout.attempts():
-        # A leg that never began: nothing is damaged.
+        # A leg that never began is not damage.
         history = LegHistory(name=name, layout=layout)
     else:
         history = read_leg(layout)

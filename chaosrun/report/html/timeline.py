@@ -1,4 +1,4 @@
-"""The course of a leg: attempts and ranks over time, what struck them, what was saved and what was rolled back."""
+"""The course of a leg: attempts and ranks over time, faults, saves and rolled-back steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ Times = Mapping[tuple[str, int], float]
 
 
 class Clock:
-    """Seconds since the leg's first attempt began; time in which it was interrupted does not pass."""
+    """Seconds since the leg's first attempt began, without the time in which it was interrupted."""
 
     def __init__(self, journal: Sequence[recorded.JournalEvent]) -> None:
         journal = from_first_attempt(journal)
@@ -50,9 +50,9 @@ class _Bar:
     attempt: int
     begin: float
     trains: float
-    """From here on it does steps."""
+    """From here on it computes steps."""
     lost: float
-    """From here on what it did was rolled back."""
+    """From here on its steps were rolled back."""
     end: float
 
 
@@ -63,14 +63,14 @@ class _Mark:
     """A key of `shapes` in templates/figures.html."""
     label: str
     rank: int | None = None
-    """None: in the row of checkpoints."""
+    """None: the row of checkpoints."""
     y: float = 0.0
     """In pixels from the top."""
 
 
 def timeline(source: Source) -> Shown | None:
-    """Of the leg that is told; None when it has nothing to show. `shapes`: kinds of marks that are there; `left_out`: how many
-    are not drawn; `told`: the same in words."""
+    """The timeline of the shown leg; None when it is empty. `shapes`: kinds of marks used; `left_out`: how many are not drawn;
+    `told`: the same in words."""
     leg = source.told.history
     if not leg.attempts or not leg.journal:
         return None
@@ -116,7 +116,7 @@ def timeline(source: Source) -> Shown | None:
 
 
 def _lanes(ranks: list[int], busy: set[int]) -> list[int]:
-    """Ranks with a lane of their own; where there are more, the others share one."""
+    """Ranks with their own lane; further ranks share one."""
     if len(ranks) <= MOST_LANES:
         return ranks
     return sorted(busy)[: MOST_LANES - 1] or ranks[:1]
@@ -153,7 +153,7 @@ def _times(journal: Sequence[recorded.JournalEvent]) -> Times:
         if isinstance(record, recorded.AttemptStarting | recorded.AttemptStarted | recorded.AttemptStopped):
             newest = record.attempt
             times.setdefault((record.event, newest), record.time_s)
-        elif isinstance(record, recorded.SupervisorResumed):  # the attempt under way had ended with the former supervisor
+        elif isinstance(record, recorded.SupervisorResumed):  # the attempt under way ended with the former supervisor
             times.setdefault(("attempt.stopped", newest), record.time_s)
     return times
 
@@ -186,7 +186,7 @@ def _last_kept(attempt: Attempt, rank: int, chain: Lineage) -> float | None:
 
 
 def _paths(bars: Sequence[_Bar], rank: int, scale: Scale) -> dict[str, str]:
-    """One path a kind and lane keeps thousands of bars small."""
+    """One path per kind and lane keeps the page small with thousands of bars."""
     own = [bar for bar in bars if bar.rank == rank]
     spans = {
         "rise": [(bar.begin, bar.trains) for bar in own],
@@ -206,7 +206,7 @@ def _box(begin: float, end: float, scale: Scale) -> str:
 
 
 def _heads(began: Sequence[tuple[int, float]], scale: Scale) -> Iterator[tuple[float, int | None, bool]]:
-    """Where attempts begin, their numbers where there is room beside the one before, and whether these stand to the left."""
+    """Where attempts begin, their numbers where there is room next to the previous one, and whether these are on the left."""
     free = 0.0
     for number, at in began:
         place = scale.at(at)
@@ -270,7 +270,7 @@ def _mishaps(source: Source, clock: Clock) -> Iterator[_Mark]:
     planned = {record.attempt for record in leg.events(recorded.FaultObserved) if record.how == "hang"}
     found: list[tuple[recorded.JournalEvent, int | None, str]] = [
         *((record, record.rank or 0, "unplanned") for record in leg.events(recorded.DeathUnplanned)),
-        # One that a fault was the cause of is told by the fault's own mark.
+        # A death caused by a fault is shown by the fault's own mark.
         *((record, record.first, "hang") for record in leg.events(recorded.HangDeclared) if record.attempt not in planned),
         *((record, None, "aside") for record in leg.events(recorded.CheckpointQuarantined)),
     ]
@@ -297,7 +297,7 @@ def _saves(source: Source, clock: Clock) -> Iterator[_Mark]:
 
 
 def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
-    """What the script saved by itself, by step; where torch or safetensors wrote, that alone."""
+    """The script's own saves, by step; where torch or safetensors wrote, only those."""
     made = [record for _, trace in sorted(attempt.traces.items()) for record in trace.saves if record.how != "remove"]
     written = [record for record in made if record.how not in ("open", "rename")] or made
     return {step: [each for each in written if each.step == step] for step in {record.step for record in written}}
