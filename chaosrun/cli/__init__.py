@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and the exit code that it ends with. Nothing else.
+"""The command line: its commands and its exit code. Nothing else.
 
 Data goes to stdout, progress and errors to stderr. Everything heavy is imported inside the commands: `--help` must be instant.
 """
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's); returns the exit code."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started this process
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):
-        # A character that the terminal's encoding lacks must not cost the report of a drill.
+        # A character that the terminal's encoding lacks must not lose the report of a drill.
         sys.stdout.reconfigure(errors="replace")
     try:
         if arguments is None and tokens and tokens[0] in DRILL_HERE:
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(tokens: Sequence[str]) -> int | None:
-    """Run a command line; what comes after two dashes is passed on as it is, to commands that take it."""
+    """Run a command line; words after two dashes are passed on unchanged, to commands that take them."""
     if "--" in tokens:
         dashes = tokens.index("--")
         command, bound, unparsed = app.parse_args(tokens[:dashes])

@@ -80,7 +80,7 @@ def suite(
 def _run_suite(
     run: "Callable[..., SuiteResult]", junit: Path | None, markdown: Path | None, *, quiet: bool, output: str
 ) -> "SuiteResult":
-    """If it is cut short, the drills that had ended are shown and reported before the error is raised."""
+    """If the suite is cut short, the drills that had ended are shown and reported before the error is raised."""
     from chaosrun.campaign.report.pages import hand_out
     from chaosrun.campaign.report.text import render_suite
 
@@ -97,7 +97,7 @@ def _run_suite(
         with options.ticking(quiet=quiet) as on_event:
             return run(on_event=on_event, on_cut_short=on_cut_short)
     except ChaosrunError:
-        if output == "text":  # else the error is the only value
+        if output == "text":  # otherwise the error is the only value
             write_out("".join(options.as_text(render_suite(so_far, quiet=quiet)) for so_far in ended))
         raise
 

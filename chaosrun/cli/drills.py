@@ -306,7 +306,7 @@ def cancel(
     except UsageError:
         if layout.run_json.is_file():
             raise
-        ended, seen = False, None  # the command that began it has removed it meanwhile
+        ended, seen = False, None  # the command that began it has removed it in the meantime
     error = None if seen is None or seen.error is None or seen.error.kind == InterruptedRunError.__name__ else seen.error
     name = f"run {layout.run_id}"
     if error is not None:

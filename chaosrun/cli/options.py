@@ -1,4 +1,4 @@
-"""What commands share: their arguments, and how they show what they found: pages on stdout, progress on stderr."""
+"""Shared by commands: their arguments, and how they show results: pages on stdout, progress on stderr."""
 
 import os
 import re
@@ -85,12 +85,12 @@ NO_FAULTS = WayInWithoutFaults()
 def job_asked(
     job: Path | None, overrides: Sequence[str], after: Sequence[str], asked: WayIn, *, quiet: bool
 ) -> "tuple[Path | TypedJob, tuple[str, ...]]":
-    """The job that a command is about, and the changes to it; what was guessed is printed. Raises UsageError."""
+    """The command's job, and the changes to it; prints guesses. Raises UsageError."""
     from chaosrun.spec.command_line import Asked, is_job_file, keep, typed_job
     from chaosrun.spec.job_file import load_job
 
     if job is not None and after and re.match(r"[a-z][a-z_.0-9\[\]]*=", str(job)) and not job.exists():
-        job, overrides = None, (str(job), *overrides)  # of a command, which comes after the dashes
+        job, overrides = None, (str(job), *overrides)  # of a command, which follows the dashes
     options = Asked(workers=asked.workers, kill=tuple(asked.kill or ()), preempt=tuple(asked.preempt or ()))
     if job is not None and is_job_file(job):
         if after:
@@ -146,7 +146,7 @@ def moment(option: str, text: str) -> dict[str, int]:
 
 
 def numbers(option: str, text: str, of: str) -> tuple[int, ...]:
-    """`1,27,66`, each 1 or more. Raises UsageError, naming the option and what they are numbers of."""
+    """`1,27,66`, each 1 or more. Raises UsageError, naming the option and what the numbers mean."""
     try:
         found = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError as error:
@@ -162,7 +162,7 @@ def names(given: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def one_or_more(option: str, number: int | None) -> None:
-    """Raises UsageError for what is not a number of drills."""
+    """Raises UsageError for anything but a number of drills."""
     if number is not None and number < 1:
         raise UsageError(f"{option} {number} is not a number of drills", hint=f"give {option} a number, 1 or more")
 

@@ -59,7 +59,7 @@ def status(
         except KeyboardInterrupt:
             if output != "json":
                 print(f"run {layout.run_id} goes on", file=sys.stderr)
-            return InterruptedRunError.exit_code  # only watching has ended, not the run
+            return InterruptedRunError.exit_code  # only the watching has ended, not the run
         if output == "json":
             return 0
     seen = read_status(layout, supervised=is_supervised(layout))
@@ -127,7 +127,7 @@ def trace(
         raise UsageError(f"there is no such trace of the {name} leg", hint=hint)
     for number, of, path in found:
         for record in all_records(path, 0, 0):
-            # The origin of its file, so that each line tells where it is from.
+            # The origin of its file, so that each line names its source.
             about = {"leg": name, "attempt": number, "rank": of}
             if not write_out(json.dumps({**about, **json.loads(encode(record))}) + "\n"):
                 return 0
@@ -278,11 +278,11 @@ def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank:
 
 
 def _until_ended(run: RunLayout, tell: Callable[[], bool], *, or_when: Callable[[], bool] = lambda: False) -> None:
-    """Call `tell` repeatedly, and once more after the run's end, unless `tell` returns that nobody reads any more."""
+    """Call `tell` repeatedly, and once more after the run's end, unless `tell` returns that the reader is gone."""
     from chaosrun.records.supervision import is_supervised
 
     while True:
-        # Asked before `tell`, which then reads all that was written before the end.
+        # Checked before `tell`, which then reads everything written before the end.
         over = or_when() or not is_supervised(run)
         if not tell() or over:
             return

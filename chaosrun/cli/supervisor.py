@@ -1,6 +1,6 @@
 """`python -m chaosrun.cli.supervisor`: the supervisor of a drill that a command follows, or has detached.
 
-It is `chaosrun.supervise.process` with what `submit` and `resume` add: reports, and progress, which is its log.
+Like `chaosrun.supervise.process`, with the additions of `submit` and `resume`: reports, and progress, which is its log.
 """
 
 import sys
