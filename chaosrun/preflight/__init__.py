@@ -1,3 +1,3 @@
-"""Whether a cluster is fit to train on, with preemptions: probes that run on every node, checks (pure) that judge what the
-probes found, and an engine that runs both.
+"""Whether a cluster is fit for training with preemptions: probes that run on every node, checks (pure) that judge the probes'
+results, and an engine that runs both.
 """

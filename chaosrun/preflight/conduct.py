@@ -1,4 +1,4 @@
-"""One preflight from the request to its result: chooses the checks, reads job and baseline, makes the pool, writes the list of
+"""Conducts one preflight from request to result: chooses the checks, reads job and baseline, makes the pool, writes the list of
 good nodes."""
 
 import difflib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _declared() -> tuple[Check[Any], ...]:
-    """Every check there is: the CHECK of each module in `checks/`, in the order that they declare."""
+    """All checks: the CHECK of each module in `checks/`, in their declared order."""
     modules = [importlib.import_module(f"{folder.__name__}.{each.name}") for each in pkgutil.iter_modules(folder.__path__)]
     found = [check for module in modules if isinstance(check := getattr(module, "CHECK", None), Check)]
     return tuple(sorted(found, key=lambda check: check.order))
@@ -45,7 +45,7 @@ DEEP_EXTRA_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for."""
+    """The request of a preflight."""
 
     job: Path | None = None
     overrides: Sequence[str] = ()
@@ -103,7 +103,7 @@ def conduct(request: Request, *, root: Path, address: str | None, on_event: List
 
 @contextmanager
 def _pool(address: str | None, job: "Job | None", interrupts: Interrupts) -> "Iterator[ProbePool]":
-    """A private Ray is told of as many CPUs as the job asks for, as `chaosrun submit` would tell it."""
+    """The pool of agents; a private Ray counts as many CPUs as the job requests, as with `chaosrun submit`."""
     from chaosrun.cluster.probe_pool import ProbePool
 
     with interrupts.postponed():
@@ -176,7 +176,8 @@ def _baseline(path: Path) -> Baseline:
 def choose(
     checks: Sequence[Check[Any]], level: Level, *, only: Sequence[str] = (), skip: Sequence[str] = ()
 ) -> tuple[Check[Any], ...]:
-    """In their order; what `only` names, whatever its level. Raises UsageError for an unknown name, or when none is left."""
+    """The chosen checks, in order; those in `only` at any level. Raises UsageError for an unknown name, or when none is
+    left."""
     names = [check.name for check in checks]
     for option, wanted in (("--only", only), ("--skip", skip)):
         for name in wanted:
@@ -193,12 +194,12 @@ def choose(
     return chosen
 
 
-# The file of good nodes: for a scheduler, one a line, by the name that the report calls it; that is its hostname, wherever one
-# Ray node runs on a host.
+# The file of good nodes, for a scheduler: one name per line as in the report, which is the hostname if one Ray node runs
+# per host.
 
 
 def expect_good_nodes(path: Path) -> None:
-    """Remove an older list, which might be taken for this preflight's. Raises UsageError where none can be written."""
+    """Remove an older list, which might be mistaken for this preflight's. Raises UsageError if none can be written."""
     expect_writable("--write-good-nodes", path)
     if not is_stream(path):
         path.unlink(missing_ok=True)
@@ -210,7 +211,7 @@ def write_good_nodes(path: Path, result: Result) -> None:
 
 
 def write_named(option: str, path: Path, text: str) -> None:
-    """Into the file that this option names. Raises UsageError."""
+    """Write the file that this option names. Raises UsageError."""
     try:
         write_to(path, text.encode())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The last completed run of a job: what its steps, saves and restarts took, and how large its checkpoints are."""
+"""The last completed run of a job: the times of its steps, saves and restarts, and the size of its checkpoints."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,12 +38,12 @@ class EarlierRun(Struct, frozen=True, kw_only=True):
 
 
 def earlier_run(root: Path, job: Job) -> EarlierRun | None:
-    """The newest run of this very job under a root that went through; None: there is none."""
+    """The newest completed run of the same job under a root; None: there is none."""
     found, asked = list[tuple[float, RunLayout]](), _training(job.spec.model_dump(mode="json"))
     with suppress(OSError):
         for path in (root / "runs").iterdir():
             run = RunLayout(path)
-            with suppress(UsageError):  # one that goes on, was interrupted, or is damaged
+            with suppress(UsageError):  # still running, interrupted, or damaged
                 info = read_run(run)
                 same = info.job == str(job.path.resolve()) and _training(info.spec) == asked
                 if same and read_object(run.verdict_json).get("outcome") == "completed":
@@ -66,7 +66,7 @@ def _training(spec: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _newest_checkpoint(leg: LegLayout) -> int | None:
-    """Its bytes."""
+    """Its size in bytes."""
     names = os.listdir(leg.checkpoints) if leg.checkpoints.is_dir() else []
     for name in sorted((name for name in names if checkpoint_step(name) is not None), reverse=True):
         files = [path for path in (leg.checkpoints / name).rglob("*") if path.is_file() and not path.is_symlink()]
@@ -79,7 +79,7 @@ def _newest_checkpoint(leg: LegLayout) -> int | None:
 
 
 def costs_of(legs: Sequence[LegHistory]) -> Costs:
-    """A step that a save preceded, and the first one of an attempt, are left out: they have more to do."""
+    """Steps right after a save, and the first of an attempt, are left out, as they do extra work."""
     attempts = [attempt for leg in legs for attempt in leg.attempts]
     steps = [step for attempt in attempts for trace in attempt.traces.values() for step in trace.steps]
     return Costs(
@@ -113,7 +113,7 @@ def _steps(attempt: Attempt) -> Iterator[float]:
 
 
 def _saves(attempt: Attempt) -> Iterator[float]:
-    """Each save's seconds, on the rank on which it took longest: the others wait for it."""
+    """Each save's seconds, on the slowest rank, for which the others wait."""
     durations: dict[int, float] = {}
     for trace in attempt.traces.values():
         for record in trace.checkpoints:

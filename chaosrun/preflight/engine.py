@@ -1,5 +1,5 @@
-"""Runs a preflight: which checks run on which nodes, which nodes are left out, and the result. Asks the pool, lets checks
-judge, and compares with peers and with a baseline. Must not know any single check, nor Ray.
+"""Runs a preflight: decides which checks run on which nodes and which nodes are left out, and makes the result. Runs probes
+through the pool, lets checks judge, and compares with peers and a baseline. Must not know any single check, nor Ray.
 """
 
 import shlex
@@ -30,21 +30,21 @@ REMEDIES = {
 
 
 class Agents(Protocol):
-    """The pool of probe agents, as the engine sees it."""
+    """The engine's interface to the pool of probe agents."""
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """Those that answer."""
+        """Nodes that answer."""
         ...
 
     @property
     def everyone(self) -> Sequence[Node]:
-        """Those that answer and those that do not."""
+        """All nodes, answering or not."""
         ...
 
     @property
     def lost(self) -> Mapping[str, str]:
-        """By node that no longer answers, the reason."""
+        """By silent node, the reason."""
         ...
 
     def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
@@ -52,7 +52,7 @@ class Agents(Protocol):
         ...
 
     def check_agents(self) -> None:
-        """Ask every node's agent; one that does not answer is lost."""
+        """Call every node's agent; one that does not answer is lost."""
         ...
 
 
@@ -63,7 +63,7 @@ class Participants:
     agents: Agents
     names: frozenset[str]
     answered: set[str] = field(default_factory=set)
-    """Nodes that have answered a call of it."""
+    """Nodes that have answered one of its calls."""
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -79,7 +79,7 @@ class Participants:
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """One preflight. `run` returns its result; a KeyboardInterrupt goes through."""
+    """One preflight. `run` returns its result; a KeyboardInterrupt passes through."""
 
     setting: Setting
     pool: Agents
@@ -114,7 +114,7 @@ class Engine:
         )
 
     def _report_lost(self, remedy: str) -> None:
-        """Nodes that do not answer, and of which no row says so."""
+        """Add rows for lost nodes that have none yet."""
         told = {finding.node for finding in self._findings if finding.status in BAD}
         silent = [name for name in self.pool.lost if name not in told]
         if silent and all(run.name != ANSWERS for run in self._runs):
@@ -125,7 +125,7 @@ class Engine:
             self._leave_out(name, ANSWERS, why)
 
     def _make(self, check: Check[Any]) -> None:
-        """Make one check. Checks of a single node go on even on a node with a fault: there may be more to repair."""
+        """Make one check. Checks of single nodes continue even on a node with a fault, as there may be more to repair."""
         began = self.clock()
         names = frozenset(node.name for node in self.pool.nodes) - (self._out.keys() if check.call is None else set())
         pool = Participants(self.pool, names)
@@ -145,8 +145,8 @@ class Engine:
         self._take(check, found, facts, self.clock() - began)
 
     def _gathered(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> tuple[Any, list[Finding]]:
-        """Run a check over several nodes. An exception becomes an ERROR row, as nothing is known of the nodes then; the other
-        checks go on."""
+        """Run a check over several nodes. An exception becomes an ERROR row, as nothing is known about the nodes then; the
+        other checks continue."""
         try:
             here = self._setting()
             if check.gather is not None:
@@ -210,7 +210,7 @@ class Engine:
 
 
 def _rows(check: Check[Any]) -> Rows:
-    """Of the whole check."""
+    """The rows of the whole check."""
     return Rows(check=check.name, name=check.about)
 
 

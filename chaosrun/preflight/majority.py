@@ -1,4 +1,4 @@
-"""Which of several nodes differ from the majority, if there is one; which nodes to blame when pairs of nodes fail. Pure."""
+"""Finds nodes that differ from the majority, if there is one; and nodes to blame when pairs of nodes fail. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from chaosrun.wording import listed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Majority:
     value: str
-    """What most nodes have; empty where equally many have another."""
+    """The value of most nodes; empty in a tie."""
     share: str
-    """How many, for people."""
+    """How many nodes have it, for people."""
     odd: Mapping[str, str]
-    """By node that differs, what it has; in a tie, what every node has."""
+    """The value of each node that differs; in a tie, of every node."""
     groups: Mapping[str, Sequence[str]]
-    """The nodes by what they have."""
+    """The nodes by value."""
 
     @property
     def tied(self) -> bool:
-        """Whether they differ without a majority: of two nodes neither can be called the odd one."""
+        """Whether they differ without a majority (of two differing nodes neither is the odd one)."""
         return not self.share
 
     def __str__(self) -> str:
@@ -45,10 +45,10 @@ def majority(values: Mapping[str, str]) -> Majority:
 
 
 def fewest_to_blame(names: Sequence[str], failed: Iterable[tuple[str, str]], head: str | None = None) -> list[str]:
-    """Names without which none of the failed (from, to) is left, as few as a greedy choice finds.
+    """Names without which none of the failed (from, to) pairs is left, as few as a greedy choice finds.
 
     First a node that fails with itself, then the one that fails with most others; of two that fail only with each other, the
-    one that is not reached, then the one that is not Ray's head, then the later one.
+    unreachable one, then the one that is not Ray's head, then the later one.
     """
     order = {name: index for index, name in enumerate(names)}
     partners: dict[str, set[str]] = {name: set() for name in order}

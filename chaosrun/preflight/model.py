@@ -30,7 +30,7 @@ class Level(StrEnum):
 
 
 class Status(StrEnum):
-    """From good to bad: a group of findings has the worst status in it."""
+    """From good to bad; a group of findings has the worst status in it."""
 
     SKIP = "SKIP"
     """Does not apply here; never a PASS."""
@@ -162,18 +162,18 @@ class Rows:
 
 
 class Answers(Struct, Generic[F], frozen=True, kw_only=True):
-    """The answers of the nodes that were asked the same question, by name."""
+    """The nodes' answers to the same call, by name."""
 
     answered: Mapping[str, F]
     unanswered: Mapping[str, Outcome]
-    """Without facts, and why."""
+    """Nodes without facts, and why."""
     asked_s: tuple[float, float] = (0.0, 0.0)
-    """When they were asked and when the last one had answered, by the clock of who asked: seconds since the epoch."""
+    """When the calls were sent and when the last answer had come, by the caller's clock: seconds since the epoch."""
 
 
 def read_answers(outcomes: Mapping[str, Outcome], facts: type[F], asked_s: tuple[float, float] = (0.0, 0.0)) -> Answers[F]:
     """The facts of each node as one type. An answer of another form, as from a node with another version of chaosrun, counts as
-    none."""
+    missing."""
     answered, unanswered = dict[str, F](), dict[str, Outcome]()
     for name, outcome in outcomes.items():
         try:
@@ -190,38 +190,38 @@ def read_answers(outcomes: Mapping[str, Outcome], facts: type[F], asked_s: tuple
 
 
 def ask(probe: str, limit_s: float, env: Mapping[str, str] | None = None, **parameters: Any) -> Call:
-    """A call of `preflight.probes.PROBE`; of a check that has its probe in its own file, by that file's `__name__`."""
+    """A call of `preflight.probes.PROBE`; for a check with its probe in its own file, by that file's `__name__`."""
     module = probe if "." in probe else f"{PROBES}.{probe}"
     return Call(probe=module, parameters=parameters, limit_s=limit_s, env=env or {})
 
 
 class Pool(Protocol):
-    """The nodes that a check may ask."""
+    """The nodes that a check may probe."""
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """Those that are still in."""
+        """Nodes that are still included."""
         ...
 
     def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:
-        """Run calls, by node name, at the same time; returns when every one has ended. Never raises for what happens there."""
+        """Run calls, by node name, at the same time; returns when every one has ended. Never raises for errors there."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a preflight was asked for."""
+    """The request of a preflight."""
 
     level: Level
     root: Path
     """Where runs are kept (absolute)."""
     storage: Path
-    """Where checkpoints would be (absolute): of the job, or below the root."""
+    """Where checkpoints would be (absolute): the job's directory, or one below the root."""
     job: "Job | None" = None
     token: str = "token"
-    """Unique to this preflight: names of files are made of it."""
+    """Unique to this preflight; used in file names."""
     seconds: float | None = None
-    """How long a deep preflight may take, as asked; None: as long as its checks take."""
+    """How long a deep preflight may take, as requested; None: as long as its checks take."""
     mtbf_s: float | None = None
     """Mean time between failures of one node, if given."""
     forecast_nodes: Sequence[int] = ()
@@ -229,9 +229,9 @@ class Setting:
     earlier: Mapping[str, object] = field(default_factory=dict)
     """Facts of the checks before this one, by the check's name."""
     last_run: "EarlierRun | None" = None
-    """The last completed run of this very job; None: there is none."""
+    """The last completed run of the same job; None: there is none."""
     drills: "Drills | None" = None
-    """Carries drills out; None: no drills can be made."""
+    """Runs drills; None: no drills can be made."""
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -241,24 +241,25 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check(Generic[F]):
-    """What a module of `preflight.checks` declares: each node makes it (`call`, `facts`), or several together (`gather`)."""
+    """The declaration of a module of `preflight.checks`: each node makes the check (`call`, `facts`), or several together
+    (`gather`)."""
 
     name: str
-    """As --only and --skip have it."""
+    """Its name in --only and --skip."""
     about: str
     """What it finds out, in a few words."""
     order: int
-    """Its place among the checks: those of single nodes first run beside each other."""
+    """Its place among the checks; those of single nodes come first and run in parallel."""
     level: Level = Level.QUICK
     """The lowest level that makes it."""
     call: Callable[[Setting, Node], Call] | None = None
     facts: type[Any] = dict
-    """What the probe of `call` answers."""
+    """The answer type of the probe in `call`."""
     gather: Callable[[Setting, Pool], F] | None = None
-    """Effects: runs probes, returns what they found."""
+    """Effects: runs probes, returns their facts."""
     judge: Callable[[Setting, Sequence[Node], F], Iterable[Finding]]
-    """Pure: judges what was found; the nodes are those that were asked. Of a check with `call` it is given `Answers`; a node
-    without one of which it says nothing gets its ERROR row from the engine."""
+    """Pure: judges the facts; the nodes are those probed. For a check with `call` it gets `Answers`; a node without an answer
+    that it does not mention gets its ERROR row from the engine."""
 
     def __post_init__(self) -> None:
         assert (self.call is None) != (self.gather is None), self.name

@@ -1,4 +1,4 @@
-"""Compares numbers with those of peers and of a baseline: one that is far worse becomes a WARN or a FAIL."""
+"""Compares numbers with peers' and a baseline's: one that is far worse becomes a WARN or a FAIL."""
 
 import math
 import re
@@ -30,7 +30,7 @@ class Kinds:
         self._has = {node.name: (node.cpus > 0, node.gpus > 0) for node in nodes}
 
     def of(self, finding: Finding, measure: Measure) -> Kind:
-        """`cuda:0` and `cuda:1` are of one kind, a processor and a GPU are not."""
+        """The kind of a finding: `cuda:0` and `cuda:1` are of one kind, a CPU and a GPU are not."""
         device = finding.device or ""
         numbered = _NUMBERED.fullmatch(device)
         of_device = numbered[1] if numbered else "cpu" if device == "cpu" else ""
@@ -46,10 +46,10 @@ class Kinds:
 
 
 def against_peers(findings: Sequence[Finding], nodes: Sequence[Node]) -> list[Finding]:
-    """The same findings; one whose number is far worse than the median of its peers is a WARN or a FAIL.
+    """The findings, where one whose number is far worse than the median of its peers is a WARN or a FAIL.
 
-    Peers are findings of one check, name, unit and kind of device, on nodes that are alike in having CPUs and GPUs or none: a
-    head that trains nothing may have a smaller network card or disk.
+    Peers are findings of one check, name, unit and kind of device, on nodes that both have or both lack CPUs and GPUs: a head
+    that trains nothing may have a smaller network card or disk.
     """
     kinds = Kinds(nodes)
     peers = kinds.medians(findings, MIN_PEERS)
@@ -62,7 +62,7 @@ def against_peers(findings: Sequence[Finding], nodes: Sequence[Node]) -> list[Fi
 
 
 class Baseline:
-    """An earlier preflight, to compare with: the same device of the same node, else the median of its kind then."""
+    """An earlier preflight to compare with: the same device of the same node, else the median of its kind then."""
 
     def __init__(self, earlier: Result) -> None:
         kinds = Kinds(earlier.nodes)
@@ -74,7 +74,7 @@ class Baseline:
         self._medians = kinds.medians(earlier.findings)
 
     def compare(self, findings: Sequence[Finding], nodes: Sequence[Node]) -> list[Finding]:
-        """The same findings; one whose number is far worse than then is a WARN or a FAIL."""
+        """The findings, where one whose number is far worse than then is a WARN or a FAIL."""
         kinds = Kinds(nodes)
         then = [self._then(kinds, finding) for finding in findings]
         return [
@@ -83,7 +83,7 @@ class Baseline:
         ]
 
     def compared(self, findings: Sequence[Finding], nodes: Sequence[Node]) -> Finding:
-        """A row of the whole cluster: how many of all numbers had something to be compared with."""
+        """A row of the whole cluster: how many of all numbers could be compared."""
         kinds = Kinds(nodes)
         bounded = [self._then(kinds, finding) for finding in findings if _bounded(finding)]
         known, rows = sum(then is not None and then[0] > 0 for then in bounded), ROWS.of(name="numbers compared")
@@ -104,7 +104,7 @@ class Baseline:
 
 
 def _bounded(finding: Finding) -> bool:
-    """Whether it has a number that bounds are set for."""
+    """Whether it has a number with bounds."""
     measure = finding.measure
     if measure is None or (measure.warn, measure.fail) == (None, None) or finding.status in (Status.SKIP, Status.ERROR):
         return False

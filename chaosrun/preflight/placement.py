@@ -1,7 +1,7 @@
-"""Where the job's workers can go: whether they take GPUs, and how many a node has room for. Pure.
+"""Where the job's workers can be placed: whether they take GPUs, and how many a node has room for. Pure.
 
-As `RayCluster` decides it: `per_worker.gpu: auto` is a GPU each when the whole cluster has one for every worker, else none at
-all; a node is filled before the next one is taken.
+Follows `RayCluster`: `per_worker.gpu: auto` is one GPU each when the whole cluster has one for every worker, else none; a node
+is filled before the next one is used.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from chaosrun.preflight.model import Setting
 
 
 def may_take_gpus(setting: Setting) -> bool:
-    """Whether workers may take GPUs, where only one of the cluster's nodes is known. Without a job: yes."""
+    """Whether workers may take GPUs, when only one of the cluster's nodes is known. Without a job: yes."""
     return setting.job is None or setting.job.spec.per_worker.gpu != 0
 
 
@@ -26,14 +26,14 @@ def gpus_per_worker(setting: Setting, nodes: Sequence[Node]) -> int:
 
 def room_on(node: Node, *, cpu: float, gpu: int) -> int:
     """How many workers of this size the node has resources for."""
-    # Ray counts CPUs in ten-thousandths: 0.1 goes into 0.3 three times.
+    # Ray counts CPUs in ten-thousandths, so 0.1 fits into 0.3 three times.
     room = int(node.cpus / cpu + 1e-9)
     return min(room, node.gpus // gpu) if gpu else room
 
 
 def workers_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> int:
-    """How many of the job's workers this one of the nodes may get; 0: none is ever placed there. Without a job nothing says how
-    large a worker is: one, where there is a CPU at all."""
+    """How many of the job's workers this node may get; 0: none is ever placed there. Without a job the size of a worker is
+    unknown: one, where there is any CPU."""
     if setting.job is None:
         return int(node.cpus > 0)
     spec = setting.job.spec
@@ -41,7 +41,7 @@ def workers_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> int:
 
 
 def nodes_used(setting: Setting, nodes: Sequence[Node]) -> int:
-    """How many of the nodes the job's workers fill, placed as densely as they can be. Without a job: all of them."""
+    """How many of the nodes the job's workers fill, placed as densely as possible. Without a job: all of them."""
     if setting.job is None:
         return len(nodes)
     left, used = setting.job.spec.workers, 0

@@ -1,7 +1,7 @@
 """The result of a preflight, and its JSON form: what `chaosrun preflight -o json` prints and a baseline is read from.
 
-Versions: `v` is RESULT_VERSION. It is raised when a field is taken away, renamed, or changes its type or its meaning. A field
-may be added without that. The names of checks and of what they look at, and their facts, are no part of the promise.
+Versions: `v` is RESULT_VERSION. It is raised when a field is removed, renamed, or changes its type or meaning. A field may be
+added without that. The names of checks and of their subjects, and their facts, are not covered.
 """
 
 import json
@@ -40,7 +40,7 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a preflight came to."""
+    """The result of a preflight."""
 
     __pydantic_config__ = EXPLAINED
     v: Literal[2] = RESULT_VERSION
@@ -142,8 +142,8 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def from_json(value: Any, label: str = "the result") -> Result:
-    """The result that `to_json` wrote; `label` is what messages call it. Raises UsageError. What is derived (fit, good, the
-    status of a check) is judged anew, not believed."""
+    """The result that `to_json` wrote; `label` is what messages call it. Raises UsageError. Derived values (fit, good, the
+    status of a check) are computed again, not read."""
     version = value.get("v") if isinstance(value, Mapping) and value.get("kind") == "preflight" else None
     if version is None:
         raise UsageError(f"{label} is not a result of a preflight", hint=HINT)
@@ -154,7 +154,7 @@ def from_json(value: Any, label: str = "the result") -> Result:
         )
     own = {name: part for name, part in value.items() if name not in DERIVED}
     try:
-        # As text, since strict means different things for JSON and for Python's values.
+        # As text, since strict differs between JSON and Python values.
         return result_adapter().validate_json(json.dumps(own))
     except ValidationError as error:
         first = error.errors()[0]
@@ -166,7 +166,7 @@ def _json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_json(str(key)): _json(inner) for key, inner in value.items()}
     if isinstance(value, str):
-        # A name of a file or a process may hold bytes that are no text; JSON cannot.
+        # A file or process name may contain bytes that are not text, which JSON cannot hold.
         return str(value).encode(errors="backslashreplace").decode()
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)

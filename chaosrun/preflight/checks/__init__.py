@@ -1,1 +1,1 @@
-"""The checks, a module each with its `CHECK`: what it asks of the nodes, and how it judges the answers."""
+"""The checks, one module each with its `CHECK`: its probes, and how it judges their answers."""

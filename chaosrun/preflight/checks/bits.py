@@ -1,7 +1,7 @@
-"""The check "bits": does the same computation give the same bits, again on one device, and on all devices of a kind? Pure.
+"""The check "bits": does the same computation give the same bits, repeated on one device, and on all devices of a kind? Pure.
 
-It separates faults (a device whose bits change from run to run, or differ from those of equal devices) from what is known to
-change bits: another model, instruction set, version or number of threads. Devices are compared for faults only if all of these
+It separates faults (a device whose bits change from run to run, or differ from those of equal devices) from known causes of
+other bits: another model, instruction set, version or number of threads. Devices are compared for faults only if all of these
 are equal.
 """
 
@@ -35,13 +35,13 @@ def call(setting: Setting, node: Node) -> Call:
         seconds = DEEP_S if setting.seconds is None else DEEP_SHARE * setting.seconds
     threads = setting.job.spec.threads if setting.job else THREADS
     work = {"threads": threads, "repeats": REPEATS, "seconds": seconds}
-    # Products of GPUs are the check devices' own; torch is loaded for the CPU here alone.
+    # Products on GPUs are left to the check "devices"; torch is loaded for the CPU only here.
     return ask_devices(setting, node, seconds, cpu={**work, "products": True}, cuda=work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bits:
-    """What one device computed with one number of threads."""
+    """The results of one device with one number of threads."""
 
     row: Rows
     kind: Kind
@@ -85,7 +85,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[DevicesFacts]) 
 
 
 def _one_a_device(found: Iterable[tuple[Bits, Finding]], worse: Sequence[Status]) -> list[Finding]:
-    """One finding for each device, from those with one thread and with several: the worse one, else the first."""
+    """One finding per device, from those with one and with several threads: the worse one, else the first."""
     rows: dict[tuple[str | None, str | None], Finding] = {}
     for bits, finding in found:
         earlier = rows.get(bits.who)
@@ -95,7 +95,7 @@ def _one_a_device(found: Iterable[tuple[Bits, Finding]], worse: Sequence[Status]
 
 
 def _alone(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
-    """The finding on one device alone: whether it repeats itself."""
+    """The finding on one device alone: whether its results are repeatable."""
     yield from product(row, facts)
     same, remedy = "the same bits each time", remedy_for(row.device, facts.kind)
     bad = next((run for run in facts.training if run.differs), None)
@@ -153,7 +153,7 @@ def _kinds(sound: Sequence[Bits]) -> Iterator[tuple[Bits, Finding]]:
 
 
 def _beside(bits: Bits, usual: Bits, capabilities: Sequence[str]) -> Finding:
-    """A device beside the most frequent kind of its family."""
+    """Compare a device with the most frequent kind of its family."""
     row, kind, most = bits.row.of(name="kind"), structs.asdict(bits.kind), structs.asdict(usual.kind)
     operation = None if bits.like == usual.like else first_difference(usual.run.operations, bits.run.operations)
     if operation is None and kind["capability"] == most["capability"]:

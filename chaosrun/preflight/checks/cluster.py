@@ -1,8 +1,8 @@
-"""The check "cluster": are there enough resources, do the clocks agree, and is every node the same where it matters? Pure.
+"""The check "cluster": are there enough resources, do the clocks agree, and are all nodes equal where it matters? Pure.
 
 A clock is known only between two bounds: the times at which the question was sent and the answer came (Cristian, Probabilistic
-clock synchronization, 1989). A difference that the uncertainty could explain is no FAIL, and a clock whose difference it could
-hide is no PASS.
+clock synchronization, 1989). A difference that the uncertainty could explain is not a FAIL, and a clock whose difference it
+could hide is not a PASS.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,18 +38,18 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 
 def gather(setting: Setting, pool: Pool) -> ClusterFacts:
     job = setting.job
-    # Where imports are looked up in the job's own environment.
+    # Where the job's own environment looks up imports.
     path = [part for part in setting.env.get("PYTHONPATH", "").split(":") if part]
     call = ask("software", LIMIT_S, script=job and str(job.script_path), path=path)
     told = pool.ask({node.name: call for node in pool.nodes}, SoftwareFacts)
-    # A process of its own that does nothing else: the shorter it runs, the better its clock is known.
+    # A separate process that does nothing else: the shorter it runs, the better its clock is known.
     asked = pool.ask({name: ask("clock", LIMIT_S) for name in told.answered}, Clock)
     clocks = {name: _bounds(clock, asked.asked_s) for name, clock in asked.answered.items()}
     return ClusterFacts(software=told, clocks=clocks)
 
 
 def _bounds(clock: Clock, asked_s: tuple[float, float]) -> Bounds:
-    """The node's process ran between the two readings here."""
+    """Bounds of a node's clock, whose process ran between the two readings here."""
     began_s, ended_s = asked_s
     return clock.now_s - ended_s, clock.began_s - began_s
 
@@ -82,7 +82,7 @@ def _nodes(nodes: Sequence[Node], told: Answers[SoftwareFacts]) -> Iterator[Find
 
 
 def _resources(setting: Setting, nodes: Sequence[Node], answered: Mapping[str, SoftwareFacts]) -> Finding:
-    # A Ray of chaosrun's own counts as many CPUs as the job asks for, whatever the machine has.
+    # A private Ray counts as many CPUs as the job requests, independent of the machine.
     own = {name: facts.cpus for name, facts in answered.items() if facts.own_ray}
     nodes = [replace(node, cpus=min(node.cpus, own.get(node.name, node.cpus))) for node in nodes]
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
@@ -133,7 +133,7 @@ def _token(nodes: Sequence[Node], answered: Mapping[str, SoftwareFacts]) -> Find
 def _clocks(bounds: Mapping[str, Bounds]) -> Iterator[Finding]:
     rows = ROWS.of(name="clock")
     for node, (low, high) in bounds.items():
-        # Two nodes are compared with each other: nothing says which is right.
+        # Two nodes are compared with each other: it is unknown which is right.
         beside = {other: pair for other, pair in bounds.items() if len(bounds) > 2 or other != node}
         if not beside:
             yield rows.skip("one node: nothing to compare with", node=node)

@@ -1,6 +1,7 @@
-"""Whether every node has the same software and variables, and the job's script with all that it imports. Pure.
+"""Whether every node has the same software and variables, and the job's script with all its imports. Pure.
 
-Where no worker is ever placed, as on a head without CPUs, nobody needs torch or the script, and variables are its own matter.
+A node on which no worker is ever placed, such as a head without CPUs, needs neither torch nor the script, and its variables do
+not matter.
 """
 
 import re
@@ -47,12 +48,12 @@ def differing(
 
 
 def _spoken_of(found: Iterable[Finding]) -> set[str]:
-    """Names of the nodes that a finding other than a SKIP is about or blames."""
+    """Nodes that are the subject of a finding other than a SKIP, or blamed by one."""
     bad = [finding for finding in found if finding.status is not Status.SKIP]
     return {name for finding in bad for name in (finding.node, *finding.blames) if name}
 
 
-# What is installed
+# Installed software
 
 
 def versions(answered: Answered, workers: Collection[str], with_gpus: Collection[str]) -> Iterator[Finding]:
@@ -88,7 +89,7 @@ def versions(answered: Answered, workers: Collection[str], with_gpus: Collection
 
 
 def _torch(rows: Rows, there: Mapping[str, str], with_gpus: Collection[str]) -> Iterator[Finding]:
-    """The build (+cpu, +cu130) has to be the same only where there are GPUs, and where there are none."""
+    """The build (+cpu, +cu130) must be the same only among nodes with GPUs, and among those without."""
     found = list(_versions(rows, "torch", {node: version.partition("+")[0] for node, version in there.items()}))
     yield from found
     alike = there.keys() - _spoken_of(found)
@@ -98,7 +99,7 @@ def _torch(rows: Rows, there: Mapping[str, str], with_gpus: Collection[str]) -> 
 
 
 def _versions(rows: Rows, what: str, there: Mapping[str, str]) -> Iterator[Finding]:
-    # Versions that agree in so many parts differ by little.
+    # Versions that agree in this many parts differ little.
     parts = {"python": 2, "driver": 1, "numpy": 0}.get(what)
 
     def grade(values: Iterable[str]) -> Status:
@@ -108,11 +109,11 @@ def _versions(rows: Rows, what: str, there: Mapping[str, str]) -> Iterator[Findi
     yield from differing(rows, there, grade, "the same job may give other numbers there, or not start", remedy)
 
 
-# What is set
+# Variables
 
 
 def variables(answered: Answered, workers: Collection[str], of_job: frozenset[str]) -> Iterator[Finding]:
-    """`of_job`: what the job's own environment sets on every node alike."""
+    """`of_job`: variables that the job's own environment sets equally on every node."""
     rows = ROWS.of(name="environment variables")
     has = {node: facts.variables for node, facts in answered.items() if node in workers}
     alone = "one node: nothing to compare with" if len(answered) < 2 else "no other node gets a worker: nothing to compare with"
@@ -139,7 +140,7 @@ def variables(answered: Answered, workers: Collection[str], of_job: frozenset[st
 
 
 def script(answered: Answered, path: Path, workers: Collection[str]) -> Iterator[Finding]:
-    """Of every node that can get a worker: the script's files and its imports."""
+    """The script's files and imports on every node that can get a worker."""
     rows = ROWS.of(name="script")
     readable: dict[str, ScriptFacts] = {}
     for node, facts in answered.items():
@@ -177,7 +178,7 @@ def _imports(rows: Rows, readable: Mapping[str, ScriptFacts]) -> Iterator[Findin
     for node, facts in readable.items():
         missing = {name: about.optional for name, about in facts.imports.items() if not about.found}
         needed = [name for name, optional in missing.items() if not optional]
-        # A script may run without an optional module, and then goes another way than on nodes that have it.
+        # A script may run without an optional module, but then behaves differently from nodes that have it.
         names = needed or [name for name in missing if name in somewhere]
         if not names:
             told = f"{count(len(facts.imports), 'package')}, {'all that it needs' if missing else 'none missing'}"

@@ -1,4 +1,5 @@
-"""The check "devices": are all devices there, healthy according to their driver, free, and do they compute correctly? Pure."""
+"""The check "devices": are all devices present, healthy according to their driver, free, and do they compute correctly?
+Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,7 +37,7 @@ def call(setting: Setting, node: Node) -> Call:
 
 
 def ask_devices(setting: Setting, node: Node, seconds: float, **works: Any) -> Call:
-    """A call of the probe that computes on each device; `works` by kind of device, `seconds` that they take on purpose."""
+    """A call of the probe that computes on each device; `works` by kind of device; `seconds`: their planned duration."""
     gpus = node.gpus if may_take_gpus(setting) else 0
     limit_s = LIMIT_S[setting.level] + seconds
     return ask("devices", limit_s, env=setting.env, gpus=gpus, patience_s=PATIENCE_S[setting.level], works=works)
@@ -98,11 +99,11 @@ def _driver(row: Rows, node: Node, facts: DevicesFacts, *, wanted: bool) -> Iter
             yield number.passed(f"{seen}", counts)
 
 
-# What the driver says of one GPU
+# The driver's report on one GPU
 
 
 def _gpu(row: Rows, gpu: Gpu, one_worker: bool) -> list[Finding]:
-    # By this a technician finds the GPU.
+    # This identifies the GPU to a technician.
     place = f"({gpu.uuid or 'no UUID'}, bus {gpu.bus})"
     return [
         _state(row.of(name="state"), gpu, place),
@@ -203,30 +204,30 @@ def _others(row: Rows, gpu: Gpu) -> Finding:
 
 
 def _computing(gpu: Gpu) -> str:
-    """Processes that compute on the GPU, not those that only draw."""
+    """Processes that compute on the GPU, not those with graphics only."""
     mib = {process.pid: "?" if process.mib is None else size(process.mib * MIB) for process in gpu.processes}
     there = [process for process in gpu.processes if process.type != "G"]
     return listed([f"{each.name.split('/')[-1] or '?'} (pid {each.pid}, {mib[each.pid]})" for each in there], 3)
 
 
-# What came of computing on a device: rows that the check "bits" has too
+# Results of computing on a device: rows shared with the check "bits"
 
 
 def gpus_for_work(setting: Setting, nodes: Sequence[Node], node: Node) -> list[str]:
-    """GPUs that workers on this one of the nodes may get: of those that its Ray may use, the first that it counts."""
+    """GPUs that workers on this node may get: of those its Ray may use, the first ones it counts."""
     return [f"cuda:{index}" for index in range(node.gpus)] if gpus_per_worker(setting, nodes) else []
 
 
 def of_unused(row: Rows, found: Sequence[Finding]) -> list[Finding]:
-    """Findings on a device that no worker gets: a FAIL becomes a WARN."""
+    """Findings on an unused device: a FAIL becomes a WARN."""
     broken = [finding for finding in found if finding.status is Status.FAIL]
     told = [replace(each, status=Status.WARN, reason="; ".join(filter(None, (each.reason, UNUSED)))) for each in broken]
     return told or [row.skip(UNUSED, name="GPUs")]
 
 
 def unfinished(row: Rows, computed: Computed, holders: str = "") -> Finding:
-    """A device that gave no answer: broken, unless its process never came to it, or something else ended it, or holds its
-    memory (`holders` by name, where they are known)."""
+    """A device that gave no answer: broken, unless its process never reached it, or was ended by something else, or other
+    processes hold its memory (`holders` by name, where known)."""
     row, ended, error, at = row.of(name="product"), computed.ended, computed.error, f"(in: {computed.phase})"
     if not computed.touched:
         return row.error(f"{error} {at}", "see whether torch can be imported on that node, and how busy it is")
@@ -243,7 +244,7 @@ def unfinished(row: Rows, computed: Computed, holders: str = "") -> Finding:
 
 
 def product(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
-    """Memory, products and their speed, of a device on which they were tried."""
+    """Memory, products and their speed, for a device on which they were tested."""
     if not facts.products:
         return
     gpu, remedy = row.device != "cpu", remedy_for(row.device, facts.kind)
@@ -264,7 +265,7 @@ def product(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
 
 
 def remedy_for(device: str | None, kind: Kind | None = None) -> str:
-    """`kind`: what is known of the device; what its environment does to it is tried first."""
+    """`kind`: known facts of the device; effects of its environment are considered first."""
     if device != "cpu":
         return "take the node out and test the GPU (dcgmi diag -r 3); reset it or have it replaced"
     test = "take the node out and test its processor and memory (memtest86+, stress-ng --verify)"

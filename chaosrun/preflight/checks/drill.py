@@ -1,6 +1,6 @@
-"""The check "drill": a small real drill on each node, and one over all nodes that came back.
+"""The check "drill": a small real drill on each node, and one over all nodes that passed.
 
-The drills are carried out by a `Drills`; `preflight.drills.on_ray` has the implementation on Ray.
+A `Drills` runs the drills; `preflight.drills.on_ray` implements it on Ray.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ SLOW = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillRequest:
-    """Where a drill is to be, how large, and the overrides of the drill's job file."""
+    """Where to run a drill, its size, and the overrides of its job file."""
 
     nodes: tuple[Node, ...]
     workers: int
@@ -64,25 +64,25 @@ class DrillRequest:
 class Terms:
     root: Path
     begin_within_s: float | None
-    """Drills that have not begun by then are left out; None: all of them are made."""
+    """Drills that have not begun by then are left out; None: all are made."""
     limit_s: float
     """Time limit of one drill."""
     repeat_s: float = 0.0
-    """A drill that passes is repeated until this much time is over."""
+    """A passing drill is repeated until this much time is over."""
 
 
 class DrillOutcome(Struct, frozen=True, kw_only=True):
-    """The outcome of the first round that did not pass, else of the last one."""
+    """The outcome of the first round that did not pass, else of the last round."""
 
     status: Literal["PASS", "FAIL", "INCONCLUSIVE", "ERROR", "LATE"]
-    """Of its verdict; ERROR: it could not be carried out; LATE: no time was left to begin it."""
+    """Status of its verdict; ERROR: it could not be run; LATE: no time was left to begin it."""
     outcome: str | None = None
     cause: str = ""
     hint: str | None = None
     irreproducible: bool = False
-    """Two undisturbed runs differed."""
+    """Two reference runs differed."""
     difference: str = ""
-    """The first one between the drill and its undisturbed run, and where."""
+    """The first difference between the chaos leg and its reference, and where."""
     why: str = ""
     """The cause, if it is known."""
     differing: tuple[int, ...] = ()
@@ -91,37 +91,37 @@ class DrillOutcome(Struct, frozen=True, kw_only=True):
     planned: int = 0
     rounds: int = 1
     ranks: dict[int, str] = {}
-    """The node of each."""
+    """The node of each rank."""
     costs: Costs = Costs()
     seconds: float = 0.0
     run: str = ""
-    """Path of the run, where it is kept."""
+    """Path of the run, if it is kept."""
     run_argument: str = ""
     workers: int = 0
     gpu: int = 0
     on: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Nodes that passed alone and were left out of the drill over all."""
+    """Nodes that passed alone but were left out of the drill over all nodes."""
 
 
 class DrillFacts(Struct, frozen=True, kw_only=True):
     nodes: dict[str, DrillOutcome] = {}
     all: DrillOutcome | None = None
-    """Over the nodes that came back."""
+    """The drill over the nodes that passed."""
     unplaced: dict[str, str] = {}
     """Why there can be no drill, by node."""
     unseen: dict[str, str] = {}
-    """Why the folder for runs is not seen, by node."""
+    """Why the folder for runs is not visible, by node."""
     unwritable: str = ""
     strict: bool = True
-    """Whether the drill's job forbids what is not deterministic."""
+    """Whether the drill's job forbids nondeterministic operations."""
 
 
 class Drills(Protocol):
     """Carries drills out."""
 
     def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
-        """What became of each. A KeyboardInterrupt is raised again once no drill runs any more."""
+        """The outcome of each request. A KeyboardInterrupt is raised again once no drill runs any more."""
         ...
 
 
@@ -179,7 +179,7 @@ def _placed(told: DrillOutcome, request: DrillRequest) -> DrillOutcome:
 
 
 def request_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> DrillRequest | str:
-    """The drill of one of the nodes: two workers, or one where there is no room for more; why there can be none."""
+    """The drill of one node: two workers, or one where there is no room for more; or why there can be none."""
     job = setting.job
     gpu = gpus_per_worker(setting, [node] if job is None else nodes)
     if gpu and not node.gpus:
@@ -218,7 +218,7 @@ def _request(nodes: Sequence[Node], workers: int, cpu: float, gpu: int, job: Job
 
 @contextmanager
 def _no_empty_folders(root: Path) -> Iterator[None]:
-    """Remove folders that were made meanwhile and are empty."""
+    """Remove empty folders that were made meanwhile."""
     absent = [path for path in (root / "runs", root) if not path.exists()]
     try:
         yield
@@ -229,9 +229,10 @@ def _no_empty_folders(root: Path) -> Iterator[None]:
 
 
 def _nodes_without_the_root(setting: Setting, pool: Pool) -> dict[str, str]:
-    """Nodes that do not see what this process writes under the root, and why. Raises OSError where it cannot write there."""
+    """Nodes that cannot see files that this process writes under the root, and why. Raises OSError where it cannot write
+    there."""
     setting.root.mkdir(parents=True, exist_ok=True)
-    text = uuid.uuid4().hex  # nobody else can have written it
+    text = uuid.uuid4().hex  # no one else can have written it
     path, digest = setting.root / f".preflight-{text}", hashlib.sha256(text.encode()).hexdigest()
     path.write_text(text)
     try:
@@ -262,14 +263,14 @@ def judge(setting: Setting, nodes: Sequence[Node], facts: DrillFacts) -> list[Fi
         findings.append(_judged(rows, told, facts.strict, remedy))
         seconds = told.costs.restart_s
         if told.status == "PASS" and seconds is not None:
-            # For comparing nodes; the check forecast tells how long a job's restart takes.
+            # For comparing nodes; the check "forecast" reports the time of a job's restart.
             measure = Measure(number=seconds, unit="s", better="lower", warn=SLOW)
             findings.append(rows.passed(f"{seconds:.2g} s from a kill to the next step", name="restart", measure=measure))
     return [*findings, _over_all(facts)]
 
 
 def _unplaced(setting: Setting, facts: DrillFacts) -> Iterator[Finding]:
-    """A job leaves a node without room for its workers alone, such as a head without CPUs; it has to have room somewhere."""
+    """Nodes without room for workers, such as a head without CPUs, are not used by a job; but it needs room somewhere."""
     nowhere = setting.drills is not None and setting.job is not None and not facts.nodes
     for name, why in facts.unplaced.items():
         rows = ROWS.of(node=name)
@@ -277,7 +278,8 @@ def _unplaced(setting: Setting, facts: DrillFacts) -> Iterator[Finding]:
 
 
 def _unseen(facts: DrillFacts) -> Iterator[Finding]:
-    """A folder that only this machine sees is not shared; one that others see and a node does not is missing there."""
+    """A folder visible only on this machine is not shared; one that other nodes see but one does not is missing on that
+    node."""
     shared = len(facts.nodes) > 1
     remedy = "mount there what the other nodes have" if shared else SHARE_ROOT
     for name, why in facts.unseen.items():
@@ -299,8 +301,8 @@ def _over_all(facts: DrillFacts) -> Finding:
         judged = replace(judged, reason=_joined(judged.reason, without))
     if judged.status is not Status.FAIL:
         return replace(judged, covers=told.on)
-    # Of one node it is that node's; of several the cluster's, and they are named. Where nothing tells them apart, none of them
-    # has been shown to train with the others.
+    # A failure on one node is that node's; one on several is the cluster's, and they are named. If they cannot be
+    # distinguished, none of them has been shown to train with the others.
     return replace(judged, node=where[0] if len(where) == 1 else None, blames=where or told.on)
 
 

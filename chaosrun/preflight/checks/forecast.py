@@ -1,8 +1,8 @@
-"""The check "forecast": goodput and the best checkpoint interval for a given failure rate of nodes, beside the job's own
+"""The check "forecast": goodput and the best checkpoint interval for a given failure rate of nodes, compared with the job's own
 interval.
 
-Symbols as in Daly: M, the mean time between failures of everything that the training runs on; δ, the time of a save; R, that of
-a restart; τ, the time between two saves in which it trains. Failures are independent and exponential, so N nodes have M / N.
+Symbols as in Daly: M, the mean time between failures of all nodes of the training; δ, the time of a save; R, that of a restart;
+τ, the training time between two saves. Failures are independent and exponential, so N nodes have M / N.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17(9), 1974, 530-531.
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems
@@ -45,7 +45,7 @@ class ForecastFacts(Struct, frozen=True, kw_only=True):
     drill: Costs | None = None
     job: Costs | None = None
     run: str | None = None
-    """Of the job: which one it was."""
+    """The run in which `job` was measured."""
 
 
 def gather(setting: Setting, pool: Pool) -> ForecastFacts:
@@ -55,7 +55,7 @@ def gather(setting: Setting, pool: Pool) -> ForecastFacts:
 
 
 def _of_drills(facts: object) -> Costs | None:
-    """Costs of the drill over all nodes, if there was one: a job meets the same conditions."""
+    """Costs of the drill over all nodes, if there was one, as a job has the same conditions."""
     if not isinstance(facts, DrillFacts):
         return None
     if facts.all is not None and facts.all.status == "PASS":
@@ -77,7 +77,7 @@ class Forecast:
     goodput: float
     """From 0 to 1, with Daly's interval."""
     is_hopeless: bool
-    """A save takes twice the time between failures, or more: beyond that no interval is any good."""
+    """A save takes at least twice the time between failures: then no interval is useful."""
 
     def __str__(self) -> str:
         hopeless = ": a save takes twice the time between failures, or more"
@@ -85,7 +85,7 @@ class Forecast:
 
 
 def young_interval(save_s: float, mtbf_s: float) -> float:
-    """√(2 δ M). Good where δ is small beside M; what the save itself delays and failures in a restart are left out."""
+    """√(2 δ M). Accurate where δ is small compared with M; ignores the save's own delay and failures in a restart."""
     return math.sqrt(2 * save_s * mtbf_s)
 
 
@@ -98,8 +98,8 @@ def daly_interval(save_s: float, mtbf_s: float) -> float:
 
 
 def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
-    """The share of the time in which steps are made that last: Daly's complete model of the wall-clock time,
-    T = M e^(R/M) (e^((τ+δ)/M) − 1) T_s / τ, as T_s / T. Failures while it saves and restarts are in it."""
+    """The share of time spent on steps that are not lost: Daly's complete model of the wall-clock time, T = M e^(R/M)
+    (e^((τ+δ)/M) − 1) T_s / τ, as T_s / T. Includes failures during saves and restarts."""
     lost, segment = restart_s / mtbf_s, (interval_s + save_s) / mtbf_s
     if lost + segment > LARGEST_EXPONENT:
         return 0.0
@@ -170,7 +170,7 @@ def _elsewhere(found: Sequence[Forecast]) -> Finding:
 
 
 def _too_short(facts: ForecastFacts, now: Forecast) -> str | None:
-    """The finding on a job that ends before its first save is due: an interval or a goodput would mean nothing."""
+    """The finding on a job that ends before its first save is due: an interval or a goodput would be meaningless."""
     costs = facts.job or Costs()
     length_s = costs.steps * (costs.step_s or math.inf)
     if now.interval_s < length_s or not costs.steps:
@@ -189,7 +189,7 @@ def _interval(job: Job, facts: ForecastFacts, now: Forecast, save_s: float, rest
     # Two digits: around the best interval the goodput hardly changes.
     best_steps = max(1, round(float(f"{now.interval_s / costs.step_s:.2g}")))
     best, own = (goodput(steps * costs.step_s, save_s, restart_s, now.mtbf_s) for steps in (best_steps, every))
-    # A rounded interval may be worse than the one that it is compared with.
+    # A rounded interval may be worse than the job's own.
     lost = 0.0 if best <= own else 1 - own / best
     return row.judged(
         Status.PASS if lost <= MOST_LOST else Status.WARN,
@@ -201,7 +201,7 @@ def _interval(job: Job, facts: ForecastFacts, now: Forecast, save_s: float, rest
 
 
 def _percent(share: float) -> str:
-    """As many digits as tell it from 100%."""
+    """With as many digits as distinguish it from 100%."""
     return f"{share:.1%}" if share < 0.999 else f"{min(share, 0.99999):.3%}"
 
 

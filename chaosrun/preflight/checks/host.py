@@ -1,5 +1,5 @@
-"""The check "host": does a node's machine have the resources that training needs, and is it in order? Pure. Before the job has
-run, only a lower bound of its needs is known; less than that is a FAIL, little more a WARN.
+"""The check "host": does a node's machine have the resources that training needs, and is it healthy? Pure. Before the job has
+run, only a lower bound of its needs is known; less than that is a FAIL, slightly more a WARN.
 """
 
 from collections import Counter
@@ -75,7 +75,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> 
     best = max((_share(facts.cpus, node) for node in nodes if (facts := told.answered.get(node.name))), default=1.0)
     for node in nodes:
         if (facts := told.answered.get(node.name)) is None:
-            continue  # the engine says why
+            continue  # the engine reports why
         row = ROWS.of(node=node.name)
         workers = max(1, workers_on(setting, node, nodes))
         world = workers if setting.job is None else setting.job.spec.workers
@@ -104,8 +104,8 @@ def _share(cpus: Cpus, node: Node) -> float:
 
 
 def _cpus(row: Rows, node: Node, cpus: Cpus, best: float) -> Finding:
-    """All ranks wait for the slowest: a node with far less of its CPUs than another one has. Where every node has as little,
-    as in a container that is made to look large, the job trains, and slowly."""
+    """A finding on usable CPUs, as all ranks wait for the slowest: a node that can use a far smaller share than another. If all
+    nodes have equally little, as in containers that appear large, the job trains, but slowly."""
     share = _share(cpus, node)
     limited = f" (limited by {cpus.limited_by})" if cpus.limited_by else ""
     return row.judged(
@@ -134,7 +134,7 @@ def _memory(row: Rows, memory: Memory, workers: int) -> Finding:
 
 
 def _copy(row: Rows, memory: Memory, workers: int, setting: Setting) -> Iterator[Finding]:
-    """Memory for the copies of asynchronous saves, if an earlier run's size of state makes the job save so."""
+    """Memory for the copies of asynchronous saves, if the job would save asynchronously given an earlier run's state size."""
     last, mode = setting.last_run, setting.job.spec.checkpoint.mode if setting.job else "sync"
     if last is None or last.bytes is None or mode == "sync" or (mode == "auto" and last.bytes < ASYNC_FROM_BYTES):
         return
@@ -148,7 +148,7 @@ def _copy(row: Rows, memory: Memory, workers: int, setting: Setting) -> Iterator
     )
 
 
-# Room on disks, and in /dev/shm
+# Space on disks, and in /dev/shm
 
 
 def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
@@ -220,7 +220,7 @@ def _limits(row: Rows, limits: Limits, workers: int, world: int) -> Iterator[Fin
 
 
 def _others(row: Rows, busy: Busy, usable: float) -> Finding:
-    # Within a container other containers' processes cannot be seen, but the time that they take.
+    # Other containers' processes are not visible in a container, but the time they take is.
     cores = max(busy.others, busy.cores - busy.ours, 0.0)
     most = max(OTHERS_SHARE * usable, LEAST_OTHERS)
     who = ""
@@ -269,7 +269,7 @@ def _kernel_log(row: Rows, log: KernelLog) -> Iterator[Finding]:
         last = min(messages, key=lambda message: message.age_s)
         codes = Counter(message.code for message in messages if message.code is not None)
         xids = "Xid " + ", ".join(f"{code} × {count}" for code, count in sorted(codes.items())) + ": " if codes else ""
-        # On GPUs the check devices says more, on disks the checks of storage.
+        # The check "devices" says more about GPUs, the checks of storage about disks.
         yield row.warn(
             f"{xids}{len(messages)}, the last {ago(last.age_s)}: {last.text}",
             limit,

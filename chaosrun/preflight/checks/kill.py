@@ -1,4 +1,4 @@
-"""The check "kill": on every node a worker with children is killed: is it gone in time, with nothing left behind? Pure."""
+"""The check "kill": kills a worker with children on every node: is it gone in time, with nothing left behind? Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ WAITS = {
 
 def call(setting: Setting, node: Node) -> Call:
     gpus = node.gpus if may_take_gpus(setting) else 0
-    # Processes and device memory have their time one after the other.
+    # Processes and device memory each have their own time limit, in turn.
     return ask("kill", 3 * LIMIT_S + 10 + (DEVICES_S if gpus else 0), within_s=LIMIT_S, gpus=gpus)
 
 

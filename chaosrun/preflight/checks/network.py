@@ -1,6 +1,6 @@
-"""The check "network": interfaces, then connections between all nodes, then all-reduces over the nodes that can still take
-part. When an all-reduce over all nodes fails and does not show which node is at fault, it is repeated within each node, and
-then once more without the nodes at fault, to show that the others are right.
+"""The check "network": interfaces, then connections between all nodes, then all-reduces over the remaining nodes. When an
+all-reduce over all nodes fails without showing which node is at fault, it is repeated within each node, and then without the
+nodes at fault, to show that the others are sound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ VARIABLES = ("GLOO_", "NCCL_", "TORCH_NCCL_", "UCX_", "FI_")
 
 
 class NetworkFacts(Struct, frozen=True, kw_only=True):
-    """A node that cannot take part in one of the questions has no answer to it."""
+    """A node that cannot take part in one of the probes has no answer to it."""
 
     interfaces: Answers[InterfaceFacts]
     connections: Answers[mesh.MeshFacts] = Answers(answered={}, unanswered={})
@@ -76,7 +76,7 @@ def gather(setting: Setting, pool: Pool) -> NetworkFacts:
 
 
 class _Ports:
-    """Ports that nodes have said are free, each given out once; nodes of one machine share theirs."""
+    """Ports that nodes reported as free, each given out once; nodes of one machine share theirs."""
 
     def __init__(self, told: Mapping[str, InterfaceFacts]) -> None:
         self._told = told
@@ -84,7 +84,7 @@ class _Ports:
 
     def take(self, name: str) -> int:
         free, network = self._told[name].free_ports, self._told[name].network
-        # When all have been used, the first may be free again.
+        # When all have been used, the first one may be free again.
         port = next((port for port in free if (network, port) not in self._taken), free[0])
         self._taken.add((network, port))
         return port
@@ -96,7 +96,7 @@ class _Ports:
 def _connect(
     level: Level, pool: Pool, nodes: Sequence[Node], ports: _Ports, *, tries: int = 2
 ) -> tuple[Answers[mesh.MeshFacts], dict[str, int]]:
-    """With the ports that the nodes were to listen on."""
+    """Connect all nodes; also returns the ports on which they had to listen."""
     listening = {node.name: ports.take(node.name) for node in nodes}
     peers = tuple(
         mesh.Peer(name=node.name, address=node.address, port=listening[node.name], ports=dict(node.ports)) for node in nodes
@@ -112,7 +112,7 @@ def _connect(
 
 
 def backends(setting: Setting, nodes: Sequence[Node]) -> list[tuple[str, list[Node]]]:
-    """How workers talk, over the nodes that they may be placed on: NCCL when they take GPUs, else gloo."""
+    """The workers' backends over the nodes where they may be placed: NCCL when they take GPUs, else gloo."""
     used = [node for node in nodes if workers_on(setting, node, nodes)]
     if not gpus_per_worker(setting, nodes):
         return [("gloo", used)]
@@ -124,13 +124,13 @@ def backends(setting: Setting, nodes: Sequence[Node]) -> list[tuple[str, list[No
 
 
 def _two_ranks(backend: str, nodes: Sequence[Node]) -> bool:
-    """A node alone can have two of gloo."""
+    """A single node can have two ranks with gloo."""
     return sum(node.gpus for node in nodes) > 1 if backend == "nccl" else bool(nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sums:
-    """Of ranks of one backend."""
+    """The sums of one backend's ranks."""
 
     pool: Pool
     level: Level
@@ -143,7 +143,7 @@ class _Sums:
         return tuple(case for case in CASES[self.level] if self.backend == "nccl" or case[1] != OF_GPUS)
 
     def rounds(self, nodes: Sequence[Node]) -> list[Run]:
-        """Runs until one is sound, each without the nodes that the last one blamed."""
+        """Runs until one is sound, each without the nodes blamed by the one before."""
         rounds: list[Run] = []
         while nodes and len(rounds) < MOST_ROUNDS:
             (run,) = self._run([nodes])
@@ -162,7 +162,7 @@ class _Sums:
         calls = {name: call for group in groups for name, call in self._calls(group).items()}
         told = self.pool.ask(calls, allreduce.SumFacts)
         if again and any("EADDRINUSE" in rank.error for facts in told.answered.values() for rank in facts.ranks.values()):
-            # Somebody took the port between its choice and its use.
+            # Another process took the port between its choice and its use.
             return self._run(groups, again=False)
         return [
             Run(
@@ -174,13 +174,13 @@ class _Sums:
         ]
 
     def _calls(self, nodes: Sequence[Node]) -> dict[str, Call]:
-        """For one sum over these nodes; alone, a node sums over two processes of its own."""
+        """The calls for one sum over these nodes; a single node sums over two local processes."""
         alone, first = len(nodes) == 1, nodes[0]
         local = [node.gpus if self.backend == "nccl" else 2 if alone else 1 for node in nodes]
         master = ("127.0.0.1" if alone else first.address, self.ports.take(first.name))
         join_s, cases = JOIN_S[self.level], self.cases
         collective_s = COLLECTIVE_S[self.level] + PER_NODE_S * len(nodes) + (NCCL_START_S if self.backend == "nccl" else 0)
-        # It ends by itself well before: no collective that hangs is followed by another.
+        # It ends well before that: no other collective follows one that hangs.
         limit_s = 60 + join_s + 3 * collective_s + len(cases)
         asked = [
             allreduce.Asked(
@@ -219,8 +219,8 @@ def judge_interfaces(nodes: Sequence[Node], told: Answers[InterfaceFacts], talki
 
 
 def _interface(rows: Rows, node: Node, found: InterfaceFacts, backends: Sequence[str], *, alone: bool) -> Finding:
-    """Where ranks of this node will be reached: Ray, torch and chaosrun go by addresses, gloo by what a node's own hostname
-    resolves to, unless GLOO_SOCKET_IFNAME names an interface. `alone`: all nodes are on its machine."""
+    """The interface of this node's ranks: Ray, torch and chaosrun use addresses, gloo the resolution of the node's own
+    hostname, unless GLOO_SOCKET_IFNAME names an interface. `alone`: all nodes are on its machine."""
     if ip_address(node.address).is_loopback and not alone:
         return rows.fail(
             f"Ray knows this node as {node.address}, which leads every other node to itself",
@@ -234,7 +234,7 @@ def _interface(rows: Rows, node: Node, found: InterfaceFacts, backends: Sequence
 
 
 def _gloo(rows: Rows, found: InterfaceFacts) -> Finding:
-    """Of the addresses of its own name gloo takes the first that it can bind to, and the loopback one when there is none."""
+    """Of its own name's addresses gloo takes the first that it can bind to, else the loopback address."""
     usable = next((address for address in found.own if _interface_of(address, found)), None)
     if usable is not None and not ip_address(usable).is_loopback:
         return rows.passed(f"gloo: {_named(usable, found)}")
@@ -261,7 +261,7 @@ def _named(address: str, found: InterfaceFacts) -> str:
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: NetworkFacts) -> list[Finding]:
-    """A node without an answer on interfaces was asked nothing else."""
+    """A node without an answer on interfaces got no further probes."""
     return [
         *judge_interfaces(nodes, facts.interfaces, facts.backends),
         *judge_connections(nodes, facts.connections, facts.ports),

@@ -1,4 +1,4 @@
-"""Judges the connections between all nodes: which node cannot be reached, and on which port. Pure."""
+"""Judges the connections between all nodes: which nodes cannot be reached, and on which port. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,10 +37,10 @@ class Failed:
 
 
 def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Mapping[str, int]) -> list[Finding]:
-    """`ports`: where each node that was asked was to listen."""
+    """`ports`: on which each probed node had to listen."""
     if len(nodes) == 1:
         return [ROWS.skip("one node", node=nodes[0].name)]
-    # A node whose own probe could not run says nothing about its network.
+    # A node whose own probe could not run proves nothing about its network.
     heard = {name: facts for name, facts in told.answered.items() if not facts.taken}
     failed = [
         Failed(name, failure)
@@ -54,7 +54,7 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
     findings: list[Finding] = []
     for name in blamed:
         against = [each for each in failed if name in each.both]
-        # Failures with another node that is blamed say less about this one.
+        # Failures with another blamed node say less about this one.
         clear = [each for each in against if not each.both - {name} & {*blamed}]
         findings += _against(name, clear or against, len(asked))
     for node in asked:
@@ -70,14 +70,14 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
 
 
 def again(told: Answers[MeshFacts]) -> bool:
-    """Whether to ask once more: somebody took a port between its choice and its use, or a process was slow to come up."""
+    """Whether to probe again: another process took a port between its choice and its use, or a process started slowly."""
     failed = [failure for facts in told.answered.values() for failure in facts.failed]
     slow = any(each.purpose == "rendezvous" and each.cause == "refused" for each in failed)
     return slow or any(facts.taken for facts in told.answered.values())
 
 
 def _against(name: str, failed: Sequence[Failed], size: int) -> Iterator[Finding]:
-    """One FAIL for each port of it that others do not reach, and one for all that it does not reach itself."""
+    """One FAIL for each of its ports that others cannot reach, and one for everything that it cannot reach itself."""
     inward = [each for each in failed if each.what.peer == name]
     for purpose in dict.fromkeys(each.what.purpose for each in inward):
         these = [each for each in inward if each.what.purpose == purpose]
@@ -99,7 +99,7 @@ def _failure(rows: Rows, measured: str, failure: Failure) -> Finding:
 def _not_blamed(
     rows: Rows, node: Node, heard: Mapping[str, MeshFacts], ports: Mapping[str, int], blamed: Sequence[str]
 ) -> Finding:
-    """PASS where every other node was reached, or is blamed for it that it was not, or says itself why it could not be."""
+    """PASS where every other node was reached, or is itself to blame, or reports why it could not be reached."""
     found, others = heard[node.name], len(ports) - 1
     reached = found.reached - 1
     measured = f"reaches {reached} of {others} others and itself"

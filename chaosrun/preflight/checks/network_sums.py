@@ -1,5 +1,5 @@
 """Judges sums over all nodes (all-reduce): exact everywhere, and if not, which node is at fault. Pure. The rank that sees a
-wrong sum need not have made it, as ranks pass partial sums on. A node that computes wrong sums does so alone, too: each is
+wrong sum need not have caused it, as ranks pass partial sums on. A node that computes wrong sums also does so alone, so each is
 tested by itself.
 
 Bus bandwidth is nccl-tests': bytes / seconds × 2(n-1)/n for n ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
@@ -35,7 +35,7 @@ class Run(Struct, frozen=True, kw_only=True):
     answered: dict[str, SumFacts]
     unanswered: dict[str, str]
     alone: "tuple[Run, ...]" = ()
-    """The same within each node, where it failed."""
+    """The same within each node, if it failed."""
 
     @property
     def ranks(self) -> list[tuple[str, int, RankFacts]]:
@@ -43,7 +43,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Backend(Struct, frozen=True, kw_only=True):
-    """What was asked of the ranks of one backend."""
+    """The sums of the ranks of one backend."""
 
     name: str
     nodes: tuple[str, ...]
@@ -51,7 +51,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     """Bytes and dtype."""
     timed_bytes: int = 0
     rounds: tuple[Run, ...] = ()
-    """The runs, each without the nodes that the last one blamed."""
+    """The runs, each without the nodes blamed by the one before."""
 
 
 class Suspicion(NamedTuple):
@@ -63,7 +63,7 @@ Suspects = Mapping[str, Suspicion]
 
 
 def sound(run: Run) -> bool:
-    """Whether every rank came to the end and had every sum right."""
+    """Whether every rank reached the end with every sum right."""
     ended = all(rank.ended == "done" and not _wrong(rank) for *_, rank in run.ranks)
     return not run.unanswered and ended and not _odd_hashes(run)
 
@@ -78,7 +78,7 @@ def _wrong(rank: RankFacts) -> str:
 
 
 def _odd_hashes(run: Run) -> set[str]:
-    """Nodes with a result that most ranks do not have."""
+    """Nodes with a result that differs from most ranks'."""
     odd: set[str] = set()
     for case in range(max((len(rank.results) for *_, rank in run.ranks), default=0)):
         hashes = [(name, rank.results[case].hash) for name, _, rank in run.ranks if len(rank.results) > case]
@@ -91,7 +91,7 @@ def _odd_hashes(run: Run) -> set[str]:
 
 
 def suspects(run: Run) -> Suspects:
-    """Nodes at fault for an unsound run, and why; empty when that cannot be told."""
+    """Nodes at fault for an unsound run, and why; empty when that is unknown."""
     count = len(run.nodes)
     if sound(run):
         return {}
@@ -100,7 +100,7 @@ def suspects(run: Run) -> Suspects:
     if run.unanswered:
         return _silent(run)
     for found in (_stuck(run), _behind(run), _dead(run)):
-        # If it would be most of the nodes, the fault is likely elsewhere.
+        # If most of the nodes would be blamed, the fault is probably elsewhere.
         if found and 2 * len(found) < count + (count == 2):
             return found
     broken = {each.nodes[0]: _trouble(each) for each in run.alone if not sound(each)}
@@ -110,7 +110,7 @@ def suspects(run: Run) -> Suspects:
 
 
 def _trouble(run: Run) -> Suspicion:
-    """What is wrong with a run that is not sound."""
+    """The problem of an unsound run."""
     shown = {name: Suspicion(wrong, INEXACT) for name, _, rank in run.ranks if (wrong := _wrong(rank))}
     odd = dict.fromkeys(sorted(_odd_hashes(run)), Suspicion("its result is another than that of the other ranks", INEXACT))
     said = Suspicion(next((rank.error for *_, rank in run.ranks if rank.error), "it did not end"), APART)
@@ -131,7 +131,7 @@ def _stuck(run: Run) -> Suspects:
 
 
 def _behind(run: Run) -> Suspects:
-    """Nodes whose ranks came least far, if other nodes' came further."""
+    """Nodes whose ranks made the least progress, if other nodes' made more."""
     places = {name: min(rank.place for rank in facts.ranks.values()) for name, facts in run.answered.items()}
     least = min(places.values(), default=0)
     if least == max(places.values(), default=0):
@@ -149,7 +149,7 @@ def _dead(run: Run) -> Suspects:
 
 
 def _next(rank: RankFacts) -> str:
-    """The next thing that the rank should have done, in words."""
+    """The next operation that the rank should have done, in words."""
     case, finished = divmod(rank.place, 2)
     return NEXT.get(rank.place) or (f"come to sum {case + 2}" if finished else f"finish sum {case + 1}")
 

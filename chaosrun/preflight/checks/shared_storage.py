@@ -1,6 +1,6 @@
-"""The check "shared storage": do the nodes share one storage, and do they see each other's files as they were written?
+"""The check "shared storage": do the nodes share one storage, and do they see each other's files as written?
 
-Every node writes a file; when all have, every node looks for those of the others.
+Every node writes a file; after that, every node looks for the others' files.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ _LATE = "let clients keep what they know of directories for less long (NFS: acti
 
 
 class Shared(Struct, frozen=True, kw_only=True):
-    """The nodes' answers; a single node is not asked."""
+    """The nodes' answers; a single node is not probed."""
 
     files: dict[str, str] = {}
-    """Each node's own, below the storage."""
+    """Each node's own file, below the storage."""
     written: Answers[Written] = Answers(answered={}, unanswered={})
     looked: Answers[Seen] = Answers(answered={}, unanswered={})
 
@@ -48,7 +48,7 @@ class Shared(Struct, frozen=True, kw_only=True):
         return self.written.answered[name].mount if name in self.written.answered else None
 
     def path(self, name: str, other: str) -> str:
-        """Where a node sees the file of another, if they share the storage."""
+        """The path of another node's file on a node, if they share the storage."""
         mount = self.mount(name)
         return str(PurePath(mount.base if mount else "/") / self.files[other])
 
@@ -108,7 +108,7 @@ def judge(setting: Setting, nodes: Sequence[Node], shared: Shared) -> list[Findi
 
 
 def _groups(sees: dict[str, set[str]], head: str | None) -> list[list[str]]:
-    """Sets of nodes that saw each other, be it one way: the largest first, of equal ones that with Ray's head."""
+    """Sets of nodes that saw each other, even if only one way: the largest first, of equal ones the one with Ray's head."""
     groups: list[set[str]] = []
     for name, others in sees.items():
         linked = {name, *others}
@@ -120,7 +120,7 @@ def _groups(sees: dict[str, set[str]], head: str | None) -> list[list[str]]:
 
 
 def _among(row: Rows, setting: Setting, shared: Shared, name: str, missed: Sequence[str], together: int) -> Iterator[Finding]:
-    """Of a node that shares the storage with most."""
+    """The finding on a node that shares the storage with most."""
     seen = shared.looked.answered[name]
     writers = {shared.path(name, other): other for other in shared.looked.answered}
     for path, what in seen.torn.items():
@@ -140,7 +140,7 @@ def _among(row: Rows, setting: Setting, shared: Shared, name: str, missed: Seque
 def _apart(
     row: Rows, shared: Shared, name: str, group: Sequence[str], rivals: Sequence[Sequence[str]], waited_s: float, several: bool
 ) -> Finding:
-    """Of a node that is not in the one group that is larger than all others."""
+    """The finding on a node outside the largest group."""
     missed = [other for rival in rivals for other in rival]
     mount = shared.mount(name)
     where = f"{mount.base} ({mount.type} of {mount.source or '?'})" if mount else row.device
@@ -159,7 +159,7 @@ def _apart(
 
 
 def _may_come_late(first: Mount | None, second: Mount | None) -> bool:
-    """Whether both have mounted the same from a server. What a node has of its own is seen at once, or never."""
+    """Whether both have mounted the same storage from a server. Files on local storage are seen at once, or never."""
     if first is None or second is None:
         return False
     same = (first.base, first.type, first.source) == (second.base, second.type, second.source)

@@ -1,4 +1,4 @@
-"""The check "storage": does a node's storage give the guarantees that recovery needs, is it fast enough, is there room?
+"""The check "storage": does a node's storage give the guarantees that recovery needs, is it fast enough, is there space?
 Pure."""
 
 import errno
@@ -63,14 +63,14 @@ def call(setting: Setting, node: Node) -> Call:
 
 
 def _url(setting: Setting) -> str:
-    """Of the object store that the job names; empty: none."""
+    """The URL of the job's object store; empty: none."""
     storage = (setting.job and setting.job.spec.checkpoint.storage) or ""
     return storage.rstrip("/") if is_url(storage) else ""
 
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[StorageFacts]) -> Iterator[Finding]:
     path = str(setting.storage)
-    # What nobody named is made where a run wants it.
+    # An unnamed storage is made where a run needs it.
     named = setting.job is not None and setting.job.spec.checkpoint.storage is not None and not _url(setting)
     there = [name for name, facts in told.answered.items() if named and facts.mount and facts.mount.base == path]
     for node in nodes:
@@ -98,12 +98,12 @@ def _objects(row: Rows, objects: ObjectFacts) -> Finding:
 
 
 def no_answer(row: Rows, silence: Outcome) -> Finding | None:
-    """The finding on storage that keeps a probe waiting; None if there is no answer for another reason."""
+    """The finding on storage that blocked a probe; None if the answer is missing for another reason."""
     return row.fail(silence.error, "storage that answers", _HUNG) if silence.ended == "limit" else None
 
 
 def _promises(row: Rows, setting: Setting, facts: StorageFacts, elsewhere: str) -> Iterator[Finding]:
-    """`elsewhere`: on which nodes the storage is, where it is missing on this one. What comes after an error is not judged."""
+    """`elsewhere`: the nodes that have the storage, if it is missing on this one. Results after an error are not judged."""
     if facts.mount is not None:
         yield _mount(row.of(name="file system"), facts.mount, elsewhere)
     if facts.saves is not None:
@@ -169,7 +169,7 @@ def _fsync(row: Rows, mount: Mount, speed: Speed) -> Finding:
     return row.passed(took, reason="whether the device keeps it in a power cut cannot be seen from here")
 
 
-# What the job's checkpoints need: time in each interval, and room. Known from an earlier run of the job.
+# The needs of the job's checkpoints: time in each interval, and space. Known from an earlier run of the job.
 
 
 def _for_the_job(row: Rows, setting: Setting, free_bytes: int, speed: Speed) -> Iterator[Finding]:
@@ -196,7 +196,7 @@ def _for_the_job(row: Rows, setting: Setting, free_bytes: int, speed: Speed) -> 
 
 def _save(row: Rows, spec: JobSpec, last: EarlierRun, size_bytes: int, speed: Speed) -> Finding:
     write_s = size_bytes * speed.write_s / speed.bytes
-    # The earlier run's time includes what a save does besides writing.
+    # The earlier run's time includes a save's work besides writing.
     took_s = max(write_s, last.costs.save_s or 0.0)
     measured = f"{duration(write_s)} to write {size(size_bytes)}"
     if took_s > write_s:

@@ -1,5 +1,5 @@
 """The check "tracing": may processes be traced on a node, as kills inside a script's own save require? Probe and judge in one
-file: the node's part is `probe`, which alone may act, and imports what it needs for that."""
+file: the node's part is `probe`, the only function with effects, which imports what it needs itself."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,7 @@ LIMIT_S = 15.0
 
 class TracingFacts(Struct, frozen=True, kw_only=True):
     refused: str = ""
-    """Why nothing can be traced; empty: it can."""
+    """Why processes cannot be traced; empty: they can."""
     remedy: str = ""
 
 
@@ -33,7 +33,7 @@ def probe() -> TracingFacts:
 
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[TracingFacts]) -> Iterator[Finding]:
-    """A job with chaosrun's own checkpoints does not need tracing: no warning then."""
+    """No warning for a job with chaosrun's own checkpoints, which does not need tracing."""
     own_saves = setting.job is not None and setting.job.spec.by == "script"
     for name, facts in told.answered.items():
         row = Rows(check="tracing", name="strace", node=name)

@@ -1,1 +1,1 @@
-"""Small real drills of the check "drill": carried out on a Ray (`on_ray`), and their job (`job/`)."""
+"""Small real drills of the check "drill": their execution on a Ray (`on_ray`), and their job (`job/`)."""

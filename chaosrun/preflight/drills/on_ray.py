@@ -1,4 +1,4 @@
-"""Drills on the Ray that this process is connected to, several at a time, each in a thread of its own."""
+"""Runs drills on the Ray that this process is connected to, several at a time, each in its own thread."""
 
 import queue
 import random
@@ -36,7 +36,7 @@ END_WITHIN_S = 30.0
 
 
 class RayDrills:
-    """Implements `preflight.checks.drill.Drills`. The Ray is one that this process is connected to, and stays so meanwhile."""
+    """Implements `preflight.checks.drill.Drills`. This process must stay connected to the Ray meanwhile."""
 
     def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
         work = _Work(wanted=wanted, terms=terms)
@@ -67,11 +67,11 @@ class _Work:
     for ended."""
 
     def begin(self) -> None:
-        # In random order, so that it is not always the same nodes that time runs out for.
+        # In random order, so that time does not always run out for the same nodes.
         for number in random.sample(range(len(self.wanted)), len(self.wanted)):
             self._waiting.put(number)
         for _ in range(min(AT_ONCE, len(self.wanted))):
-            # A daemon: a thread that waits for a silent node must not keep this process alive.
+            # A daemon, as a thread that waits for a silent node must not keep this process alive.
             self._ended.append(ended := Future())
             threading.Thread(target=self._work, args=(ended,), daemon=True).start()
 
@@ -81,8 +81,8 @@ class _Work:
 
     @property
     def until_s(self) -> float | None:
-        """The time by which all drills should have ended; None: unknown, as more than AT_ONCE drills follow one another without
-        a limit."""
+        """The time by which all drills should have ended; None: unknown, as more than AT_ONCE drills run in turn without a
+        limit."""
         if self.terms.begin_within_s is None and len(self.wanted) > AT_ONCE:
             return None
         return self.began_s + (self.terms.begin_within_s or 0.0) + self.terms.repeat_s + self.terms.limit_s
@@ -94,7 +94,7 @@ class _Work:
             ended.set_result(None)
 
     def _drill_on(self) -> None:
-        """One drill after the other, until there is none left, or it is too late to begin."""
+        """Run one drill after the other, until none is left, or it is too late to begin."""
         watch, within_s = self.working.watch(), self.terms.begin_within_s
         while not self.working.interrupted and (within_s is None or time.monotonic() <= self.began_s + within_s):
             try:
@@ -112,20 +112,20 @@ class _Work:
             except ChaosrunError as error:
                 told = DrillOutcome(status="ERROR", cause=error.message, hint=error.hint)
             except Exception as error:
-                # Any error goes into this node's row, and the drills of other nodes go on.
+                # Any error goes into this node's row, and the drills of other nodes continue.
                 told = DrillOutcome(status="ERROR", cause=f"{type(error).__name__}: {error}")
             self.told[number] = changed(told, seconds=time.monotonic() - began_s)
 
 
 def _drill(request: DrillRequest, terms: Terms, watch: Watch) -> DrillOutcome:
-    """Carry a drill out, again and again for as long as the terms say and it passes."""
+    """Run a drill, repeatedly for as long as the terms say and it passes."""
     until_s = time.monotonic() + terms.repeat_s
     names = {node.node_id: node.name for node in request.nodes}
     cluster = RayCluster(
         None, workers=request.workers, cpu=request.cpu, gpu=request.gpu, only_on=names.keys(), spread=request.spread
     )
     rounds = 0
-    # A root of its own: another node's cached reference would make this a comparison of nodes.
+    # Its own root, as another node's cached reference would make this a comparison of nodes.
     with cluster, tempfile.TemporaryDirectory(prefix="chaosrun-preflight-") as references:
         carry_out = partial(drill_on, cluster, root=Path(references), watch=watch)
         while True:

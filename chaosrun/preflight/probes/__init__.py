@@ -1,4 +1,4 @@
-"""Probes, one module each: `probe(parameters) → facts`, run in a process of its own on a node.
+"""Probes, one module each: `probe(parameters) → facts`, run in a separate process on a node.
 
-Effects; no ray, no judgement. Modules that are no probe themselves (what probes share) have no function `probe`.
+Effects; no ray, no judgement. Shared modules that are not probes have no function `probe`.
 """

@@ -1,6 +1,7 @@
-"""One node's ranks of an all-reduce over several nodes, or over two processes of its own: sums of small integers, exact.
+"""One node's ranks of an all-reduce over several nodes, or over two local processes: sums of small integers, exact.
 
-The ranks are forked, torch already imported, as chaosrun forks its workers; this process only listens and ends what is stuck.
+The ranks are forked, torch already imported, as chaosrun forks its workers; this process only listens, and ends ranks that are
+stuck.
 """
 
 import hashlib
@@ -76,9 +77,9 @@ class RankFacts(Struct, kw_only=True):
 
     place: int = START
     patience_s: float = IMPORT_S
-    """A rank that sends nothing for so long is stuck."""
+    """A rank that sends nothing for this long is stuck."""
     ended: str = ""
-    """done, raised, died, or stuck: it said nothing any more, not even that it gave up."""
+    """done, raised, died, or stuck: it stopped sending, without reporting an error."""
     error: str = ""
     results: list[Sum] = []
     """By case."""
@@ -92,7 +93,7 @@ class SumFacts(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class Rank:
-    """A rank as its parent knows it."""
+    """The parent's handle of a rank."""
 
     pid: int
     heard_s: float = field(default_factory=time.monotonic)
@@ -133,7 +134,7 @@ def listen(selector: selectors.BaseSelector, descriptor: int, rank: Rank) -> Non
     os.close(descriptor)
     _, status = os.waitpid(rank.pid, 0)
     if not rank.facts.ended:
-        # Imported only now, as it takes a while.
+        # Imported only here, as it takes a while.
         from chaosrun.faults.observed import signal_name
 
         code = os.waitstatus_to_exitcode(status)
@@ -154,7 +155,7 @@ def _be(asked: Asked, rank: int, local: int, say: Say) -> None:
         _reduce(tell, facts, asked, rank, local)
         tell(place=DONE, ended="done")
     except Exception as error:
-        # Whatever torch says is the answer.
+        # Any error of torch is the answer.
         tell(ended="raised", error=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
@@ -164,11 +165,11 @@ def _reduce(tell: Tell, facts: RankFacts, asked: Asked, rank: int, local: int) -
 
     device = torch.device("cuda", local) if asked.backend == "nccl" else torch.device("cpu")
     torch.set_num_threads(1)
-    # The store lives on rank 0, for as long as this variable.
+    # The store lives on rank 0, as long as this variable.
     store = _meet(tell, asked, rank)
     tell(patience_s=asked.collective_s + GRACE_S)
     if device.type == "cuda":
-        # Or its watchdog would end the ranks that wait like the one that hangs.
+        # Otherwise its watchdog would end waiting ranks like the hanging one.
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=asked.collective_s)
@@ -176,13 +177,13 @@ def _reduce(tell: Tell, facts: RankFacts, asked: Asked, rank: int, local: int) -
     tell(place=FORMED)
     _sum_cases(tell, facts.results, asked, rank, device)
     tell(place=TIMED, seconds=_timed(asked, device))
-    # No rank closes its sockets before all are done.
+    # No rank closes its sockets until all are done.
     distributed.barrier()
     distributed.destroy_process_group()
 
 
 def _meet(tell: Tell, asked: Asked, rank: int) -> "TCPStore":
-    """Wait until all ranks have come up."""
+    """Wait until all ranks have started."""
     from torch import distributed
 
     limit = timedelta(seconds=asked.join_s)
@@ -228,7 +229,7 @@ def _timed(asked: Asked, device: "torch.device") -> list[float]:
 
 
 def _numbers(rank: int | None, world: int, size: int, dtype: str) -> "torch.Tensor":
-    """What a rank adds, or the sum over all; at least one element."""
+    """A rank's input, or the sum over all; at least one element."""
     import torch
 
     places = torch.arange(PERIOD)

@@ -1,6 +1,6 @@
-"""Other processes on a node: which use its processors, and which are left over from earlier runs.
+"""Other processes on a node: those that use its CPUs, and those left over from earlier runs.
 
-Two looks at every process, some tenths of a second apart.
+Reads every process twice, some tenths of a second apart.
 """
 
 import os
@@ -43,15 +43,15 @@ class Seen(Struct, frozen=True, kw_only=True):
 class Process(Struct, frozen=True, kw_only=True):
     pid: int
     name: str
-    """Without its arguments, which may hold secrets; of a Python program its name."""
+    """Without its arguments, which may contain secrets; for a Python program the script's name."""
     cores: float = 0.0
     created_s: float = 0.0
-    """Where that is of interest."""
+    """Where relevant."""
 
 
 class Busy(Struct, frozen=True, kw_only=True):
     cores: float
-    """In use by anyone."""
+    """In use by all processes."""
     ours: float
     """By this preflight and by Ray itself."""
     others: float
@@ -62,7 +62,7 @@ class Busy(Struct, frozen=True, kw_only=True):
 
 
 def _look() -> dict[int, Seen]:
-    """All but zombies and threads of the kernel."""
+    """All processes except zombies and kernel threads."""
     found: dict[int, Seen] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error), process.oneshot():
@@ -96,13 +96,13 @@ def busy() -> Busy:
         ours=sum(used[pid] for pid in own),
         others=sum(used[pid] for pid in foreign),
         heavy=tuple(_process(pid, second[pid], cores=used[pid]) for pid in foreign[:NAMED] if used[pid] >= LEAST_CORES),
-        # The first one is always there, unless /proc keeps it from this user (its mount option hidepid).
+        # Process 1 always exists, unless /proc hides it from this user (mount option hidepid).
         hidden=1 not in second,
     )
 
 
 def _is_ours(pid: int, seen: Mapping[int, Seen]) -> bool:
-    """Whether it, or a process above it, is of a preflight, on any node of this machine."""
+    """Whether it, or an ancestor, belongs to a preflight, on any node of this machine."""
     while pid in seen:
         if OURS.search(seen[pid].command):
             return True
@@ -116,13 +116,13 @@ def _process(pid: int, seen: Seen, cores: float = 0.0, created_s: float = 0.0) -
 
 
 def temporary_files() -> str:
-    """Where programs put them. `tempfile` tries to write there first, and raises where the disk is full."""
+    """The folder for temporary files. `tempfile` would write there first, and raise when the disk is full."""
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     return next(filter(os.path.isdir, named), "/tmp")
 
 
 def left_over() -> tuple[Process, ...]:
-    """Processes of earlier runs on this machine, whose supervisors are gone; of other users what may be looked into."""
+    """Processes of earlier runs on this machine whose supervisors are gone; of other users only those that can be read."""
     seen, marked = _look(), set[int]()
     for pid in seen:
         with suppress(psutil.Error):

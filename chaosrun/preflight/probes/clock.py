@@ -10,8 +10,8 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Clock(Struct, frozen=True, kw_only=True):
-    """Two readings of the wall clock. The process that asked started this one before the first and got the answer after the
-    second: the closer these are to its own two readings, the smaller the uncertainty."""
+    """Two readings of the wall clock. The caller started this process before the first and got the answer after the second: the
+    closer these are to the caller's own two readings, the smaller the uncertainty."""
 
     began_s: float
     now_s: float
@@ -20,10 +20,10 @@ class Clock(Struct, frozen=True, kw_only=True):
 def probe() -> Clock:
     now_s = time.time()
     try:
-        # After the name in parentheses: state is field 3, the start, in ticks since boot, is field 22.
+        # After the name in parentheses: state is field 3, the start in ticks since boot field 22.
         start_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return Clock(began_s=now_s, now_s=now_s)
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks * TICK_S
-    # A tick is rounded down; a sandbox may count from another boot.
+    # Ticks are rounded down; a sandbox may count from another boot.
     return Clock(began_s=now_s - max(0.0, age_s - TICK_S) if age_s < 3600 else now_s, now_s=now_s)

@@ -1,6 +1,6 @@
-"""Compute on one device: memory, products whose every entry is known beforehand, and a little training, bit for bit.
+"""Computes on one device: memory, products with known entries, and a little training, bit for bit.
 
-Each phase is announced on a line before it begins, so that the parent knows where the process hung or died.
+Prints each phase on a line before it begins, so that the parent knows where the process hung or died.
 """
 
 import os
@@ -39,7 +39,7 @@ _COMPUTES = re.compile(r"(?:avx|fma|f16c|sse|ssse|amx|sve|sme|asimd|bf16|fphp|i8
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """What the bits of a device depend on, apart from the number of threads."""
+    """What a device's bits depend on, besides the number of threads."""
 
     capability: str
     """The instruction set that torch uses, or a GPU's compute capability."""
@@ -47,7 +47,7 @@ class Kind(Struct, frozen=True, kw_only=True):
     torch: str
     features: str = ""
     caches: str = ""
-    """Sizes, which libraries cut their blocks to."""
+    """Sizes by which libraries choose their blocks."""
     units: int = 0
     """Multiprocessors."""
     cuda: str | None = None
@@ -60,15 +60,15 @@ class Product(Struct, frozen=True, kw_only=True):
     entries: int
     wrong: int
     first: str
-    """Where and what the first wrong one is."""
+    """The place and value of the first wrong entry."""
 
 
 class ComputeFacts(Struct, frozen=True, kw_only=True):
     kind: Kind
     memory_bytes: int = 0
-    """Bytes that were tested."""
+    """Bytes tested."""
     memory_wrong: int = 0
-    """How many of them were read back wrong."""
+    """How many of them were wrong when read back."""
     products: tuple[Product, ...] = ()
     gflops: float = 0.0
     training: tuple[Training, ...] = ()
@@ -85,8 +85,8 @@ def probe(
     seconds: float = 0.0,
     visible: str = "",
 ) -> ComputeFacts:
-    """`device`: "cpu" or "cuda"; `progress`: the file descriptor that phases are announced on; `products`: whether memory and
-    products are tried; `repeats` of the training, for `seconds`."""
+    """`device`: "cpu" or "cuda"; `progress`: the file descriptor for announcing phases; `products`: whether to test memory and
+    products; `repeats` of the training, for `seconds`."""
 
     def say(phase: str) -> None:
         os.write(progress, f"{phase}\n".encode())
@@ -101,7 +101,7 @@ def probe(
     if device == "cuda":
         from chaosrun.protocol.determinism import pin
 
-        # The CPU's kernels need none of it, and it loads the compiler.
+        # Not needed for the CPU's kernels, and it loads the compiler.
         pin(seed=0, deterministic="strict", threads=threads)
     say("first use")
     facts = ComputeFacts(kind=kind_of(which))
@@ -163,7 +163,7 @@ def read_cpuinfo(text: str, machine: str) -> tuple[str, str]:
     numbers = [fields[name] for name in ("cpu family", "model", "CPU implementer", "CPU part") if fields.get(name)]
     name = fields.get("model name") or machine
     features = fields.get("flags", fields.get("Features", "")).split()
-    # Hypervisors give whole generations one name.
+    # Hypervisors give a whole generation one name.
     model = f"{name} ({'/'.join(numbers)})" if numbers else name
     return model, " ".join(sorted(feature for feature in features if _COMPUTES.fullmatch(feature)))
 
@@ -172,7 +172,7 @@ def read_cpuinfo(text: str, machine: str) -> tuple[str, str]:
 
 
 def check_memory(device: "torch.device", size_bytes: int) -> int:
-    """Allocate, write and read back; returns how many of the bytes that were read are wrong."""
+    """Allocate, write and read back; returns how many bytes were read back wrong."""
     import torch
 
     words = max(1, size_bytes // 8)
@@ -184,9 +184,9 @@ def check_memory(device: "torch.device", size_bytes: int) -> int:
 
 
 def check_products(device: "torch.device", say: Callable[[str], None]) -> list[Product]:
-    """One a type. Both factors are made of two lists of integers, a[i] u[k] and v[k] b[j]: every entry of the product is a[i]
-    b[j] times one sum. Every factor and partial sum is an integer that the type holds exactly: whatever the order of summation,
-    the product has one right answer."""
+    """One product per dtype. Both factors are made of two lists of integers, a[i] u[k] and v[k] b[j]: every entry of the
+    product is a[i] b[j] times one sum. Every factor and partial sum is an integer that the dtype holds exactly, so the product
+    has one right answer for any order of summation."""
     import torch
 
     gpu = device.type == "cuda"
@@ -197,7 +197,7 @@ def check_products(device: "torch.device", say: Callable[[str], None]) -> list[P
         say(f"{name} product")
         largest = 8 if dtype in (torch.float32, torch.float64) else 1
         (a, b), (u, v) = ((_integers(length, salt, largest) for salt in (3, 5)) for length in (side, INNER))
-        # A plain sum of products, exact in int64: no kernel of a matrix product is asked what is right.
+        # A plain sum of products, exact in int64, so that the expected value does not come from a matrix product kernel.
         expected = torch.outer(a, b).double() * int((u * v).sum())
         product = torch.matmul(torch.outer(a, u).to(device, dtype), torch.outer(v, b).to(device, dtype)).cpu().double()
         wrong = (product != expected).nonzero()
@@ -210,7 +210,7 @@ def check_products(device: "torch.device", say: Callable[[str], None]) -> list[P
 
 
 def _integers(count: int, salt: int, largest: int) -> "Tensor":
-    """Irregular ones from 1 to `largest`, with either sign."""
+    """Irregular integers from 1 to `largest`, of either sign."""
     import torch
 
     at = torch.arange(1, count + 1)

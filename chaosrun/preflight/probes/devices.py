@@ -1,5 +1,5 @@
-"""Which devices this node has, what the driver says of them, and the results of computing on each. Every device has a process
-of its own, so that one that hangs or crashes is named and leaves nothing behind."""
+"""Which devices this node has, the driver's report on them, and the results of computing on each. Every device has its own
+process, so that one that hangs or crashes is identified and leaves nothing behind."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class Computed(Struct, frozen=True, kw_only=True):
 
     ended: Literal["done", "raised", "died", "hung"]
     phase: str
-    """The last one that was announced."""
+    """The last phase that was announced."""
     error: str = ""
     facts: ComputeFacts | None = None
 
@@ -55,9 +55,10 @@ class DevicesFacts(Struct, frozen=True, kw_only=True):
 
 
 def probe(*, gpus: int, patience_s: float, works: dict[str, dict[str, object]]) -> DevicesFacts:
-    """`gpus`: as Ray counts them; `patience_s` of a phase; `works`: what `compute` takes, by kind of device (cpu, cuda)."""
+    """`gpus`: as Ray counts them; `patience_s`: limit of a phase; `works`: parameters of `compute`, by kind of device (cpu,
+    cuda)."""
     visible = visible_gpus()
-    # First of all: the processes started below would be found as others'.
+    # First, as the processes started below would be counted as others'.
     driver = ask_driver()
     devices = gpu_devices(gpus, visible, [gpu.uuid for gpu in driver.gpus if gpu.uuid])
     orders = {"cpu": {**works["cpu"], "visible": ""}} if "cpu" in works else {}
@@ -69,7 +70,7 @@ def probe(*, gpus: int, patience_s: float, works: dict[str, dict[str, object]]) 
 
 
 def visible_gpus() -> list[str] | None:
-    """What this node's Ray was started with in CUDA_VISIBLE_DEVICES; None: it was not set, so every GPU is Ray's."""
+    """CUDA_VISIBLE_DEVICES with which this node's Ray was started; None: it was not set, so Ray has every GPU."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
         return None
@@ -78,13 +79,13 @@ def visible_gpus() -> list[str] | None:
 
 
 def gpu_devices(count: int, visible: list[str] | None, uuids: list[str]) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES of each GPU that Ray counts, by the name that a program on Ray would call it: "cuda:0"."""
+    """CUDA_VISIBLE_DEVICES for each GPU that Ray counts, by its name in a program on Ray: "cuda:0"."""
     tokens = visible if visible is not None else uuids or [str(index) for index in range(count)]
     return {f"cuda:{index}": token for index, token in enumerate(tokens[:count])}
 
 
 def ask_driver() -> Driver:
-    """What nvidia-smi says."""
+    """The report of nvidia-smi."""
     if not shutil.which("nvidia-smi"):
         return Driver(told="absent", error="there is no nvidia-smi on this node")
     try:
@@ -100,7 +101,7 @@ def ask_driver() -> Driver:
 
 
 def _ours(pid: int) -> bool:
-    """Whether it is another preflight's, as of a second node on this machine."""
+    """Whether it belongs to another preflight, as on a second node on this machine."""
     try:
         return any(word.startswith(PROBES) for word in psutil.Process(pid).cmdline())
     except psutil.Error:
@@ -113,14 +114,14 @@ def _ours(pid: int) -> bool:
 def _compute(name: str, order: Mapping[str, object], patience_s: float) -> Computed:
     reading, writing = os.pipe()
     parameters = json.dumps({**order, "device": name.partition(":")[0], "progress": writing})
-    # Files, not pipes: its words need no reader. In memory: the disk may be full.
+    # Files, not pipes, as output needs no reader then. In memory, as the disk may be full.
     with os.fdopen(os.memfd_create("out"), "rb") as out, os.fdopen(os.memfd_create("err"), "rb") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "chaosrun.cluster.probing", f"{PROBES}compute"],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
-            # Threads that wait sleep: on a small machine they would keep others from work.
+            # Let waiting threads sleep: on a small machine they would block others.
             env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "CUDA_VISIBLE_DEVICES": str(order["visible"])},
             pass_fds=[writing],
         )
@@ -130,7 +131,7 @@ def _compute(name: str, order: Mapping[str, object], patience_s: float) -> Compu
             process.stdin.write(parameters.encode())
             process.stdin.close()
         except BrokenPipeError:
-            pass  # it has died; how, its exit status says
+            pass  # it has died; its exit status shows how
         phase, over = _last_phase(reading, patience_s)
         os.close(reading)
         if not _ends_within(process, patience_s if over else 0):

@@ -1,8 +1,8 @@
 """A little training whose every operation leaves a fingerprint of its bits: convolution, layer norm, matrix products, softmax,
 a sum, their gradients, and AdamW.
 
-Its numbers are made of integers, so that they are the same whatever draws random numbers elsewhere. The first operation whose
-fingerprint differs is the one that computes something else: its input was still the same.
+Its numbers are derived from integers, so that they do not depend on random draws elsewhere. The first operation whose
+fingerprint differs is the one at fault, as its input was still equal.
 """
 
 import time
@@ -32,16 +32,16 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 class Training(Struct, frozen=True, kw_only=True):
-    """The training again and again, with one number of threads."""
+    """The repeated training, with one number of threads."""
 
     threads: int
     repeats: int
     operations: dict[str, str]
-    """Fingerprints of the first."""
+    """Fingerprints of the first repeat."""
     differs: Difference | None
-    """The first that differed."""
+    """The first fingerprint that differed."""
     differing: int
-    """How many did."""
+    """How many differed."""
 
 
 def train(device: "torch.device", say: Say) -> dict[str, str]:
@@ -52,16 +52,16 @@ def train(device: "torch.device", say: Say) -> dict[str, str]:
     results = _computed(device)
     for name in (f"{step} {operation}" for step in range(1, STEPS + 1) for operation in OPERATIONS):
         say(name)
-        # Read back at once, so that a device that computes behind the program's back is still at this operation.
+        # Read back at once, so that an asynchronous device is still at this operation.
         found[name] = fingerprint([next(results).detach().cpu()]).value
     return found
 
 
 def _computed(device: "torch.device") -> "Iterator[Tensor]":
-    """The result of each operation, computed when it is asked for."""
+    """The result of each operation, computed on demand."""
     import torch
 
-    # Not the class: it loads the compiler, which takes longer than all the rest.
+    # Not the class, which loads the compiler; that takes longer than all the rest.
     from torch.nn import functional
     from torch.optim.adamw import adamw
 
@@ -98,11 +98,11 @@ def _computed(device: "torch.device") -> "Iterator[Tensor]":
 
 
 def repeated(device: "torch.device", *, threads: int, repeats: int, seconds: float, say: Say) -> Training:
-    """`repeats` times and for at least `seconds`, with so many threads of the CPU."""
+    """`repeats` times and for at least `seconds`, with this many CPU threads."""
     import torch
 
     torch.set_num_threads(threads)
-    # Libraries choose their kernels in the first call, and not always the same (pytorch#188792): it does not count.
+    # Libraries choose their kernels in the first call, not always the same (pytorch#188792), so it does not count.
     train(device, lambda name: say(f"{name} (first call)"))
     until = time.monotonic() + seconds
     first = train(device, say)
@@ -122,7 +122,7 @@ def first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | 
 
 
 def _numbers(salt: int, *shape: int) -> "Tensor":
-    """In [-0.5, 0.5), from integers divided once: every processor rounds that alike."""
+    """Numbers in [-0.5, 0.5), from integers divided once, which every processor rounds equally."""
     import torch
 
     count = torch.arange(1, torch.Size(shape).numel() + 1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The machine under a node: processors, memory, disks, limits; what uses it, is left over of runs; what its kernel says."""
+"""The machine of a node: CPUs, memory, disks, limits; other processes, leftovers of runs; kernel messages."""
 
 import os
 import re
@@ -41,11 +41,11 @@ class Cpus(Struct, frozen=True, kw_only=True):
     usable: float
     """CPUs that this process may run on and its control group may use."""
     limited_by: str = ""
-    """What limits them, if they are fewer than the machine's."""
+    """The reason, if they are fewer than the machine's."""
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """In bytes, as the control group has it where that has less."""
+    """In bytes; the control group's limits where they are lower."""
 
     total: int
     available: int
@@ -54,13 +54,13 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """The file system that a directory is on, or will be once it is made."""
+    """The file system of a directory that may not exist yet."""
 
     path: str
     error: str = ""
-    """Why nothing else is known."""
+    """The error, if nothing else is known."""
     there: str = ""
-    """The nearest folder that is there already."""
+    """The nearest existing folder."""
     total: int = 0
     free: int = 0
     read_only: bool = False
@@ -104,7 +104,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
 
 def probe(*, places: dict[str, str]) -> HostFacts:
-    """`places`: paths by purpose. Temporary files and what Ray uses are looked at besides."""
+    """`places`: paths by purpose; those of temporary files and Ray are added."""
     ray = {purpose: path for option, purpose in OF_RAYLET.items() if (path := raylet_options().get(option))}
     asked = {**places, "temporary files": temporary_files(), **ray}
     return HostFacts(
@@ -151,7 +151,7 @@ def _place(path: str, there: str) -> Place:
         path=path,
         there=there,
         total=seen.f_blocks * seen.f_frsize,
-        # What is kept for root is not for training.
+        # Space reserved for root is not for training.
         free=seen.f_bavail * seen.f_frsize,
         read_only=bool(seen.f_flag & os.ST_RDONLY),
         writable=os.access(there, os.W_OK | os.X_OK),
@@ -175,14 +175,14 @@ def _threads_of_this_user() -> int:
     """Threads of this user, which the kernel counts against the limit of processes."""
     found = 0
     for pid in pids():
-        # One that has ended meanwhile, or that is another user's.
+        # It has ended meanwhile, or is another user's.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if os.stat(f"/proc/{pid}").st_uid == os.geteuid() and (fields := stat_fields(pid)) is not None:
                 found += int(fields[17])
     return found
 
 
-# What the kernel has said since boot of GPUs, disks and memory that fail. Source of the record format: the kernel's
+# The kernel's messages since boot about failing GPUs, disks and memory. Source of the record format: the kernel's
 # Documentation/ABI/testing/dev-kmsg; of Xid: NVIDIA's "XID Errors".
 
 
@@ -214,8 +214,7 @@ def kernel_log(path: str = "/dev/kmsg", longest_s: float = LONGEST_S) -> KernelL
 
 
 def told_by(record: str, now_s: float) -> Message | None:
-    """A record of /dev/kmsg, "priority,number,microseconds since boot,…;text"; None when it is about nothing that the check
-    looks for."""
+    """A record of /dev/kmsg, "priority,number,microseconds since boot,…;text"; None when it is not relevant to the check."""
     about, _, text = record.partition(";")
     text = text.partition("\n")[0]
     if int(about.split(",")[0]) >> 3:

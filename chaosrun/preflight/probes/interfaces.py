@@ -1,4 +1,4 @@
-"""What a node's own hostname resolves to, its network interfaces, and a few free ports."""
+"""The addresses of a node's own hostname, its network interfaces, and a few free ports."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ class InterfaceFacts(Struct, frozen=True, kw_only=True):
     """Addresses of its hostname, in the resolver's order."""
     own_error: str
     network: str
-    """Processes for which this is equal share their interfaces and ports."""
+    """Processes with the same value share their interfaces and ports."""
     interfaces: dict[str, tuple[str, ...]]
     """Their addresses."""
     environment: dict[str, str]

@@ -1,8 +1,8 @@
-"""Whether a worker can be killed here, with all that is below it, and leaves nothing behind. Ends every process it starts.
+"""Whether a worker can be killed here with all its descendants, and leaves nothing behind. Ends every process it starts.
 
-The worker does what makes real ones hard to end: it has a child, which has a child that left its process group, all of them
-ignore SIGTERM; where there are GPUs it holds memory on each.
-It is killed the way the fork server kills: its process group, then whatever falls to this subreaper, by pid and start time.
+The worker is as hard to end as real ones: its child has a child that left its process group, all of them ignore SIGTERM, and
+with GPUs it holds memory on each. It is killed as the fork server kills: its process group, then all orphans of this subreaper,
+by pid and start time.
 """
 
 import json
@@ -36,7 +36,7 @@ class Alive(Struct, frozen=True, kw_only=True):
 
 
 class DeviceMemory(Struct, frozen=True, kw_only=True):
-    """MiB in use on one device: before the worker took some, while it held it, and when it was looked at last."""
+    """MiB in use on one device: before the worker took some, while it held it, and at the last reading."""
 
     before: int
     held: int
@@ -46,7 +46,7 @@ class DeviceMemory(Struct, frozen=True, kw_only=True):
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """What the worker says of itself once all below it are there."""
+    """The worker's report once all its descendants run."""
 
     family: dict[str, int]
     """Pids of worker, child and grandchild."""
@@ -61,7 +61,7 @@ class KillFacts(Struct, frozen=True, kw_only=True):
 
 
 def probe(*, within_s: float, gpus: int) -> KillFacts:
-    """`within_s` for each thing to be gone."""
+    """`within_s`: limit for each to be gone."""
     become_subreaper()
     memory_before = _device_memory(gpus)
     worker, about = _start(gpus)
@@ -82,7 +82,7 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
 
 
 def _start(gpus: int) -> tuple[int, Started]:
-    """A process group of three that is ready to be killed: its pid, and what it said of itself."""
+    """A process group of three that is ready to be killed: its pid, and its report."""
     pid, reading = forked(lambda say: _work(say, gpus))
     with os.fdopen(reading) as told:
         line = told.readline()
@@ -136,12 +136,12 @@ def _take_device_memory(gpus: int) -> tuple[str, list[Any]]:
 
 
 def _kill(worker: int, family: Mapping[str, ProcessIdentity], limit_s: float) -> list[ProcessIdentity]:
-    """What is still alive after the limit. The rest is reaped."""
+    """Kill it; returns the processes still alive after the limit. The rest is reaped."""
     with suppress(ProcessLookupError):
         os.killpg(worker, signal.SIGKILL)
 
     def below() -> list[ProcessIdentity]:
-        # The dead among them first: what they leave behind comes here only when they are gone.
+        # Reap the dead first: their orphans are reparented here only then.
         for pid in children(os.getpid()):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
         fallen = [identity for pid in children(os.getpid()) if (identity := identify(pid)) is not None]
@@ -151,7 +151,7 @@ def _kill(worker: int, family: Mapping[str, ProcessIdentity], limit_s: float) ->
 
 
 def _device_memory(gpus: int) -> dict[str, int] | None:
-    """MiB in use by each GPU of this node that the driver knows of; None when it cannot be asked."""
+    """MiB in use on each GPU that the driver reports; None when it cannot be queried."""
     if not gpus:
         return {}
     driver = ask_driver()
@@ -161,7 +161,7 @@ def _device_memory(gpus: int) -> dict[str, int] | None:
 
 
 def _freed(before: Mapping[str, int], held: Mapping[str, int], gpus: int, limit_s: float) -> dict[str, DeviceMemory]:
-    # What another process gave back meanwhile hides what was taken.
+    # Memory that another process freed meanwhile hides the worker's.
     taken = {device: used for device, used in held.items() if used - before.get(device, 0) >= DEVICE_MIB // 2}
     began, found = time.monotonic(), dict[str, DeviceMemory]()
     while len(found) < len(taken):

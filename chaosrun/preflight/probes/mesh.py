@@ -1,6 +1,6 @@
-"""One node's part of the connections between all nodes: listen on one port and connect to everybody, itself included.
+"""One node's part of the connections between all nodes: listens on one port and connects to every node, itself included.
 
-One process a node holds all its connections, in threads.
+One process per node holds all its connections, in threads.
 """
 
 import json
@@ -31,11 +31,11 @@ class Asked(Struct, frozen=True, kw_only=True):
     node: str
     """Own name."""
     port: int
-    """To listen on, as the others have been told."""
+    """The port to listen on, which the others know."""
     peers: tuple[Peer, ...]
     """Itself included."""
     start_s: float
-    """Until when the others' processes must have come up."""
+    """Until when the others' processes must have started."""
     connect_s: float
     """For one connection or answer."""
 
@@ -43,7 +43,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 class Failure(Struct, frozen=True, kw_only=True):
     peer: str
     purpose: str
-    """What the port is for: rendezvous, or a service of Ray."""
+    """The port's purpose: rendezvous, or a service of Ray."""
     port: int
     cause: Literal["refused", "no answer", "other"]
     error: str
@@ -51,13 +51,13 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 class MeshFacts(Struct, frozen=True, kw_only=True):
     taken: str = ""
-    """Why the port could not be listened on; then nothing else is known."""
+    """Why listening on the port failed; then nothing else is known."""
     reached: int = 0
     failed: tuple[Failure, ...] = ()
 
 
 def stays_s(start_s: float, connect_s: float, peers: int) -> float:
-    """How long a node listens for peers that do not come: timeouts with other nodes may have held them up."""
+    """How long a node listens for missing peers, which timeouts with other nodes may have delayed."""
     return start_s + 4 * connect_s * -(-peers // AT_ONCE)
 
 
@@ -72,19 +72,19 @@ def probe(**parameters: Any) -> MeshFacts:
     with listener:
         server = _Server(listener, asked.node, asked.connect_s)
         threading.Thread(target=server.accept, daemon=True).start()
-        # Beginning at itself, so that not all begin with the same.
+        # Beginning at itself, so that not all nodes begin with the same one.
         own = next(index for index, peer in enumerate(asked.peers) if peer.name == asked.node)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             order = [*asked.peers[own:], *asked.peers[:own]]
             failed = list(pool.map(lambda peer: _meet(asked, peer, began + asked.start_s), order))
-        # Not before the other nodes have had time to connect to this one.
+        # Only after the other nodes have had time to connect to this one.
         server.wait({peer.name for peer in asked.peers}, began + stays_s(asked.start_s, asked.connect_s, len(asked.peers)))
     reached = sum(not any(each.purpose == "rendezvous" for each in of_peer) for of_peer in failed)
     return MeshFacts(reached=reached, failed=tuple(each for of_peer in failed for each in of_peer))
 
 
 def _meet(asked: Asked, peer: Peer, deadline: float) -> list[Failure]:
-    """Connect to a peer's process and hear its name, then to the ports that Ray has there."""
+    """Connect to a peer's process and read its name, then to Ray's ports there."""
     failed: list[Failure] = []
 
     def fail(purpose: str, port: int, error: Exception) -> None:
@@ -97,7 +97,7 @@ def _meet(asked: Asked, peer: Peer, deadline: float) -> list[Failure]:
     except (OSError, ValueError) as error:
         fail("rendezvous", peer.port, error)
         if isinstance(error, TimeoutError):
-            # The other ports would cost as much time, and say the same.
+            # The other ports would take as much time, with the same result.
             return failed
     for purpose, port in peer.ports.items():
         try:
@@ -112,14 +112,14 @@ def _connect(peer: Peer, limit_s: float, deadline: float) -> socket.socket:
         try:
             return socket.create_connection((peer.address, peer.port), timeout=limit_s)
         except ConnectionRefusedError:
-            # Its process may only be about to start.
+            # Its process may not have started yet.
             if time.monotonic() >= deadline:
                 raise
         time.sleep(RETRY_S)
 
 
 def _exchange(connection: socket.socket, node: str, peer: str) -> None:
-    """Raises ValueError when somebody else answers."""
+    """Raises ValueError when another process answers."""
     with connection.makefile("rw") as lines:
         lines.write(f"{json.dumps(node)}\n")
         lines.flush()
@@ -129,7 +129,7 @@ def _exchange(connection: socket.socket, node: str, peer: str) -> None:
 
 
 class _Server:
-    """Answers everybody, each in a thread of its own."""
+    """Answers every connection in its own thread."""
 
     def __init__(self, listener: socket.socket, node: str, limit_s: float) -> None:
         self.heard: set[str] = set()
@@ -139,7 +139,7 @@ class _Server:
         self._changed = threading.Condition()
 
     def wait(self, names: set[str], deadline: float) -> None:
-        """Until all of these have talked, or the deadline."""
+        """Wait until all of these have connected, or the deadline."""
         with self._changed:
             self._changed.wait_for(lambda: self.heard >= names, max(0.0, deadline - time.monotonic()))
 

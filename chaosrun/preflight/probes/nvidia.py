@@ -1,7 +1,7 @@
-"""What `nvidia-smi -q -x` says, read into plain values. Pure: no process is started here.
+"""Parses the output of `nvidia-smi -q -x` into plain values. Pure: starts no process.
 
-The report's elements differ between drivers: names that changed are looked up under each, what a driver or a GPU does not have
-is None.
+The report's elements differ between drivers: changed names are looked up under each, and values that a driver or a GPU does not
+have are None.
 """
 
 import re
@@ -30,7 +30,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     model: str | None
     lost: str | None
     recovery: str | None
-    """What the driver asks for."""
+    """The driver's recommended action."""
     ecc: str | None
     """Its mode."""
     uncorrectable: int | None
@@ -38,12 +38,12 @@ class Gpu(Struct, frozen=True, kw_only=True):
     threshold_exceeded: bool
     unrepairable: bool
     remapped: int
-    """Number of rows of memory that were remapped."""
+    """Number of remapped rows of memory."""
     remapping_pending: bool | None
-    """Whether more of them wait for a reset; None: this GPU replaces none."""
+    """Whether more of them wait for a reset; None: this GPU does not remap rows."""
     remapping_failed: bool
     throttling: tuple[str, ...] | None
-    """Reasons why its clocks are lower now than they could be, as the driver names them; None: it does not say."""
+    """Reasons for lowered clocks, as named by the driver; None: not reported."""
     mig: str | None
     """Its mode."""
     instances: int
@@ -56,7 +56,7 @@ class Driver(Struct, frozen=True, kw_only=True):
     told: Literal["all", "absent", "silent", "nothing"]
     """absent: there is no nvidia-smi; silent: it gave no answer in time."""
     error: str = ""
-    """Why it did not tell all."""
+    """Why the report is incomplete."""
     version: str | None = None
     cuda: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -76,7 +76,7 @@ def parse(report: str) -> Driver:
 
 
 def matched(gpus: Sequence[Gpu], visible: Sequence[str] | None) -> dict[str, Gpu]:
-    """By the name that a program on Ray calls it, "cuda:0": those that CUDA_VISIBLE_DEVICES names for sure, by index or by (the
+    """GPUs by their name in a program on Ray, "cuda:0": those that CUDA_VISIBLE_DEVICES clearly names, by index or by (the
     beginning of) their UUID. None: it is not set."""
     found: dict[str, Gpu] = {}
     for index, token in enumerate(map(str, range(len(gpus))) if visible is None else visible):
@@ -118,7 +118,7 @@ def _gpu(gpu: Element) -> Gpu:
 
 
 def _uncorrectable(gpu: Element) -> int | None:
-    # GPUs before Ampere count by place, with a total.
+    # GPUs before Ampere count by location, with a total.
     ampere = r"(?:sram|dram)_uncorrectable(?:_parity|_secded)?"
     volatile = gpu.find("ecc_errors/volatile")
     paths = ["double_bit/total"] + [each.tag for each in volatile or () if re.fullmatch(ampere, each.tag)]

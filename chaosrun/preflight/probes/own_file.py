@@ -1,4 +1,4 @@
-"""Each node's own file on a storage that nodes share: made for the others to look for, or removed again."""
+"""Each node's own file on a shared storage: made for the others to look for, or removed again."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ class Written(Struct, frozen=True, kw_only=True):
 
 
 def probe(*, storage: str, name: str, text: str, remove: bool) -> Written:
-    """`name`: of the file and its folder, below the storage or the nearest folder that is there."""
+    """`name`: of the file and its folder, below the storage or the nearest existing folder."""
     try:
         with storage_errors(Path(storage)):
             mount = mount_of(nearest_folder(Path(storage)))

@@ -1,6 +1,6 @@
-"""What a training script needs on a node, read from its source: nothing of it is executed.
+"""A training script's needs on a node, read from its source, without executing it.
 
-Followed through the modules that lie beside the script. An import at the top of a module is needed; one inside of anything,
+Follows imports through the modules next to the script. An import at the top level of a module is required; one inside a block,
 such as a try, an if or a function, is not.
 """
 
@@ -20,7 +20,7 @@ MOST_FILES = 500
 
 
 class Package(Struct, frozen=True, kw_only=True):
-    """A package that the script imports and that does not lie beside it."""
+    """A package that the script imports and that is not next to it."""
 
     found: bool
     optional: bool
@@ -76,7 +76,7 @@ def script_facts(script: str, path: Sequence[str]) -> ScriptFacts:
 
 
 def _imported(node: ast.AST, file: Path, top: Path) -> Iterator[tuple[Path, str]]:
-    """Modules, each with the folder that it is looked for in first: of `from a import b` a.b, which may be one."""
+    """Modules, each with the folder to search first; for `from a import b` also a.b, which may be one."""
     if isinstance(node, ast.Import):
         yield from ((top, alias.name) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -85,7 +85,7 @@ def _imported(node: ast.AST, file: Path, top: Path) -> Iterator[tuple[Path, str]
 
 
 def _beside(folder: Path, name: str) -> list[Path]:
-    """The files below a folder of a module and of the packages around it: all of them run when it is imported."""
+    """The files below a folder of a module and of its parent packages, which all run when it is imported."""
     parts = name.split(".")
     places = [folder.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
     return [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()]

@@ -1,7 +1,6 @@
-"""Which files that were written elsewhere are seen on this node, whole, and how soon.
+"""Which files written on other nodes are visible on this one, complete, and how soon.
 
-For each look its folder is opened anew: only then does an NFS client ask its server; otherwise it answers from its cache for a
-while.
+The folder is reopened for each check, as only then an NFS client queries its server instead of its cache.
 """
 
 import hashlib
@@ -18,15 +17,15 @@ class Seen(Struct, frozen=True, kw_only=True):
     """By path."""
 
     after_s: dict[str, float] = {}
-    """From the first look on."""
+    """Since the first check."""
     missing: dict[str, str] = {}
     """Why a file was not seen in time."""
     torn: dict[str, str] = {}
-    """What was seen of a file first, if it was not what had been written."""
+    """The first contents seen of a file, if they were not as written."""
 
 
 def probe(*, digests: dict[str, str], wait_s: float) -> Seen:
-    """`digests`: sha256 of what was written, by path."""
+    """`digests`: sha256 of the written files, by path."""
     found, began = Seen(), time.monotonic()
     while True:
         found.missing.clear()

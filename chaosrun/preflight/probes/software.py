@@ -1,4 +1,5 @@
-"""What is installed on a node and what its processes inherit. Nothing of it is imported: torch alone would take seconds."""
+"""The software installed on a node and the environment of its processes. Nothing is imported: torch alone would take
+seconds."""
 
 import ctypes
 import importlib.util
@@ -31,7 +32,7 @@ class SoftwareFacts(Struct, frozen=True, kw_only=True):
 
 
 def probe(*, script: str | None, path: list[str]) -> SoftwareFacts:
-    """`path`: more directories that the script's imports are looked for in."""
+    """`path`: additional directories of the script's imports."""
     torch = _torch()
     return SoftwareFacts(
         versions={
@@ -52,7 +53,7 @@ def probe(*, script: str | None, path: list[str]) -> SoftwareFacts:
 
 
 def _torch() -> dict[str, str]:
-    """What torch/version.py says: of the torch that would be imported, whatever the package's metadata say."""
+    """The version in torch/version.py of the torch that would be imported, which the package's metadata may not match."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -72,7 +73,7 @@ def _driver() -> str | None:
 
 
 def _nccl() -> str | None:
-    """The version that the library itself gives: the one that came with torch, else the system's."""
+    """The version reported by the library itself: torch's own, else the system's."""
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     bundled = [os.path.join(folder, "nccl", "lib", "libnccl.so.2") for folder in folders]
@@ -87,13 +88,13 @@ def _nccl() -> str | None:
 
 
 def _dotted(number: int) -> str:
-    """NCCL counts 2.8.4 as 2804, and from 2.9 on 2.9.6 as 20906."""
+    """NCCL encodes 2.8.4 as 2804, and from 2.9 on 2.9.6 as 20906."""
     major, rest = divmod(number, 10000 if number >= 10000 else 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def raylet_options() -> dict[str, str]:
-    """Of the raylet above this process, by name, without dashes; empty where there is none, or it is another user's."""
+    """Options of the raylet above this process, by name without dashes; empty without one, or if it is another user's."""
     try:
         raylet = next((parent for parent in psutil.Process().parents() if parent.name() == "raylet"), None)
         words = [] if raylet is None else raylet.cmdline()

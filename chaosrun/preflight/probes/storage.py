@@ -1,6 +1,6 @@
-"""A node's storage: does it keep what chaosrun relies on, and how fast is it? Everything is done in a folder of its own.
+"""A node's storage: does it give the guarantees that chaosrun relies on, and how fast is it? Works only in its own folder.
 
-Each phase is announced on stderr, so that the parent knows at which one a storage hangs.
+Prints each phase on stderr, so that the parent knows where a storage hangs.
 """
 
 import errno
@@ -36,17 +36,17 @@ class Speed(Struct, frozen=True, kw_only=True):
     fsync_s: float
     """The shortest fsync of as many."""
     read_bytes: int = 0
-    """Past the kernel's cache; none where the file system does not let one."""
+    """Bypassing the kernel's cache; none where the file system does not allow that."""
     read_s: float = 0.0
     changed: int = 0
-    """Bytes of those blocks that were not what had been written."""
+    """Bytes of those blocks that differed from the written ones."""
 
 
 class ObjectFacts(Struct, frozen=True, kw_only=True):
     took_s: float = 0.0
     """For all requests, the first of which connects."""
     late: bool = False
-    """A listing did not show an object that had been put."""
+    """A listing did not show an uploaded object."""
     failed: Failed | None = None
 
 
@@ -59,11 +59,11 @@ class StorageFacts(Struct, frozen=True, kw_only=True):
     failed: Failed | None = None
     """What ended it."""
     objects: ObjectFacts | None = None
-    """Of the object store that the job names, if it names one."""
+    """Results of the job's object store, if it has one."""
 
 
 def probe(*, storage: str, kills: int, kills_s: float, speed_s: float, speed_bytes: int, objects: str = "") -> StorageFacts:
-    """The numbers say how much is tried, and for how long. `objects`: a URL."""
+    """The numbers set how much to test, and for how long. `objects`: a URL."""
     _at("the object store")
     facts = StorageFacts(objects=try_objects(objects) if objects else None)
     try:
@@ -84,7 +84,7 @@ def probe(*, storage: str, kills: int, kills_s: float, speed_s: float, speed_byt
 
 
 def try_objects(url: str) -> ObjectFacts:
-    """Put, conditional put, read, list, delete; leaves nothing. The settings are those of this process's environment."""
+    """Put, conditional put, read, list, delete; leaves nothing. Uses the settings of this process's environment."""
     storage, began_s = ObjectStorage(ObjectPlace(url)), time.monotonic()
     key = f"{new_name()}/object"
     try:
@@ -151,7 +151,7 @@ def _write(path: Path, blocks: list[bytes], size: int) -> Round:
 def _read(path: Path, blocks: list[bytes], size: int, budget_s: float) -> tuple[int, float, int]:
     """(bytes, seconds, bytes of the blocks that are not what was written)"""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    # Aligned, as reading past the cache needs it.
+    # Aligned, as direct I/O requires it.
     buffer = mmap.mmap(-1, BLOCK)
     changed = done = 0
     taken_s = 0.0

@@ -1,8 +1,7 @@
-"""A writer that keeps checkpoints in chaosrun's own store and is killed at random, again and again, while a reader looks.
+"""A writer that saves checkpoints in chaosrun's own store and is repeatedly killed at random, while a reader checks them.
 
-The reader must only ever see whole checkpoints. After a kill, every save whose commit the writer had reported must be there. A
-SIGKILL leaves the kernel's cache as it is: this shows the order in which processes see changes, not what a power cut would
-leave.
+The reader must see only complete checkpoints. After a kill, every save whose commit the writer had reported must exist. A
+SIGKILL does not affect the kernel's cache: this shows the order in which processes see changes, not the effect of a power cut.
 """
 
 import json
@@ -46,14 +45,14 @@ class Saves(Struct, frozen=True, kw_only=True):
     kills: int
     saves: int
     wrong: list[str]
-    """What was seen that must not be."""
+    """The violation that was seen."""
 
 
 @dataclass(slots=True)
 class _Reader:
     leg: LegLayout
     promised: int = 0
-    """The newest save that the writer told of."""
+    """The newest save that the writer reported."""
     wrong: list[str] = field(default_factory=list)
 
     def look(self) -> None:
@@ -62,7 +61,7 @@ class _Reader:
             self._look_at(step)
 
     def expect_promised(self) -> None:
-        """Check that every save reported as committed is there, and whole."""
+        """Check that every save reported as committed exists and is complete."""
         steps = self.steps()
         if max(steps, default=0) < self.promised:
             self.wrong.append(f"checkpoints: {checkpoint_name(self.promised)} had been committed and is not there")
@@ -76,7 +75,7 @@ class _Reader:
     def _look_at(self, step: int) -> None:
         path = self.leg.checkpoints / checkpoint_name(step)
         why = _why_torn(path, step)
-        # Retention may have removed it meanwhile.
+        # Retention may have removed it in the meantime.
         if why and path.exists() and (why := _why_torn(path, step)) and path.exists():
             self.wrong.append(f"torn: {why}")
 
@@ -90,7 +89,7 @@ def _why_torn(path: Path, step: int) -> str:
 
 
 def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random) -> Saves:
-    """Raises OSError, and the ResourcesError that the writer ends with."""
+    """Raises OSError, and the ResourcesError that ended the writer."""
     reader = _Reader(LegLayout(folder / LONGEST_RUN / "reference"))
     disk = Filesystem()
     for path in (reader.leg.staging, reader.leg.checkpoints):
@@ -107,18 +106,18 @@ def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random) -
                 reader.promised = _last_said(reading, reader.promised, alive=True)
                 reader.look()
                 time.sleep(LOOK_S)
-            # Somewhere within the next one.
+            # At a random moment of the next save.
             time.sleep(random.uniform(0, (time.monotonic() - started_s) / given))
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        # A save may have been done and told in the last moment.
+        # A save may have been completed and reported at the last moment.
         reader.promised = _last_said(reading, reader.promised)
         os.close(reading)
         reader.expect_promised()
         done += 1
         saves += max(0, reader.promised - first + 1)
-        # A name of which the writer had not been told yet may be there already.
+        # A committed name may exist that was not yet returned to the writer.
         first = max(reader.promised, *reader.steps()) + 1
     if not reader.wrong:
         time.sleep(LATER_S)
@@ -127,7 +126,7 @@ def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random) -
 
 
 def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
-    """The number of the newest save that the writer told of. Raises the ResourcesError that ended it."""
+    """The number of the newest save that the writer reported. Raises the ResourcesError that ended it."""
     try:
         said = os.read(reading, 1 << 16)
     except BlockingIOError:
@@ -136,7 +135,7 @@ def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
         if alive:
             raise RuntimeError("the writer ended by itself")
         return before
-    # Lines are shorter than what a pipe takes at once: none is cut off.
+    # Lines are shorter than a pipe's atomic write, so none is cut off.
     last = convert(json.loads(said.splitlines()[-1]), int | Failed)
     if isinstance(last, Failed):
         raise ResourcesError(last.error, hint=last.remedy)

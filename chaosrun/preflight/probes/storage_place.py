@@ -1,5 +1,5 @@
-"""Where a storage probe works: a fresh folder below the storage, or below the nearest folder that is there already; and what
-kind of file system that is. Nothing but that folder is ever written to, and it is removed again."""
+"""Where a storage probe works: a fresh folder below the storage, or below the nearest existing folder; and the kind of its file
+system. Only that folder is written to, and it is removed again."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ class Failed(Struct, frozen=True, kw_only=True):
 
 
 class Mount(Struct, frozen=True, kw_only=True):
-    """The file system that a folder lies on."""
+    """The file system of a folder."""
 
     base: str
     """The folder."""
@@ -42,7 +42,7 @@ class Mount(Struct, frozen=True, kw_only=True):
 
 
 def nearest_folder(storage: Path) -> Path:
-    """The storage or the folder above it that is there. Raises OSError for a file in the way, and what cannot be read."""
+    """The storage or the nearest existing folder above it. Raises OSError for a file in the way or an unreadable folder."""
     for folder in (storage, *storage.parents):
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.stat(folder).st_mode):
@@ -62,7 +62,7 @@ def own_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_stale(base: Path, own: Path) -> None:
-    """Remove folders that earlier preflights left. `own`, made just now, tells the storage's time."""
+    """Remove folders that earlier preflights left. `own`, made just now, shows the storage's clock."""
     now_s = own.stat().st_mtime
     for path in base.glob(f"{PREFIX}*"):
         with suppress(FileNotFoundError):
@@ -76,6 +76,6 @@ def mount_of(base: Path) -> Mount:
     free_bytes = status.f_bavail * status.f_frsize
     if not above:
         return Mount(base=str(base), free_bytes=free_bytes)
-    # The last mount of a place hides those below it.
+    # The last mount at a path hides earlier ones.
     found = max(reversed(above), key=lambda mount: len(mount.mountpoint))
     return Mount(base=str(base), type=found.fstype, source=found.device, options=found.opts, free_bytes=free_bytes)

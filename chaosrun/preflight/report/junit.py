@@ -1,6 +1,6 @@
-"""The report of a preflight as JUnit XML: a suite with the verdict alone, and a suite a check, in it a case a node and one for
-the whole cluster. Cases keep their names from night to night. FAIL is a failure, ERROR an error, SKIP skipped; a WARN passes,
-and its output says so, unless warnings count.
+"""The report of a preflight as JUnit XML: a suite with the verdict alone, and a suite per check with a case per node and one
+for the whole cluster. Cases keep their names from night to night. FAIL is a failure, ERROR an error, SKIP skipped; a WARN
+passes, and its output says so, unless warnings count.
 """
 
 from collections.abc import Sequence

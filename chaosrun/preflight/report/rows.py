@@ -1,5 +1,5 @@
-"""The rows of a preflight's report, with equal findings of many nodes merged; text and page draw them. Must not know the
-layout; of many nodes' names only as many as fit are given.
+"""The rows of a preflight's report, with equal findings of many nodes merged, for text and page. Must not know the layout;
+lists only as many node names as fit.
 """
 
 import math
@@ -23,14 +23,14 @@ _NUMBER = re.compile("([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Findings of one status that differ in nothing but where they are and what was measured."""
+    """Findings of one status that differ only in their place and measured value."""
 
     status: Status
     title: str
-    """Checks, and what each looked at; nothing where it is the whole check."""
+    """Checks, and the subjects of each; none where it is the whole check."""
     nodes: tuple[str, ...]
     found: tuple[str, ...]
-    """Where, and what was measured there."""
+    """Places and measured values."""
     threshold: str
     reason: str
     remedy: str
@@ -43,7 +43,7 @@ class Group:
     title: str
     nodes: tuple[str, ...] = ()
     statuses: tuple[Status | None, ...]
-    """By check, in the order of `Result.checks`; None: it found nothing about these nodes."""
+    """By check, in the order of `Result.checks`; None: no finding about these nodes."""
     bad: bool = False
 
 
@@ -57,7 +57,7 @@ class MeasureRow:
     median: str
     worst: str
     where: str
-    """Of the worst; nowhere when all are the same."""
+    """Place of the worst; none when all are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,27 +66,27 @@ class Report:
     words: str
     headline: str
     about: str
-    """What was looked at, in a line."""
+    """What was checked, in a line."""
     counted: str
     wrong: Sequence[Problem]
     warnings: Sequence[Problem]
     groups: Sequence[Group]
     costs: str
-    """What each check took."""
+    """The time of each check."""
     skips: Sequence[tuple[str, str]]
-    """What was not looked at, and why."""
+    """What was not checked, and why."""
     measures: Sequence[MeasureRow]
     values: Sequence[tuple[str, str, str]]
-    """Of the whole cluster, no numbers: title, value, reason."""
+    """For the whole cluster, without numbers: title, value, reason."""
     commands: Sequence[tuple[str, str]]
-    """What to type next, each with its label."""
+    """The next commands, each with its label."""
     good_file: str | None
     """Where the names of the good nodes were written; None: nowhere yet."""
 
 
 def report_of(result: Result, good_file: str | None = None) -> Report:
     found, nodes = result.findings, len(result.nodes)
-    # Found of the whole cluster, and no numbers; what is wrong with it is told as a problem.
+    # Findings on the whole cluster, without numbers; bad ones are listed as problems.
     whole = [each for each in found if each.node is None and each.status in (Status.PASS, Status.SKIP)]
     values = [each for each in whole if each.measured and each.measure is None]
     skipped = [finding for finding in found if finding.status is Status.SKIP and finding not in values]
@@ -159,11 +159,11 @@ def commands(result: Result, good_file: str | None) -> list[tuple[str, str]]:
     return [(label, shlex.join(command)) for label, command in found]
 
 
-# What was found
+# Findings
 
 
 def problems(result: Result, findings: Iterable[Finding]) -> list[Problem]:
-    """Equal ones folded; of a status those on most nodes first, bad ones before warnings."""
+    """Problems, equal ones merged; bad ones before warnings, and for one status those on most nodes first."""
     same: dict[tuple[Status, str, str, str, str, str], list[Finding]] = {}
     for each in findings:
         key = (each.status, each.check, each.name, each.threshold, each.reason, each.remedy)
@@ -220,12 +220,12 @@ def _named(names: Sequence[str], nodes: int) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Each once, as people count: node-9 before node-10."""
+    """Each once, in natural order: node-9 before node-10."""
     return sorted(set(names), key=lambda name: ([(int(part), part) for part in _NUMBER.findall(name)], name))
 
 
 def _skips(found: Sequence[Problem], nodes: int) -> list[tuple[str, str]]:
-    """By reason, with the nodes, if it is not all of them."""
+    """Skips by reason, with the nodes unless it is all of them."""
     told: dict[str, list[str]] = {}
     for each in found:
         where = f" ({_named(each.nodes, nodes)})" if 0 < len(each.nodes) < nodes else ""
@@ -263,7 +263,7 @@ def groups(result: Result) -> list[Group]:
         for (standing, of), names in order
     ]
     if len(rows) > 1 and len(rows[-1].nodes) > max(3, len(result.nodes) / 2):
-        # The rows before name all the others.
+        # The earlier rows name all the others.
         rows[-1] = replace(rows[-1], title=f"the other {len(rows[-1].nodes)} nodes")
     cluster = statuses(None)
     return [*rows, Group(title=WHOLE, statuses=cluster)] if any(cluster) else rows
@@ -304,7 +304,7 @@ def measures(result: Result) -> list[MeasureRow]:
 
 
 def _measure_title(kind: Kind, kinds: Iterable[Kind]) -> str:
-    """With what sets it apart from others of that name."""
+    """The title, with what distinguishes it from others of that name."""
     check, name, device, _, cpus, gpus = kind
     others = [other for other in kinds if other[:2] == kind[:2]]
     apart = [device] if device and len({other[2] for other in others}) > 1 else []

@@ -1,5 +1,5 @@
 """The report of a preflight on a terminal: the verdict, what is wrong, warnings, nodes and checks, what does not apply,
-numbers, cost, and what to type next. 512 nodes take no more room than three, as long as they are alike.
+numbers, cost, and what to type next. 512 nodes take no more space than three, as long as they are alike.
 """
 
 from collections.abc import Iterator, Sequence

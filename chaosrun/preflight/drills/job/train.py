@@ -1,6 +1,6 @@
-"""What a preflight's drill trains: a small network with dropout and momentum, for seconds.
+"""The training of a preflight's drill: a small network with dropout and momentum, for some seconds.
 
-An ordinary accelerate script: everything that a restart has to bring back is in it, and nothing that takes long.
+An ordinary accelerate script, with everything that a restart must restore, and nothing that takes long.
 """
 
 import argparse
