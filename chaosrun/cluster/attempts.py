@@ -58,7 +58,7 @@ class RunningAttempt:
             if end is not None and end.completed and self._left_well(seen, end):
                 completed.add(seen.rank)
             elif end is not None and end.status == LEFT_ON_NOTICE:
-                self.leaving = True  # the others will leave, too
+                self.leaving = True  # the others will leave as well
             else:
                 in_order = in_order and seen.signal != signal.SIGKILL and self._are_leaving()
         if not in_order:

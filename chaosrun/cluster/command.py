@@ -122,7 +122,7 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
         # The default of torchrun's --master-port, which otherwise is 29500 for every job.
         "PET_MASTER_PORT": order.master_port,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, order.gpus)),
-        # Launchers that are installed beside this Python are found even if its environment is not active in the shell.
+        # Launchers installed next to this Python are found even if its environment is not active in the shell.
         "PATH": os.pathsep.join([inherited.get("PATH", os.defpath), os.path.dirname(sys.executable)]),
     }
     if not order.gpus:

@@ -152,7 +152,7 @@ def _own_signal_handlers() -> Iterator[None]:
         yield
     finally:
         signal.signal = install
-        # Ray's C++ side may have put a handler of its own below Python's.
+        # Ray's C++ side may have installed its own handler below Python's.
         signal.signal(signal.SIGTERM, ours)
 
 

@@ -290,7 +290,7 @@ class ForkServer:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _empty_temporary(self) -> None:
-        """Empty the ranks' TMPDIR: killed ranks leave the sockets of loader workers there, each in a directory of its own."""
+        """Empty the ranks' TMPDIR: killed ranks leave the sockets of loader workers there, each in its own directory."""
         if any(os.scandir(self._temporary)):
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary.mkdir(mode=0o700, exist_ok=True)

@@ -180,8 +180,8 @@ def _of_sgd() -> frozenset[str]:
     """Attributes of an optimizer whose state checkpoints hold. Computed late: making a first optimizer turns a command's
     process into a rank.
 
-    At the first optimizer of a class torch puts hooks around the class's `step`, permanently, so this must not change what a
-    script's subclass finds.
+    torch wraps a class's `step` permanently at the class's first optimizer, so this uses its own subclass: a script's subclass
+    of SGD must find `step` unchanged.
     """
     probe = type("Probe", (torch.optim.SGD,), {})
     return frozenset(vars(probe([torch.zeros(())]))) - {"defaults", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"}

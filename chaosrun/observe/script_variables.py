@@ -30,7 +30,7 @@ def of_modules(names: Iterable[str]) -> dict[str, Any]:
 
 
 def of_the_job(names: Iterable[str]) -> list[str]:
-    """Those of these modules that lie in the job's folder, without the script itself."""
+    """Those of these modules that are in the job's folder, without the script itself."""
     folders = tuple(os.path.join(os.path.abspath(folder), "") for folder in (os.curdir, *sys.path[:1]))
     found: dict[str, None] = {}
     for name in names:

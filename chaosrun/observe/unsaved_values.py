@@ -179,7 +179,7 @@ def _is_parameter_group(value: Any) -> bool:
 @functools.lru_cache(maxsize=1 << 12)
 def is_passed_over(kind: type) -> bool:
     """Whether it is a class; a loader; internal to torch.distributed, such as FSDP2's memory for whole parameters; or an object
-    that runs code when asked for its class or an attribute, such as a proxy of something that is loaded lazily."""
+    that runs code when its class or an attribute is read, such as a proxy for a lazily loaded value."""
     runs_code = any(
         "__class__" in vars(base) or isinstance(vars(base).get("__getattribute__"), types.FunctionType)
         for base in kind.__mro__[:-1]

@@ -331,7 +331,7 @@ class ScriptTraining:
             save = changed(save, aside=True)
         if save.held:
             live = self._state
-            with contextlib.suppress(TypeError):  # a tensor without memory of its own
+            with contextlib.suppress(TypeError):  # a tensor that has no memory itself
                 save = changed(save, trained=live.trained_in(save.held))
                 if save.how == "pickle" and not save.trained:
                     save = changed(save, held={})  # of any kind: losses, samples

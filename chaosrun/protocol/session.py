@@ -255,7 +255,7 @@ class Session:
             self._recorder.observer.batch(batch, ids)
 
     def _complete(self, expected: str, *, may_leave_out: bool = False) -> None:
-        """Complete the last batch when the script asks for the next. The `expected` call must have been made.
+        """Complete the last batch when the script asks for the next. Raises MisuseError if the `expected` call is missing.
 
         `may_leave_out`: a batch that the script skipped (a bad one, by `continue`) also counts as done. Without accumulation it
         is a step that has no loss and changes nothing.

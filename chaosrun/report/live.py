@@ -94,7 +94,7 @@ class Display:
             follower.poll_events()
 
     def say(self, told: Told) -> None:
-        """Print an event on a line of its own, except ranks that were stopped with their attempt; on a terminal only
+        """Print an event on its own line, except ranks that were stopped with their attempt; on a terminal only
         LASTING_EVENTS."""
         if self._live is None:
             if isinstance(told.record, WorkerExited) and told.record.stopped:

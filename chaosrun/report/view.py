@@ -114,7 +114,7 @@ class RunView:
     divergence: tuple[tuple[str, str], ...]
     """The first divergence: names and values; the verdict's hint says what to do about it."""
     deaths: tuple[Death, ...]
-    """Deaths that ended a leg first; at most MOST_DEATHS."""
+    """Sorted: deaths that ended a leg come first; at most MOST_DEATHS."""
     unplanned: int
     """How many deaths of the chaos leg are not explained by a fault."""
     repeat: Command | None

@@ -193,7 +193,7 @@ def load_suite(path: Path) -> Suite:
 
 
 def _unused(root: Mapping, spec: SuiteSpec) -> Iterator[Problem]:
-    """Keys of the suite's own matrix that no drill uses, as each has a matrix of its own."""
+    """Keys of the suite's own matrix that no drill uses, as each has its own matrix."""
     if all(drill.matrix is not None for drill in spec.drills):
         for key in ("matrix", "exclude", "include"):
             if (entry := _entry(root, key)) is not None:

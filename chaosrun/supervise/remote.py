@@ -23,7 +23,7 @@ LOOK_EVERY_S = 0.1
 
 
 def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
-    """Wait until nobody supervises a run; False when `timeout_s` passes first. The kernel wakes the waiting processes."""
+    """Wait until a run is not supervised; False when `timeout_s` passes first. The kernel wakes the waiting processes."""
     free = threading.Event()
 
     def stand_in_line() -> None:
