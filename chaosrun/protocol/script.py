@@ -194,7 +194,7 @@ class ScriptTraining:
         if not (self._backwards and self._steps and self._state) or self._calls:
             return
         self._dropped.update(map(id, parameters))
-        # Of one optimizer of several: what the others hold is still to come.
+        # One optimizer of several: the others' gradients are still to come.
         if all(id(each) in self._dropped for optimizer in self._state.optimizers() for each in parameters_of(optimizer)):
             self._backwards = 0
             self._steps.observer.drop_window()
