@@ -45,9 +45,8 @@ _WORLD_SIZE, _RANK = 3, 4
 def torch_imported() -> None:
     """Seed this process, and watch for it to begin to train. Called once, when torch has been imported."""
     startup = decode_startup(os.environ[VARIABLE])
-    if "--multiprocessing-fork" not in sys.orig_argv:
-        # Its parent seeds a process that multiprocessing spawned.
-        pin_process(seed=startup.seed, deterministic=startup.deterministic, threads=startup.threads)
+    # A loader worker is seeded by its loader after this; other processes that multiprocessing spawns are seeded by nobody else.
+    pin_process(seed=startup.seed, deterministic=startup.deterministic, threads=startup.threads)
     seeds.watch()
     _Waiting(startup)
 

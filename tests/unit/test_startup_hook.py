@@ -46,6 +46,25 @@ def test_a_process_that_imports_torch_imports_little_more_and_ends_loudly_if_it_
     assert "the attempt that started this process is over" in told.stderr
 
 
+def test_a_process_that_multiprocessing_spawns_is_seeded_as_every_rank_is(tmp_path: Path) -> None:
+    code = """
+import multiprocessing, random, numpy, torch
+def show():
+    print(random.random(), numpy.random.random(), torch.rand(1).item(), flush=True)
+if __name__ == "__main__":
+    show()
+    child = multiprocessing.get_context("spawn").Process(target=show)
+    child.start()
+    child.join()
+"""
+    script = tmp_path / "spawns.py"
+    script.write_text(code)
+    env = {**os.environ, "PYTHONPATH": f"{HOOK}{os.pathsep}{PACKAGE_ROOT}", VARIABLE: encode(STARTUP).decode()}
+    told = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=120, check=True)
+    parent, child = told.stdout.splitlines()
+    assert parent == child
+
+
 def test_the_sitecustomize_that_it_hides_is_imported(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nseen = 'it was here'\n")
     told = run("import sitecustomize; print(sitecustomize.seen, sitecustomize.__file__)", path=(tmp_path,))
