@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from chaosrun.errors import comes_each_time
 from chaosrun.records.codec import RECORDS_VERSION, Count, Record
 from chaosrun.records.traces import Source
 
@@ -240,6 +241,11 @@ class RaisedError(Record, frozen=True, kw_only=True, omit_defaults=False):
     errno: int | None = None
     fault: str | None = None
     """Id of the fault that raised it on purpose."""
+
+    @property
+    def by_script(self) -> bool:
+        """Whether the script raised what its code raises each time, and not what a network or a device may."""
+        return not self.ours and comes_each_time(self.type)
 
 
 class DeathUnplanned(OfAttempt, frozen=True, kw_only=True, tag="death.unplanned"):

@@ -121,6 +121,11 @@ _PREMISES: Mapping[str, Row] = {
         "the reference leg was interrupted and started again, so it cannot serve as a reference",
         machine("the reference run was interrupted, too", likely=True),
     ),
+    "reference_raised": Row(
+        "the reference leg failed and was started again, so it cannot serve as a reference: {reason}",
+        script("it failed, and no fault was the cause"),
+        "the traceback is in the reference leg's log of attempt {attempt}: mend what raises it, and submit the job again",
+    ),
     "reference_unreliable": Row("the reference leg cannot be relied on: {problem}", _UNRELIABLE),
     "environment_not_recorded": Row(
         "the environment of the {which} leg was not recorded", ours("the environment was not recorded", likely=True)

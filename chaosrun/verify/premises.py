@@ -87,6 +87,9 @@ def reference(drill: Drill) -> Check:
     last = leg.attempts[-1]
     earlier = any(trace.steps for attempt in leg.attempts[:-1] for trace in attempt.traces.values())
     if earlier or last.resume is not None or any(start.restored for start in last.starts.values()):
+        raised = (death for each in leg.attempts for death in each.unplanned if death.error and death.error.by_script)
+        if first := next(raised, None):
+            return inconclusive("reference_raised", attempt=first.attempt, reason=first.reason)
         return inconclusive("reference_interrupted", attempts=len(leg.attempts))
     problem = _not_from_the_beginning(last, drill) or _reference_gap(drill)
     if problem:

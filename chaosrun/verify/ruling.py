@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, Literal
 
-from chaosrun.errors import comes_each_time
-from chaosrun.records.events import TRAINED, FaultObserved, LegFinished, RaisedError
+from chaosrun.records.events import TRAINED, FaultObserved, LegFinished
 from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
@@ -137,7 +136,7 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
         # If it began with state that is not of one step, or chaosrun restored wrong state, that may be why it failed.
         ruling = of_divergence(divergence, drill.spec.data.resume)
         return replace(ruling, place=f"{ruling.place}; then {_message(end)}")
-    if not drill.by_script and not any(_raised_by_script(d.error) for d in chaos.attempts[-1].unplanned):
+    if not drill.by_script and not any(d.error and d.error.by_script for d in chaos.attempts[-1].unplanned):
         return None
     known = {fault.id: fault for fault in drill.plan.faults}
     # If an attempt had several faults, the one that damaged a file is a likelier reason than the kill.
@@ -155,11 +154,6 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     reason = Cause.of(code, because=because, fault=" and ".join(told), message=_message(end), what=what)
     hint = end.hint if drill.by_script else None
     return Ruling(status="FAIL", reason=reason, hint=f"{reason.hint}; {hint}" if hint and not end.code else hint)
-
-
-def _raised_by_script(error: RaisedError | None) -> bool:
-    """Whether the script raised an error of its code, which recurs each time, and not one of a network or a device."""
-    return error is not None and not error.ours and comes_each_time(error.type)
 
 
 def _not_taken_back(drill: Drill, checks: Sequence[Check]) -> Ruling | None:

@@ -386,6 +386,7 @@ def test_a_live_run_is_nobodys_and_a_damaged_one_the_machines(tmp_path: Path) ->
         ("environment_differs", ("machine", None, False)),
         ("environment_not_recorded", ("chaosrun", None, True)),
         ("reference_interrupted", ("machine", None, True)),
+        ("reference_raised", ("yours", "script", False)),
         ("fault_in_reference", ("chaosrun", None, True)),
         ("check_crashed", ("chaosrun", None, False)),
         ("records_lacking", ("chaosrun", None, True)),

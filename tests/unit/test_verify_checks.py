@@ -16,6 +16,7 @@ from chaosrun.records.events import JournalEvent
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
+from chaosrun.verify import premises
 from chaosrun.verify.check import Check, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
 from chaosrun.verify.early_end import EARLY, up_to
@@ -520,6 +521,20 @@ def test_what_ended_the_attempt_of_a_fault_that_nobody_saw_is_told(tmp_path: Pat
 
 
 RAISED = {"exit_code": 4, "type": "ValueError", "message": "loaded state dict has a different number of parameter groups"}
+
+
+@pytest.mark.parametrize(("type_", "code"), [("KeyError", "reference_raised"), ("RuntimeError", "reference_interrupted")])
+def test_a_reference_that_was_started_again_because_the_script_raised_an_error_is_the_scripts(
+    run: RunLayout, type_: str, code: str
+) -> None:
+    trace("reference", 1, only("start", put(restored="step-00000004")))(run)
+    drill = load(run)
+    error = {"type": type_, "message": "'bbox'"}
+    death = {"event": "death.unplanned", "attempt": 1, "rank": 0, "reason": f"rank 0 raised {type_}: 'bbox'", "error": error}
+    last = replace(drill.reference.attempts[-1], unplanned=(convert(death, JournalEvent),))
+    check = premises.reference(replace(drill, reference=replace(drill.reference, attempts=(last,))))
+    assert check.code == code
+    assert ("KeyError" in check.summary) == (code == "reference_raised")
 
 
 @pytest.mark.parametrize(
