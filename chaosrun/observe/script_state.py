@@ -208,7 +208,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     top = kind.__module__.partition(".")[0]
     if top in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return
-    # Of a progress bar only its iterable: its times and counts are for people.
-    yield from (held for held in attributes(value) if top != "tqdm" or held[0] == "iterable")
+    # Of a progress bar only its iterable: its times and counts are for people. A loader draws _base_seed for each pass.
+    yield from (held for held in attributes(value) if (held[0] == "iterable" if top == "tqdm" else held[0] != "_base_seed"))
     if is_own(kind.__module__):
         yield "class", kind

@@ -121,6 +121,10 @@ _PREMISES: Mapping[str, Row] = {
         "the reference leg was interrupted and started again, so it cannot serve as a reference",
         machine("the reference run was interrupted, too", likely=True),
     ),
+    "reference_interrupted.died": Row(
+        "the reference leg was interrupted and started again, so it cannot serve as a reference: {reason}",
+        machine("the reference run was interrupted, too", likely=True),
+    ),
     "reference_raised": Row(
         "the reference leg failed and was started again, so it cannot serve as a reference: {reason}",
         script("it failed, and no fault was the cause"),

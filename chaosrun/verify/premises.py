@@ -90,7 +90,9 @@ def reference(drill: Drill) -> Check:
         raised = (death for each in leg.attempts for death in each.unplanned if death.error and death.error.by_script)
         if first := next(raised, None):
             return inconclusive("reference_raised", attempt=first.attempt, reason=first.reason)
-        return inconclusive("reference_interrupted", attempts=len(leg.attempts))
+        died = next((death.reason for each in leg.attempts for death in each.unplanned), None)
+        because = "died" if died else None
+        return inconclusive("reference_interrupted", because=because, attempts=len(leg.attempts), reason=died)
     problem = _not_from_the_beginning(last, drill) or _reference_gap(drill)
     if problem:
         return inconclusive("reference_unreliable", problem=problem)

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from accelerate import Accelerator
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from chaosrun.observe import script_values
@@ -91,6 +92,12 @@ def test_of_a_progress_bar_what_it_goes_through_counts() -> None:
     progress = tqdm([1, 2, 3], disable=True)  # noqa: F841
     told = ScriptValues(list).changed()
     assert {name: told[name] for name in told if name.startswith("progress/")} == {"progress/iterable": "list of 3: 1, 2, 3"}
+
+
+def test_what_a_loader_draws_for_a_pass_does_not_count() -> None:
+    batches = iter(DataLoader([1, 2, 3]))  # noqa: F841
+    told = ScriptValues(list).changed()
+    assert [name for name in told if name.startswith("batches/")] and not [name for name in told if "_base_seed" in name]
 
 
 def test_long_texts_and_secrets_are_told_as_digests() -> None:
