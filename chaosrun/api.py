@@ -139,7 +139,7 @@ def report(run: RunLayout, *, format: "ReportFormat" = "html", to: str | None = 
 
 
 def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "reference") -> "Comparison":
-    """Compare the losses of the runs' undisturbed legs (or of another leg), step by step, with the first run's.
+    """Compare the losses of the runs' reference legs (or of another leg), step by step, with the first run's.
 
     Raises UsageError for fewer than two runs, a negative or undefined tolerance, and a leg that did not run to its end.
     """

@@ -126,11 +126,11 @@ class WarmDrills:
         from chaosrun.supervise.creation import create_run
         from chaosrun.supervise.drill import LegRunner
         from chaosrun.supervise.production import Production
-        from chaosrun.verify.confirm import UNDISTURBED
+        from chaosrun.verify.confirm import NO_FAULTS
 
         if isinstance(job, Path):
             loaded, _ = api.plan(job, overrides)
-            run = create_run(root, loaded, plan=UNDISTURBED, overrides=list(overrides), reference="auto", kind="run")
+            run = create_run(root, loaded, plan=NO_FAULTS, overrides=list(overrides), reference="auto", kind="run")
         else:
             run = job
         on_event({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})

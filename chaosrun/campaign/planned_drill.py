@@ -93,7 +93,7 @@ def planned_drill(
     drill: SuiteDrill, overrides: Sequence[str], plan: FaultPlan, *, name: str | None = None, rerun: str | None = None
 ) -> PlannedDrill:
     spec = drill.job.spec
-    undisturbed = spec.model_dump(mode="json", exclude={"name", "faults", "recovery", "verify", "timeout"})
+    fault_free = spec.model_dump(mode="json", exclude={"name", "faults", "recovery", "verify", "timeout"})
     return PlannedDrill(
         name=name or drill.name,
         drill=drill.name,
@@ -108,7 +108,7 @@ def planned_drill(
         kinds=tuple(dict.fromkeys(fault.kind for fault in plan.faults)),
         seed=plan.seed,
         plan=plan_digest(drill.name, spec, plan),
-        reference=_digest([str(drill.job.path.resolve()), undisturbed]),
+        reference=_digest([str(drill.job.path.resolve()), fault_free]),
         rerun=rerun,
     )
 

@@ -174,20 +174,20 @@ class _SweepRun:
             raise InterruptedRunError("interrupted before the points of the job were known", hint="begin again") from error
         reference = leg_of(run, "reference")
         attempt = reference.attempts()[-1]
-        undisturbed = list(_passages(reference, attempt, spec.workers))
+        fault_free = list(_passages(reference, attempt, spec.workers))
         recovering = list(_passages(leg_of(run, "chaos"), 2, spec.workers))  # of the attempt after the kill, if there was one
         trace = read_trace(reference.attempt(attempt).trace(0), attempt, 0, [])
         epochs = {step: record.epoch for step, record in trace.steps.items()}
         last = max(epochs, default=0)
         if self.saves:
-            steps = [_save_to_try(undisturbed, steps)]
-        steps = steps or chosen_steps(epochs, saved_steps(undisturbed))
+            steps = [_save_to_try(fault_free, steps)]
+        steps = steps or chosen_steps(epochs, saved_steps(fault_free))
         if missing := [step for step in steps if step not in epochs]:
             raise UsageError(f"step {missing[0]} is never reached, the job has {last} steps", hint="change --steps")
         if self.saves:
-            points = save_points(undisturbed, steps[0])
+            points = save_points(fault_free, steps[0])
         else:
-            points = enumerate_points(spec, undisturbed, recovering, steps=steps)
+            points = enumerate_points(spec, fault_free, recovering, steps=steps)
         chosen = matching(points, only)
         if not chosen:
             phases = ", ".join(dict.fromkeys(point.phase for point in points))
@@ -203,7 +203,7 @@ class _SweepRun:
             survey=run.run_id,
             workers=spec.workers,
             final_step=last,
-            passages=len(set(undisturbed)) + len(set(recovering)),
+            passages=len(set(fault_free)) + len(set(recovering)),
             steps=tuple(sorted(steps)),
             points=tuple(chosen),
         )

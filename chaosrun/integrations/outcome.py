@@ -62,7 +62,7 @@ class Outcome:
         return self.run.report_html if self.run.report_html.is_file() else None
 
     def assert_exact(self) -> Self:
-        """Assert PASS: every planned fault landed, and everything is equal to the undisturbed run, bit for bit."""
+        """Assert PASS: every planned fault landed, and everything is equal to the reference run, bit for bit."""
         __tracebackhide__ = True
         self.assert_verdict("PASS")
         if not self.exact:

@@ -172,8 +172,8 @@ class Observer:
             record_environment(self._leg.environment)
         if self._order.by == "script":
             self._modules = ModuleSettings(cast("FoundState", self._state).modules())
-        undisturbed = self._order.leg != "chaos" and self._order.attempt == 1
-        if undisturbed and self._order.rank == 0 and self._order.by == "chaosrun":
+        fault_free = self._order.leg != "chaos" and self._order.attempt == 1
+        if fault_free and self._order.rank == 0 and self._order.by == "chaosrun":
             # Done in the reference leg, so that no restart waits for it.
             from chaosrun.observe.unsaved import Outside
 

@@ -76,11 +76,11 @@ def first_kill(spec: JobSpec) -> Entry:
 
 
 def enumerate_points(
-    spec: JobSpec, undisturbed: Iterable[Passage], recovering: Iterable[Passage], *, steps: Collection[int]
+    spec: JobSpec, fault_free: Iterable[Passage], recovering: Iterable[Passage], *, steps: Collection[int]
 ) -> list[Point]:
     """The points of a job: of its first attempt at these training steps, at the first, a middle and the last checkpoint; and,
     in the attempt after `first_kill`, up to the end of the first step. Passages are in rank-local order."""
-    passed = list(undisturbed)
+    passed = list(fault_free)
     saved = saved_steps(passed)
     at_saved = {saved[0], saved[len(saved) // 2], saved[-1]} if saved else set()
     found = [

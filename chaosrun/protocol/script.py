@@ -108,7 +108,7 @@ class ScriptTraining:
     def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         if self._busy:
             return
-        with self._undisturbed():
+        with self._unheard():
             tensors = list(tensors_in([inputs, named]))
             own = [tensor for tensor in tensors if tensor.grad_fn is None]
             if tensors and not own:
@@ -127,7 +127,7 @@ class ScriptTraining:
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy or (self._steps is None and not hooks.optimizers()):
             return run()
-        with self._undisturbed():
+        with self._unheard():
             self._go_on()
             seen = self._evaluated or (self._first if self._has_loaded() else None)
             steps = self._begun_by(*((seen[0], [*seen[1:]]) if seen else (None, None)))
@@ -142,17 +142,17 @@ class ScriptTraining:
         self._dropped.clear()
         if not self._primer.is_due:
             return run()
-        with self._undisturbed():
+        with self._unheard():
             self._primer.prime(lambda _loss: run(), roots[0])
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         refuse_captured()
         if not self._calls and not self._busy and not closure and self._may_be_given() and has_gradients(optimizer):
-            with self._undisturbed():
+            with self._unheard():
                 self._take_given()
         if not self._calls and self._steps and not self._busy:
             assert self._state
-            with self._undisturbed():
+            with self._unheard():
                 self._state.keep(optimizer, () if self._recorded else self._stepped)
                 if self._backwards or not (self._recorded or id(optimizer) in self._stepped):
                     self._steps.before_optimizer_step(parameters_of(optimizer))
@@ -165,7 +165,7 @@ class ScriptTraining:
         if self._calls or self._steps is None or self._busy:
             return
         assert self._state
-        with self._undisturbed():
+        with self._unheard():
             self._state.keep(optimizer)
             if added := self._state.added(optimizer):
                 raise MisuseError(
@@ -186,7 +186,7 @@ class ScriptTraining:
 
     def step_was_skipped(self) -> None:
         if self._backwards and self._steps and not self._busy:
-            with self._undisturbed():
+            with self._unheard():
                 self._finish_step([])
                 self._record()
 
@@ -229,7 +229,7 @@ class ScriptTraining:
             self._backwards = 1
 
     @contextlib.contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def _unheard(self) -> Iterator[None]:
         self._busy = True
         try:
             yield
@@ -358,7 +358,7 @@ class ScriptTraining:
         """Handle the script's normal end, `waiting` for its threads. Raises UserScriptError when it trained nothing."""
         if waiting:
             threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # with a save under way perhaps
-        with self._undisturbed():
+        with self._unheard():
             self._complete()
             self._saves.end()
             steps = self._steps

@@ -79,10 +79,10 @@ def hazard_sentence(diagnosis: "Diagnosis") -> str:
 
 def replay_sentences(replay: "Replay") -> Iterator[str]:
     yield f"from {replay.start or 'the beginning'}: {replay.why}"
-    yield f"undisturbed, to step {replay.steps}"
+    yield f"without faults, to step {replay.steps}"
     if replay.attempts:
         done = "; ".join(replay.faults) or "no fault came before the difference"
-        yield f"disturbed, {count(replay.attempts, 'attempt')}: {done}"
+        yield f"with faults, {count(replay.attempts, 'attempt')}: {done}"
     for name in replay.changed:
         yield f"{name} is not as it was in the run"
 

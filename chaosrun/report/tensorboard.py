@@ -51,8 +51,8 @@ def _write(run: RunLayout, verdict: "Verdict", directory: Path) -> None:
 
     info = read_run(run)
     reference, chaos = (read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos"))
-    undisturbed, chain = lineage(reference), lineage(chaos)
-    expected = _by_step(record for by_step in undisturbed.steps.values() for record in by_step.values())
+    fault_free, chain = lineage(reference), lineage(chaos)
+    expected = _by_step(record for by_step in fault_free.steps.values() for record in by_step.values())
     seen = _by_step(record for by_step in chain.steps.values() for record in by_step.values())
     with _run(directory / "reference") as put:
         _put_steps(put, expected)

@@ -271,7 +271,7 @@ def _killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:
     faults = verdict.faults
     unplanned = f" {count(deaths, 'unplanned death')}." if (deaths := len(chaos.events(DeathUnplanned))) else ""
     if not chaos.journal:
-        return "Nothing: the disturbed run never began."
+        return "Nothing: the chaos run never began."
     if not faults:
         return f"Nothing was planned.{unplanned}"
     if len(faults) <= MOST_FAULTS:

@@ -123,7 +123,7 @@ def _memory(value: Any) -> int | str:
 def _confirmations(value: Any) -> int:
     if isinstance(value, bool | int) and value >= 0:
         return int(value)
-    raise wrong("true, false, or how many undisturbed runs are to agree, such as 3")
+    raise wrong("true, false, or how many runs without faults are to agree, such as 3")
 
 
 _job_name = must(JOB_NAME.fullmatch, "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")

@@ -54,7 +54,7 @@ class CheckpointSpec(Section):
     )
     keep_reference: Kept = Field(
         default="auto",
-        description="checkpoints that the undisturbed run keeps, for other drills to begin at: a number, or all; auto: all in "
+        description="checkpoints that the reference run keeps, for other drills to begin at: a number, or all; auto: all in "
         "sweeps and suites, else as many as keep says",
     )
     mode: Literal["auto", "sync", "async"] = Field(
@@ -158,7 +158,7 @@ class VerifySpec(Section):
     )
     begin: Literal["auto", "fault", "beginning"] = Field(
         default="auto",
-        description="where the run under faults begins: at the undisturbed run's checkpoint before the first fault, or at the "
+        description="where the run under faults begins: at the reference run's checkpoint before the first fault, or at the "
         "beginning; auto: the former in sweeps, shrinks and suites, and for jobs of more than 1,000 steps",
     )
     on_difference: Literal["stop", "go_on"] = Field(

@@ -26,7 +26,7 @@ from chaosrun.supervise.reference import changed_inputs
 from chaosrun.supervise.supervisor import LegResult
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.check import Drill
-from chaosrun.verify.confirm import UNDISTURBED
+from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.diagnosis import Diagnosis, Replay, Target, hint_of, repeats, target_of
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.hazards import hazard_of
@@ -155,20 +155,20 @@ class _Replays:
             if path.exists():
                 shutil.rmtree(path)
         nothing = Comparison(moments=0)
-        result = self._run_as_planned("reference", source, UNDISTURBED)
+        result = self._run_as_planned("reference", source, NO_FAULTS)
         irreproducible = self._irreproducible(result)
         if irreproducible and source:
             return _Shown(
                 start=start, plan=plan, irreproducible=irreproducible, replayed=None, divergence=None, comparison=nothing
             )
         if result.outcome != "completed":
-            raise _failure("undisturbed", result)
+            raise _failure("replay without faults", result)
         result = self._run_as_planned("chaos", source, plan)
         legs = [read_leg(self._leg(name)) for name in ("reference", "chaos")]
         replayed = Drill.of(legs[0], legs[1], self.drill.spec, plan)
         comparison = compare_inspections(legs[0].layout, legs[1].layout, self.drill.ranks)
         if result.outcome not in CONCLUSIVE and comparison.finding is None:
-            raise _failure("disturbed", result)
+            raise _failure("replay with faults", result)
         return _Shown(
             start=start,
             plan=plan,
@@ -182,7 +182,7 @@ class _Replays:
     def _irreproducible(self, result: LegResult) -> str | None:
         if result.outcome != "completed":
             return result.message
-        found = first_divergence(Drill.of(self.drill.reference, read_leg(self._leg("reference")), self.drill.spec, UNDISTURBED))
+        found = first_divergence(Drill.of(self.drill.reference, read_leg(self._leg("reference")), self.drill.spec, NO_FAULTS))
         return f"{found.kind} at step {found.step}, rank {found.rank}" if found else None
 
     def _run_as_planned(self, name: str, source: Path | None, plan: FaultPlan) -> LegResult:
@@ -243,7 +243,7 @@ class _Replays:
             replay=Replay(
                 start=shown.start,
                 why=why,
-                steps=self.target.last_step(UNDISTURBED),
+                steps=self.target.last_step(NO_FAULTS),
                 attempts=len(attempts),
                 faults=tuple(fault.describe() for fault in shown.plan.faults),
                 changed=changed,
@@ -289,4 +289,4 @@ def _unplanned(leg: LegLayout) -> list[str]:
 
 
 def _failure(which: str, result: LegResult) -> Exception:
-    return error_of(result.outcome)(f"the {which} replay did not get to the difference: {result.message}", hint=result.hint)
+    return error_of(result.outcome)(f"the {which} did not get to the difference: {result.message}", hint=result.hint)

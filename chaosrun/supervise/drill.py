@@ -40,7 +40,7 @@ from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, l
 from chaosrun.supervise.supervisor import LegResult, Supervisor
 from chaosrun.supervise.workers import order_template
 from chaosrun.supervise.working_folder import check_paths_above, expect_resumable, lay_out
-from chaosrun.verify.confirm import UNDISTURBED, agreed_at_first, undisturbed_difference, worth_confirming
+from chaosrun.verify.confirm import NO_FAULTS, agreed_at_first, fault_free_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 from chaosrun.wording import count
 
@@ -189,7 +189,7 @@ class Drill:
                 self._tell("reference.cached", source=str(source.path), whose=info.reference.run)
                 return True
         write_run(self.run, info)
-        result = self._run_undisturbed("reference", spec, info)
+        result = self._run_without_faults("reference", spec, info)
         if result.outcome == "completed" and spec.by == "script":
             expect_resumable(leg, spec.workers, result.final_step, on_notice=notices)
         if result.outcome == "completed" and len(leg.attempts()) == 1 and not of_a_training(opened_files(leg, [])):
@@ -225,12 +225,12 @@ class Drill:
     def _tell(self, event: str, leg: str = "reference", **about: str | None) -> None:
         self.legs.on_record({"leg": leg, "event": event, **about, "time_s": time.time()})
 
-    def _run_undisturbed(self, name: str, spec: JobSpec, info: RunInfo) -> LegResult:
+    def _run_without_faults(self, name: str, spec: JobSpec, info: RunInfo) -> LegResult:
         """Run a leg without faults; when something killed it anyway, run it once more from the beginning."""
-        result = self._run_leg(name, spec, info, UNDISTURBED)
+        result = self._run_leg(name, spec, info, NO_FAULTS)
         if result.outcome == "completed" and len(self._leg(name).attempts()) > 1:
             self._remove(self._leg(name))
-            result = self._run_leg(name, spec, info, UNDISTURBED)
+            result = self._run_leg(name, spec, info, NO_FAULTS)
         return result
 
     def _confirm(self, spec: JobSpec, verdict: Verdict) -> Verdict:
@@ -241,11 +241,11 @@ class Drill:
             return verdict
         if outcome_of(self._leg("confirm")) in RESUMABLE:
             self._remove(self._leg("confirm"))
-            if self._run_undisturbed("confirm", spec, info).outcome != "completed":
+            if self._run_without_faults("confirm", spec, info).outcome != "completed":
                 return verdict
         if of_a_training(opened_files(self._leg("confirm"), [])):
             return judge(self.run)
-        found = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
+        found = fault_free_difference(self._leg("reference"), self._leg("confirm"), spec)
         if found is None:
             self._note_repeated()
             write_run(self.run, changed(info, confirmed=confirmed + 1))

@@ -24,7 +24,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_reader import read_ends, read_start, read_trace
 from chaosrun.records.traces import RankTrace
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.confirm import UNDISTURBED
+from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.production import Recovery, judge_recovery
 
 LOOK_EVERY_S = 0.5
@@ -115,7 +115,7 @@ class RecoveryJudge:
         if begun and (attempt in self._begun or not self._has_begun(attempt)):
             return None
         self._begun.add(attempt)
-        found = judge_recovery(self._read(attempt), attempt, self._spec, UNDISTURBED, since=self._since, begun=begun)
+        found = judge_recovery(self._read(attempt), attempt, self._spec, NO_FAULTS, since=self._since, begun=begun)
         return found if found.wrong or not begun else None
 
     def _has_begun(self, attempt: int) -> bool:

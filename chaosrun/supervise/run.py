@@ -42,7 +42,7 @@ from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, Task
 from chaosrun.supervise.production import Production, alone
 from chaosrun.supervise.supervisor import Supervisor
-from chaosrun.verify.confirm import UNDISTURBED
+from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def create(
     """Create a run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray
     at `address`, or a private one, will not allow; ResourcesError where a fault needs strace and it is missing."""
     loaded, faults = plan(job, overrides, address=address)
-    faults = faults if kind == "drill" else UNDISTURBED
+    faults = faults if kind == "drill" else NO_FAULTS
     if reference not in ("auto", "fresh"):
         reference = str(find_run(reference, root).path.resolve())
     if any(fault.phase == "save" and fault.facts.note is SaveNote for fault in faults.faults):

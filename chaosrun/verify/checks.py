@@ -109,7 +109,7 @@ def required(drill: Drill) -> frozenset[str]:
     names = SCRIPT_REQUIRED if drill.by_script else REQUIRED
     if not drill.exact_weights:
         names -= TOLERATED if drill.spec.verify.profile == "strict" and not drill.by_script else TOLERATED | {"final_weights"}
-    alone = drill.spec.workers == 1 or not replicas.of_undisturbed(drill).exist
+    alone = drill.spec.workers == 1 or not replicas.of_reference(drill).exist
     return names if alone else names | {"rank_agreement"}
 
 

@@ -11,7 +11,7 @@ from chaosrun.verify.compare import Kind
 from chaosrun.verify.divergence import first_divergence
 from chaosrun.verify.verdict import Verdict
 
-UNDISTURBED = FaultPlan(seed=0, faults=())
+NO_FAULTS = FaultPlan(seed=0, faults=())
 COMPARABLE = PREMISES | {"completed", "lineage"}
 """If one of these is undecided, nothing can be compared. A second run would not decide the other checks either."""
 WITHIN_A_LEG = frozenset({"rank_agreement"})
@@ -35,10 +35,10 @@ def agreed_at_first(verdict: Verdict) -> bool:
     return any(check.status == "pass" for check in own)
 
 
-def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> tuple[str, Kind | None] | None:
+def fault_free_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> tuple[str, Kind | None] | None:
     """How two legs without faults differ, or why they cannot be compared, and the first quantity that differs; None: they
     agree."""
-    drill = Drill.of(read_leg(reference), read_leg(second), spec, UNDISTURBED)
+    drill = Drill.of(read_leg(reference), read_leg(second), spec, NO_FAULTS)
     divergence = first_divergence(drill)
     if divergence is not None and divergence.reason.code == "parameter_order":
         return divergence.cause, None

@@ -71,9 +71,9 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
     apart: set[tuple[str, str]] = set()
     if not drill.chaos.attempts or not drill.exact_weights:
         return frozenset()
-    undisturbed = [drill.chaos.attempts[0], *(drill.confirming.attempts if drill.confirming else ())]
+    fault_free = [drill.chaos.attempts[0], *(drill.confirming.attempts if drill.confirming else ())]
     for rank in drill.ranks:
-        for expected, seen in (pair for attempt in undisturbed for pair in _pairs(drill, attempt, rank)):
+        for expected, seen in (pair for attempt in fault_free for pair in _pairs(drill, attempt, rank)):
             differing = set(_differing(expected.held, seen.held))
             apart |= {(_kind(seen), name) for name in differing}
             alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}

@@ -105,7 +105,7 @@ def fetched_alike_later(drill: Drill, seen: StepRecord) -> bool:
         return False
     later = ((drill.reference_lineage.at(seen.rank, step), each) for step, each in trace.steps.items() if step > seen.step)
     known = [(other.fetched, each.fetched) for other, each in later if other and other.fetched and each.fetched]
-    return len(known) > 1 and all(undisturbed == here for undisturbed, here in known)
+    return len(known) > 1 and all(fault_free == here for fault_free, here in known)
 
 
 def other_size(drill: Drill, first: StepRecord) -> Cause | None:
@@ -114,9 +114,9 @@ def other_size(drill: Drill, first: StepRecord) -> Cause | None:
     if trace is None or expected is None:
         return None
     seen = _sizes(record for record in trace.steps.values() if record.step >= first.step and record.epoch == first.epoch)
-    undisturbed = _sizes(record for record in _reference_steps(drill, first.rank) if record.epoch == expected.epoch)
-    if len(seen) == len(undisturbed) == 1 and seen != undisturbed and None not in seen | undisturbed:
-        return Cause.of("batch_size_not_restored", samples=seen.pop(), expected=undisturbed.pop())
+    fault_free = _sizes(record for record in _reference_steps(drill, first.rank) if record.epoch == expected.epoch)
+    if len(seen) == len(fault_free) == 1 and seen != fault_free and None not in seen | fault_free:
+        return Cause.of("batch_size_not_restored", samples=seen.pop(), expected=fault_free.pop())
     return None
 
 

@@ -161,9 +161,9 @@ def other_figures(drill: Drill) -> Iterator[tuple[str, str, str]]:
     value there, value here."""
     if not _has_restarted(drill):
         return
-    undisturbed, again = drill.reference.left.figures, (drill.confirmed or drill.reference).left.figures
+    fault_free, again = drill.reference.left.figures, (drill.confirmed or drill.reference).left.figures
     for path, held in sorted(drill.chaos.left.figures.items()):
-        expected, confirmed = undisturbed.get(path, {}), again.get(path, {})
+        expected, confirmed = fault_free.get(path, {}), again.get(path, {})
         alike = [name for name in held if name in expected and confirmed.get(name) == expected[name]]
         other = [name for name in alike if held[name] != expected[name]]
         file, entries = _File(path=path), drill.chaos.left.files.get(path, ())
@@ -190,9 +190,9 @@ def _has_restarted(drill: Drill) -> bool:
 
 
 def _by_path(drill: Drill) -> Iterator[_Compared]:
-    undisturbed, again = drill.reference.left, (drill.confirmed or drill.reference).left
+    fault_free, again = drill.reference.left, (drill.confirmed or drill.reference).left
     for path, held in sorted(drill.chaos.left.files.items()):
-        yield path, held, undisturbed.files.get(path, {}), again.files.get(path, {})
+        yield path, held, fault_free.files.get(path, {}), again.files.get(path, {})
 
 
 def _of_other_names(drill: Drill) -> Iterator[_Compared]:

@@ -52,7 +52,7 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = F
     """Values that differ, without those that never change in the reference run (the step that it resumed at), and those that
     differ between any two runs. `arrays`: with NumPy's, which differ if the samples do."""
     trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
-    known, *again = _undisturbed(drill, rank)
+    known, *again = _fault_free(drill, rank)
     expected, seen = known.get(step, {}), _values_by_step(trace).get(step, {}) if trace else {}
     changing = {name for held in known.values() for name in _apart(expected, held)}
     apart = _apart(expected, seen) & changing - _wandering(known, again)
@@ -78,7 +78,7 @@ def _told(name: str, expected: str, seen: str) -> str:
     return f"{name} = {seen} (reference: {expected})"
 
 
-def _undisturbed(drill: Drill, rank: int) -> list[_ByStep]:
+def _fault_free(drill: Drill, rank: int) -> list[_ByStep]:
     """Values of the reference, and of the first attempt under faults."""
     legs = (drill.reference.attempts, drill.chaos.attempts)
     return [*(_values_by_step(leg[0].traces[rank]) for leg in legs if leg and rank in leg[0].traces), {}]
@@ -126,7 +126,7 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
     restarts = drill.chaos.attempts[1:]
     for rank in sorted(restarts[-1].traces) if restarts else ():
         seen = (_values_by_step(attempt.traces[rank]) for attempt in reversed(restarts) if rank in attempt.traces)
-        what, last = _left_behind(_undisturbed(drill, rank), next(seen), seen, str(restarts[-1].start_of(rank)))
+        what, last = _left_behind(_fault_free(drill, rank), next(seen), seen, str(restarts[-1].start_of(rank)))
         if what:
             remedy = "save and load it with the checkpoint" if drill.by_script else "prepare or register what holds it"
             yield (
@@ -138,11 +138,11 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
 
 
 def _left_behind(
-    undisturbed: Sequence[_ByStep], seen: _ByStep, earlier: Iterable[_ByStep], resumed_at: str
+    fault_free: Sequence[_ByStep], seen: _ByStep, earlier: Iterable[_ByStep], resumed_at: str
 ) -> tuple[list[str], int]:
     """Values that differ at the last step at which both legs were observed, schedules first; and that step. `earlier`: those of
     the restarts before, which are read only if something differs. The step that the restart resumed at does not count."""
-    known, *again = undisturbed
+    known, *again = fault_free
     if not (steps := known.keys() & seen.keys()):
         return [], 0
     last = max(steps)

@@ -195,8 +195,8 @@ def reproducible(drill: Drill) -> Check:
         return _repeated_before(drill)
     if first.resume is not None or any(start.restored for start in first.starts.values()):
         return inconclusive("first_attempt_restored", why=unproven(drill.reference, drill.chaos, drill.spec) or "")
-    undisturbed = [start for attempt in drill.reference.attempts for start in attempt.starts.values()]
-    if message := unlike_orders([*undisturbed, *first.starts.values()]):
+    fault_free = [start for attempt in drill.reference.attempts for start in attempt.starts.values()]
+    if message := unlike_orders([*fault_free, *first.starts.values()]):
         return inconclusive("parameter_order", message=f"{message}, before the first fault")
     for kind, where, expected, seen in _starts(drill, first):
         if expected != seen:

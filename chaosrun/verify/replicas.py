@@ -184,7 +184,7 @@ class Replicas:
         return None
 
 
-def of_undisturbed(drill: Drill) -> Replicas:
+def of_reference(drill: Drill) -> Replicas:
     """The replicas of the reference; in a run without one, those of its first attempt."""
     leg = drill.reference
     return Replicas(leg if leg.attempts else replace(drill.chaos, attempts=drill.chaos.attempts[:1]))
@@ -195,7 +195,7 @@ def rank_agreement(drill: Drill) -> Check:
     differ for some steps in the reference run (Local SGD), whenever it has synchronised them."""
     if drill.spec.workers == 1:
         return skipped("one worker: there is nothing to compare")
-    replicas = of_undisturbed(drill)
+    replicas = of_reference(drill)
     if not replicas.exist:
         return skipped("no two ranks hold the same part of any parameter")
     usual = replicas.longest_parting
@@ -205,9 +205,9 @@ def rank_agreement(drill: Drill) -> Check:
         found = Replicas(leg).drift(usual)
         if found is None:
             continue
-        undisturbed = leg is drill.reference
-        because, aside = ("undisturbed", " (in a fault-free run: recovery is not to blame)") if undisturbed else (None, "")
-        because = "begun" if undisturbed and found.at_start and found.step == 0 else because
+        fault_free = leg is drill.reference
+        because, aside = ("fault_free", " (in a fault-free run: recovery is not to blame)") if fault_free else (None, "")
+        because = "begun" if fault_free and found.at_start and found.step == 0 else because
         about = asdict(found)
         del about["at_start"]
         return failed("replicas_drift", because=because, what=found.what, aside=aside, **about)
@@ -226,7 +226,7 @@ def rank_agreement(drill: Drill) -> Check:
 
 def chaos_drift(drill: Drill) -> Drift | None:
     """The drift of the chaos leg, in which ranks may differ for as many steps as in the reference leg."""
-    return Replicas(drill.chaos).drift(of_undisturbed(drill).longest_parting)
+    return Replicas(drill.chaos).drift(of_reference(drill).longest_parting)
 
 
 def is_sharded(leg: LegHistory) -> bool:

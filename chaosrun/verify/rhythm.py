@@ -32,26 +32,26 @@ class Saves:
         return self.times.keys()
 
 
-def is_of_its_start(undisturbed: Saves, restarted: Saves, *, holds_weights: bool) -> bool:
+def is_of_its_start(fault_free: Saves, restarted: Saves, *, holds_weights: bool) -> bool:
     """Whether the start times of the processes explain the difference. In doubt, a file of weights is assumed to depend on the
     best value."""
-    due = {step + restarted.begun for step in undisturbed.steps}
-    counted = restarted.steps == {step for step in due if step <= restarted.final} or _same_evaluations(undisturbed, restarted)
-    rhythmic = _is_regular(undisturbed, restarted) or _is_by_the_clock(undisturbed, restarted)
-    if _follows_what_was_best(undisturbed, restarted):
-        return (counted and not holds_weights) or (rhythmic and _is_long_enough(undisturbed, restarted))
-    once = len(undisturbed.steps) == len(restarted.steps) == 1 and not holds_weights
+    due = {step + restarted.begun for step in fault_free.steps}
+    counted = restarted.steps == {step for step in due if step <= restarted.final} or _same_evaluations(fault_free, restarted)
+    rhythmic = _is_regular(fault_free, restarted) or _is_by_the_clock(fault_free, restarted)
+    if _follows_what_was_best(fault_free, restarted):
+        return (counted and not holds_weights) or (rhythmic and _is_long_enough(fault_free, restarted))
+    once = len(fault_free.steps) == len(restarted.steps) == 1 and not holds_weights
     # Weights that are saved again later may be the best, evaluated at every step: without a best value the first are.
-    at_first = max(undisturbed.steps) <= 2 if holds_weights else min(undisturbed.steps) <= 1
+    at_first = max(fault_free.steps) <= 2 if holds_weights else min(fault_free.steps) <= 1
     at_once = at_first and bool(restarted.steps) and max(restarted.steps) - restarted.begun <= 1
     return counted or once or at_once or rhythmic
 
 
-def _follows_what_was_best(undisturbed: Saves, restarted: Saves) -> bool:
+def _follows_what_was_best(fault_free: Saves, restarted: Saves) -> bool:
     """A model may be evaluated at the final step under any rhythm."""
-    begun, final = restarted.begun, undisturbed.final
+    begun, final = restarted.begun, fault_free.final
     return any(
-        _is_best_of_some(undisturbed.steps - left_out, restarted.steps - left_out, begun, final)
+        _is_best_of_some(fault_free.steps - left_out, restarted.steps - left_out, begun, final)
         for left_out in (set[int](), {final})
     )
 
@@ -71,28 +71,28 @@ def _is_best_of_some(expected: Set[int], seen: Set[int], begun: int, final: int)
     return min(seen) == begun + 1 + (phase - begun - 1) % every if seen else len(expected) > 1 and max(expected) > begun
 
 
-def _is_long_enough(undisturbed: Saves, restarted: Saves) -> bool:
+def _is_long_enough(fault_free: Saves, restarted: Saves) -> bool:
     """Whether there are enough saves to show a rhythm, with none due after the last."""
-    own = sorted(undisturbed.steps)
+    own = sorted(fault_free.steps)
     shortest = min((b - a for a, b in pairwise(own)), default=0)
-    return len(own) + len(restarted.steps) >= ENOUGH and undisturbed.final - own[-1] < shortest
+    return len(own) + len(restarted.steps) >= ENOUGH and fault_free.final - own[-1] < shortest
 
 
-def _same_evaluations(undisturbed: Saves, restarted: Saves) -> bool:
+def _same_evaluations(fault_free: Saves, restarted: Saves) -> bool:
     """Both save at the same evaluations, counted from their start: the first, say, or every third."""
-    every = gcd(*undisturbed.steps, *restarted.steps)
+    every = gcd(*fault_free.steps, *restarted.steps)
     before = restarted.begun // every
-    expected = {step // every for step in undisturbed.steps}
+    expected = {step // every for step in fault_free.steps}
     return {step // every - before for step in restarted.steps} == {
         n for n in expected if n <= restarted.final // every - before
     }
 
 
-def _is_regular(undisturbed: Saves, restarted: Saves) -> bool:
+def _is_regular(fault_free: Saves, restarted: Saves) -> bool:
     """Both save at a fixed interval of steps, counted from any step."""
-    own = sorted(undisturbed.steps)
+    own = sorted(fault_free.steps)
     every = own[1] - own[0] if len(own) > 1 else own[0]
-    for saves in (undisturbed, restarted):
+    for saves in (fault_free, restarted):
         first, *others = sorted(saves.steps) or [saves.begun]
         even = all(b - a == every for a, b in pairwise((first, *others)))
         if not even or first - saves.begun > every or saves.final - max([first, *others]) >= every:
@@ -100,14 +100,14 @@ def _is_regular(undisturbed: Saves, restarted: Saves) -> bool:
     return True
 
 
-def _is_by_the_clock(undisturbed: Saves, restarted: Saves) -> bool:
+def _is_by_the_clock(fault_free: Saves, restarted: Saves) -> bool:
     """One period in seconds explains all pauses between saves, and the absence of further saves; a save may be a step late."""
-    pauses = [b - a for saves in (undisturbed, restarted) for a, b in pairwise(saves.times.values())]
-    waits = [saves.ended_s - max(saves.times.values(), default=saves.began_s) for saves in (undisturbed, restarted)]
-    waits += [min(saves.times.values()) - saves.began_s for saves in (undisturbed, restarted) if saves.times]
-    period_s = min(pauses, default=min(undisturbed.times.values()) - undisturbed.began_s)
-    steps = max(b - a for a, b in pairwise([0, *sorted(undisturbed.steps)]))
+    pauses = [b - a for saves in (fault_free, restarted) for a, b in pairwise(saves.times.values())]
+    waits = [saves.ended_s - max(saves.times.values(), default=saves.began_s) for saves in (fault_free, restarted)]
+    waits += [min(saves.times.values()) - saves.began_s for saves in (fault_free, restarted) if saves.times]
+    period_s = min(pauses, default=min(fault_free.times.values()) - fault_free.began_s)
+    steps = max(b - a for a, b in pairwise([0, *sorted(fault_free.steps)]))
     if not restarted.steps and restarted.final - restarted.begun >= steps:
         return False  # another save would have been due
-    late_s = max(undisturbed.longest_step_s, restarted.longest_step_s)
+    late_s = max(fault_free.longest_step_s, restarted.longest_step_s)
     return period_s >= SHORTEST_PERIOD_S and max([*pauses, *waits]) <= period_s + late_s

@@ -174,7 +174,7 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
         ruling = of_end(leg, fails=leg is chaos and leg.outcome == "inexact_restore")
         if leg.outcome == "user_error" and (found := Replicas(leg).drift()):
             headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {_message(leg.finished)}"
-            reason = Cause.of("replicas_drift", because="undisturbed", leg=leg.name, what=found.what, aside="")
+            reason = Cause.of("replicas_drift", because="fault_free", leg=leg.name, what=found.what, aside="")
             return replace(ruling, reason=reason, headline=headline, hint=None)
         return ruling
     return None

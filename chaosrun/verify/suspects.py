@@ -32,8 +32,8 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[
         saves = ((before, save) for before in earlier if before for save in before.saves if save.step == attempt.start_of(rank))
         for before, save in saves:
             later = next((each for each in trace.saves if each.held.keys() == save.held.keys()), None)
-            again = _as_undisturbed(drill, rank, later) if later else set[str]()
-            names = _beside(save, trace) & _as_undisturbed(drill, rank, save) - again
+            again = _as_in_reference(drill, rank, later) if later else set[str]()
+            names = _beside(save, trace) & _as_in_reference(drill, rank, save) - again
             if names:
                 suspects[rank, named_since(save, before.saves)] = sorted({name.partition("/")[0] for name in names})
     return suspects
@@ -137,7 +137,7 @@ def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:
     return {name for name in save.held if name and not name.startswith((ALIVE, *states))}
 
 
-def _as_undisturbed(drill: Drill, rank: int, save: SaveRecord) -> set[str]:
+def _as_in_reference(drill: Drill, rank: int, save: SaveRecord) -> set[str]:
     """Entries of a save that the reference saved with the same values after the same step."""
     saves = (each for trace in drill.reference.traces if trace.rank == rank for each in trace.saves)
     alike = next((each.held for each in saves if (each.step, each.held.keys()) == (save.step, save.held.keys())), {})

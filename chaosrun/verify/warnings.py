@@ -16,7 +16,7 @@ from chaosrun.verify.left import fewer_bytes, left_over, other_figures
 from chaosrun.verify.plain_values import values_left_behind
 from chaosrun.verify.rates import schedule_behind
 from chaosrun.verify.recovery import set_aside_unplanned
-from chaosrun.verify.replicas import is_sharded, of_undisturbed
+from chaosrun.verify.replicas import is_sharded, of_reference
 from chaosrun.wording import count, listed, rank_list
 
 ENOUGH = 8000
@@ -283,7 +283,7 @@ def hashed_anew(drill: Drill) -> Iterator[str]:
 
 def ranks_apart(drill: Drill) -> Iterator[str]:
     """Weights that ranks do not share, as with experts or Local SGD, or by mistake."""
-    replicas = of_undisturbed(drill)
+    replicas = of_reference(drill)
     own, usual = replicas.own, replicas.longest_parting
     if own:
         yield (

@@ -26,7 +26,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import judging
 from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.verify import production
-from chaosrun.verify.confirm import UNDISTURBED
+from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.production import Account, Recovery, judge_recovery, judge_run
 from chaosrun.verify.warnings import warnings
 from tests.integration.object_server import free_port
@@ -48,7 +48,7 @@ def leg_of(run: RunLayout) -> tuple[LegLayout, JobSpec]:
 
 def judged(run: RunLayout, attempt: int, since: int = 1) -> Recovery:
     leg, spec = leg_of(run)
-    return judge_recovery(read_leg(leg), attempt, spec, UNDISTURBED, since=since)
+    return judge_recovery(read_leg(leg), attempt, spec, NO_FAULTS, since=since)
 
 
 def judged_live(run: RunLayout) -> list[Judgement]:
@@ -61,7 +61,7 @@ def judged_live(run: RunLayout) -> list[Judgement]:
 
 def account(run: RunLayout) -> Account:
     leg, spec = leg_of(run)
-    return judge_run(read_leg(leg), spec, UNDISTURBED)
+    return judge_run(read_leg(leg), spec, NO_FAULTS)
 
 
 def test_ranks_that_hold_different_parts_of_a_model_have_nothing_to_agree_on(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_where_an_attempt_went_on_from_is_judged_as_it_begins(
     """One after the other: a later one is not excused by an earlier one."""
     leg, spec = leg_of(written(tmp_path, bugs=bugs))
     attempts = read_leg(leg).attempts[1:]
-    found = [judge_recovery(read_leg(leg), each.number, spec, UNDISTURBED, begun=True) for each in attempts]
+    found = [judge_recovery(read_leg(leg), each.number, spec, NO_FAULTS, begun=True) for each in attempts]
     assert [each.wrong and each.wrong.code for each in found] == codes[: len(attempts)], found
     assert not any(each.divergence or each.problem or each.steps for each in found)
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_could_not_be_read_is_told_beside_the_verdict(tmp_path
     assert not any("set aside" in each for each in warnings(account(run).drill))
     (leg, spec), why = leg_of(run), "step-00000004: MANIFEST.json is damaged"
     history, aside = read_leg(leg), event("checkpoint.quarantined", seq=0, name="step-00000004", step=4, reason=why)
-    found = judge_run(replace(history, journal=(aside, *history.journal)), spec, UNDISTURBED)
+    found = judge_run(replace(history, journal=(aside, *history.journal)), spec, NO_FAULTS)
     assert f"1 checkpoint could not be restored and was set aside: {why}" in warnings(found.drill)
 
 

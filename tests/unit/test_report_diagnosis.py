@@ -95,8 +95,8 @@ run bytelm-20260102-030405
 
 Replays
     from the beginning: no checkpoint older than step 8 was kept (checkpoint.keep)
-    undisturbed, to step 10
-    disturbed, 2 attempts: SIGKILL rank 1 after step 10
+    without faults, to step 10
+    with faults, 2 attempts: SIGKILL rank 1 after step 10
 
 Step 9, attempt 2 of the replay
   quantity           values         on ranks  largest

@@ -229,7 +229,7 @@ def test_a_run_whose_disturbed_leg_never_began(run: RunLayout) -> None:
     ended = {"outcome": "user_error", "message": "rank 0 raised ValueError"}
     edit_journal(run, "reference", only("leg.finished", lambda line: {**line, **ended}))
     page = page_of(run)
-    assert "Nothing: the disturbed run never began." in page.said("verdict")
+    assert "Nothing: the chaos run never began." in page.said("verdict")
     assert "not whole" not in page.said("verdict")
     assert "The course of the reference run" in page.said("course")
     assert "A leg did not come to its end" in page.said("checks")

@@ -143,7 +143,7 @@ def test_all_problems_are_told_at_once_sorted_by_place(folder):
         ("data: {probe: yes}", "4:15: data.probe must be true or false, not the text 'yes'", "yes", "write true"),
         (
             "verify: {confirm: yes}",
-            "4:19: verify.confirm must be true, false, or how many undisturbed runs are to agree, such as 3",
+            "4:19: verify.confirm must be true, false, or how many runs without faults are to agree, such as 3",
             "yes",
             "confirm: after a difference",
         ),

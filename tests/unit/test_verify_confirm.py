@@ -10,14 +10,14 @@ from legs import Bugs, drop, edit_journal, edit_trace, only, put, write_run
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.confirm import undisturbed_difference, worth_confirming
+from chaosrun.verify.confirm import fault_free_difference, worth_confirming
 from chaosrun.verify.verdict import judge
 
 SPEC = JobSpec.model_validate({"name": "toy", "script": "train.py", "workers": 3})
 
 
 def confirm(run: RunLayout) -> str | None:
-    found = undisturbed_difference(run.leg("reference"), run.leg("confirm"), SPEC)
+    found = fault_free_difference(run.leg("reference"), run.leg("confirm"), SPEC)
     return found and f"{found[1]}: {found[0]}"
 
 

@@ -14,7 +14,7 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Drill
-from chaosrun.verify.confirm import UNDISTURBED
+from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.diagnosis import Target, hint_of, repeats, target_of
 from chaosrun.verify.inspection import Candidate, Comparison
 from chaosrun.verify.verdict import judge
@@ -81,10 +81,10 @@ def test_a_death_before_a_commit_is_one_again(tmp_path: Path) -> None:
 
 def test_a_replay_stops_when_all_has_been_seen(tmp_path: Path) -> None:
     found = target(write_run(tmp_path, bugs=Bugs(keep_rng=False)))
-    assert found.last_step(UNDISTURBED) == 6
+    assert found.last_step(NO_FAULTS) == 6
     late = replace(found, faults=(replace(KILL, at_step=11),))
     assert late.last_step(late.faults_from(0)) == 11
-    assert replace(found, step=12).last_step(UNDISTURBED) == 12
+    assert replace(found, step=12).last_step(NO_FAULTS) == 12
 
 
 def test_steps_around_a_later_difference(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_leg_that_went_on_beyond_the_end_is_replayed_a_step_beyond_it(tmp_path
         edit_trace(run, "chaos", 4, rank, only("end", put(step=14)))
     assert judge(run).code == "ended_at_another_step" and "no checkpoint holds" in (judge(run).hint or "")
     found = target(run)
-    assert (found.divergence, found.ended, found.last_step(UNDISTURBED)) == (None, 14, 13)
+    assert (found.divergence, found.ended, found.last_step(NO_FAULTS)) == (None, 14, 13)
     assert target(write_run(tmp_path / "inexact", bugs=Bugs(keep_rng=False))).ended == 12
 
 

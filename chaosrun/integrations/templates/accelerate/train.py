@@ -1,7 +1,7 @@
 """Train a small network that tells points of two rings apart, by accelerate, with accelerate's own checkpoints.
 
 `accelerate launch --multi_gpu --num_processes 2 train.py` trains in two processes, also without GPUs. Started again, whatever
-ended it, it goes on from its last checkpoint; `chaosrun submit job.yaml` kills it and proves that. Nothing in here knows of
+ended it, it resumes from its last checkpoint; `chaosrun submit job.yaml` kills it and proves that. Nothing in here knows of
 chaosrun. Put your own data and model in their place.
 """
 

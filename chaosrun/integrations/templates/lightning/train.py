@@ -1,6 +1,6 @@
 """Train a small network that tells points of two rings apart, by Lightning, with Lightning's own checkpoints.
 
-`python train.py` trains in two processes. Started again, whatever ended it, it goes on from its last checkpoint;
+`python train.py` trains in two processes. Started again, whatever ended it, it resumes from its last checkpoint;
 `chaosrun submit job.yaml` kills it and proves that. Nothing in here knows of chaosrun. Put your own data and model in their
 place.
 """
