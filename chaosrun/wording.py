@@ -96,8 +96,8 @@ def with_unit(number: float, unit: str) -> str:
 
 
 def hiding(began_with: str | None) -> str:
-    """Advice for a script that went on from an earlier run's checkpoint; `began_with`: that checkpoint, if known."""
+    """Advice for a script that resumed from an earlier run's checkpoint; `began_with`: that checkpoint, if known."""
     if began_with is None:
-        return "where it went on from a checkpoint of an earlier run, outputs=[FOLDER] hides that folder from each leg"
+        return "where it resumed from a checkpoint of an earlier run, outputs=[FOLDER] hides that folder from each leg"
     folder = began_with.rpartition("/")[0] or began_with
     return f"it read {began_with}: if an earlier run left that, outputs=[{folder}] hides it from each leg"

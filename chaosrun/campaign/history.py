@@ -99,7 +99,7 @@ class Night:
 def read_history(path: Path) -> History:
     """A missing file is a history without nights. Raises UsageError for one that cannot be read at all."""
     if is_stream(path):
-        raise UsageError(f"cannot read the history {path}: it is no file", hint="name another file with --history")
+        raise UsageError(f"cannot read the history {path}: it is not a file", hint="name another file with --history")
     try:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:

@@ -111,7 +111,7 @@ def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tu
         folder = SuiteFolder.find(root, resume, request.path)
         plan = folder.load()
         if request.history is not None and request.history.absolute() != Path(plan.history):
-            hint = f"leave out --history: it goes on with {plan.history}"
+            hint = f"leave out --history: the suite continues with {plan.history}"
             raise UsageError(f"the suite continues as it began ({resume}), with another history", hint=hint)
         if others := changed_files(plan.files):
             raise UsageError(f"{others[0]} has changed since the suite began", hint=ANEW)
@@ -162,7 +162,7 @@ class SuiteRun:
                 scheduler.run([drill.task for drill in left])
         except (KeyboardInterrupt, InterruptedRunError) as error:
             so_far = f"{len(results)} of {len(self.plan.drills)} drills done"
-            hint = f"`{self._resume_command}` goes on"
+            hint = f"`{self._resume_command}` continues the suite"
             raise InterruptedRunError(f"interrupted, {so_far}", hint=hint) from error
         finally:
             self.journal.append(SuiteEnded())

@@ -94,7 +94,7 @@ def sweep(
                 Scheduler(carry=run.carry, pool=pool, at_once=at_once, on_result=run.on_result, tell=run.on_event).run(tasks)
             except (KeyboardInterrupt, InterruptedRunError) as error:
                 tried = f"{len(run.known.tried)} of {len(run.known.points)} points tried"
-                hint = f"`{folder.resume_command(run.known.job)}` goes on with the sweep"
+                hint = f"`{folder.resume_command(run.known.job)}` continues the sweep"
                 raise InterruptedRunError(f"interrupted, {tried}", hint=hint) from error
             return run.known
 
@@ -121,13 +121,13 @@ def _opened(
         return
     if isinstance(job, TypedJob):
         hint = f"chaosrun sweep {root / 'sweeps' / resume / TYPED} --resume {resume}"
-        raise UsageError("a sweep that was typed goes on by the job file in its folder", hint=hint)
+        raise UsageError("a sweep of a typed command is resumed by the job file in its folder", hint=hint)
     folder = SweepFolder.find(root, resume, job)
     with folder.locked():
         known = folder.load()
         if chosen or overrides not in ((), known.overrides):
             raise UsageError(
-                f"sweep {known.sweep_id} goes on as it began, with {' '.join(known.overrides) or 'no overrides'}",
+                f"sweep {known.sweep_id} is resumed as it began, with {' '.join(known.overrides) or 'no overrides'}",
                 hint="leave out --steps, --only and overrides, or begin a new one without --resume",
             )
         yield folder, known

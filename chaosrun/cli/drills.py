@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from chaosrun.spec.command_line import TypedJob
     from chaosrun.supervise.process import SupervisorProcess
 
-Detach = Annotated[bool, Parameter(help="Return once the drill runs; it goes on without a terminal. See `chaosrun wait`.")]
+Detach = Annotated[bool, Parameter(help="Return once the drill runs; it continues without a terminal. See `chaosrun wait`.")]
 
 
 def submit(
@@ -168,9 +168,9 @@ def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, verbose: bool
 
 
 def _show_detached(run: RunLayout, pid: int, *, quiet: bool, output: str) -> None:
-    """Print that a drill goes on by itself, and how to follow it."""
+    """Print that a drill continues by itself, and how to follow it."""
     then = _line("follow", "status -w", run) + _line("wait", "wait", run) + _line("cancel", "cancel", run)
-    said = f"run {run.run_id} goes on by itself (supervisor: process {pid})\n"
+    said = f"run {run.run_id} continues by itself (supervisor: process {pid})\n"
     show(output, lambda: about(run, detached=True, pid=pid), lambda: said + ("" if quiet else then))
 
 
@@ -315,7 +315,7 @@ def cancel(
         said, then = f"{name} came to its end before it could be cancelled", _line("look", "verify", layout)
     else:
         said = f"{name} is cancelled: none of its processes trains any more"
-        then = _line("go on", "resume", layout) if layout.run_json.is_file() else ""
+        then = _line("resume", "resume", layout) if layout.run_json.is_file() else ""
     was_cancelled = not ended and error is None
     show(output, lambda: about(layout, cancelled=was_cancelled), lambda: f"{said}\n" + ("" if quiet else then))
     return 0

@@ -141,7 +141,7 @@ def moment(option: str, text: str) -> dict[str, int]:
     """`chaos`, `attempt=2`, `step=40` as `api.wait_until` takes it. Raises UsageError, naming the option."""
     name, _, number = ("attempt", "=", "1") if text == "chaos" else text.partition("=")
     if name not in ("attempt", "step") or not number.isdecimal() or int(number) < 1:
-        raise UsageError(f"{option} {text!r} is no moment of a drill", hint=f"write {option} chaos, attempt=2 or step=40")
+        raise UsageError(f"{option} {text!r} is not a moment of a drill", hint=f"write {option} chaos, attempt=2 or step=40")
     return {name: int(number)}
 
 

@@ -58,7 +58,7 @@ def status(
             _watch_status(layout, quiet=quiet, output=output)
         except KeyboardInterrupt:
             if output != "json":
-                print(f"run {layout.run_id} goes on", file=sys.stderr)
+                print(f"run {layout.run_id} continues", file=sys.stderr)
             return InterruptedRunError.exit_code  # only the watching has ended, not the run
         if output == "json":
             return 0

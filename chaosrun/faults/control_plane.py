@@ -41,8 +41,9 @@ def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
     for each in struck:
         send_signal(each.identity, signal.SIGKILL)
         if wait_gone([each.identity], timeout_s=END_LIMIT_S):
-            raise RecoveryError(f"the {each.what} (process {each.pid}) outlived a SIGKILL", hint="`chaosrun resume` goes on")
-    raise AssertionError("a process that was killed goes on")
+            said = f"the {each.what} (process {each.pid}) outlived a SIGKILL"
+            raise RecoveryError(said, hint="`chaosrun resume` continues the run")
+    raise AssertionError("a process that was killed is still alive")
 
 
 def seen_by_successor(note: EndNote) -> EndNote:

@@ -95,7 +95,7 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
     trace, step = attempt.traces.get(fault.rank), asked.step or 0
     if fault.phase == "restore.begin":
         went_on = trace is not None and trace.start is not None
-        return Problem("went_on", "its attempt went on after a restore that it was to die before") if went_on else None
+        return Problem("went_on", "its attempt ran on after a restore that it was to die before") if went_on else None
     if trace is None or trace.start is None:
         return Problem("no_trace", f"rank {fault.rank} left no trace of attempt {attempt.number}")
     reached = trace.steps.last or trace.start.position.step

@@ -199,8 +199,8 @@ def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem
         return Problem("used", f"{name} was damaged, and an attempt resumed from it")
     why = "no attempt started after that"
     if later:
-        why = "the attempts after that went on from newer checkpoints"
-    return Problem("unread", f"{name} was damaged, but {why}, so nobody read it")
+        why = "the attempts after that resumed from newer checkpoints"
+    return Problem("unread", f"{name} was damaged, but {why}, so it was not read")
 
 
 def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
@@ -210,7 +210,7 @@ def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pro
         return None
     later = any(attempt.number > seen.attempt for attempt in leg.attempts)
     why = "it was not there at the next start" if later else "no attempt came after it"
-    return Problem("unread", f"nobody cleared {name} away: {why}")
+    return Problem("unread", f"{name} was not cleared away: {why}")
 
 
 def _tell_damage(seen: Observation) -> str:

@@ -84,7 +84,7 @@ class _Due:
             yield f"attempt {fault.attempt} is over"
         if self._may_fall_back:
             return
-        on = f"the job goes on from the checkpoint of step {at.resume}" if at.resume else "the job goes on from the beginning"
+        on = f"the job resumes from the checkpoint of step {at.resume}" if at.resume else "the job resumes from the beginning"
         if step is not None and (step < at.resume or (step == at.resume and fault.phase not in RESTORE_PHASES)):
             yield on
         saves = step is not None and (step % at.every == 0 or step == at.last or self._noticed)

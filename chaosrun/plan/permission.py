@@ -30,4 +30,4 @@ def _refusals(fault: Fault, ray: str, allow_cluster_faults: bool, has_successor:
         hint = "leave out --address and RAY_ADDRESS: a private Ray's head may be struck"
         yield f"{what}: that head belongs to a cluster which chaosrun has joined, and cannot be put back", hint
     if fault.facts.evidence == "successor" and not has_successor:
-        yield f"{what}: it ends this process, and no other one is there to go on", "run the job with `chaosrun submit`"
+        yield f"{what}: it ends this process, and there is no other to continue it", "run the job with `chaosrun submit`"

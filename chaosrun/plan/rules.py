@@ -237,7 +237,7 @@ def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> Objection
             return Objection(
                 cut.fault.source,
                 f"{cut.fault.describe()} may never happen, since {by.fault.source} ends the attempt there "
-                f"too and the job then goes on from the checkpoint of step {resumed}{in_turn}",
+                f"too and the job then resumes from the checkpoint of step {resumed}{in_turn}",
             )
     return None
 

@@ -166,7 +166,7 @@ def _baseline(path: Path) -> Baseline:
         raise UsageError(f"--baseline {path} cannot be read: {error.strerror}", hint="name a file") from error
     except ValueError as error:
         hint = "`chaosrun preflight -o json > FILE` writes one"
-        raise UsageError(f"--baseline {path} is no JSON: {error}", hint=hint) from error
+        raise UsageError(f"--baseline {path} is not JSON: {error}", hint=hint) from error
     return Baseline(from_json(value, str(path)))
 
 

@@ -352,7 +352,7 @@ def refuse_changes(component: str, before: Mapping[str, str], after: Mapping[str
     if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
         raise MisuseError(
             f"rank {rank}: {component} {changed[0]!r} changed while the state of step {step} was copied",
-            hint="a state_dict() with a side effect, or a thread that goes on, changes it: mend that, or use "
+            hint="a state_dict() with a side effect, or a thread that keeps running, changes it: mend that, or use "
             "checkpoint: {mode: sync}",
         )
 

@@ -191,7 +191,7 @@ class _Resumable:
             if number == 0 and digest_rng(CPU) != before:
                 raise MisuseError(
                     f"{self._name} draws from the global random stream, or seeds it, when it is asked for an order: "
-                    "that stream stands somewhere else after a restart",
+                    "that stream has another position after a restart",
                     hint="draw from a torch.Generator of the sampler's own, which its set_epoch(epoch) seeds by seed and epoch",
                 )
             if number not in left_out:

@@ -35,7 +35,7 @@ def check_sources(loader: Any) -> None:
     own = _own_generator(loader)
     if own:
         raise MisuseError(
-            f"{own[0]} draws its order from a {own[1]} of its own, which stands somewhere else after a restart",
+            f"{own[0]} draws its order from a {own[1]} of its own, which has another position after a restart",
             hint="give the sampler a set_epoch(epoch) that seeds it by the job's seed and the epoch",
         )
     buffer = shuffle_buffer(base.dataset) if isinstance(base.dataset, IterableDataset) else None

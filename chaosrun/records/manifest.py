@@ -82,7 +82,7 @@ class Manifest(_Frozen):
         if fields.get("v") == 1:
             raise UsageError(
                 "this checkpoint's manifest is of version 1: an earlier chaosrun wrote it",
-                hint="go on with the chaosrun that began the run, or begin the run anew",
+                hint="continue with the version of chaosrun that began the run, or begin the run anew",
             )
         try:
             manifest = cls.model_validate(fields)

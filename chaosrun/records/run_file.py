@@ -156,7 +156,7 @@ def _way_on(path: Path) -> str:
         case "verdict.json":
             return f"its records are what counts: `chaosrun verify {run}` judges them again"
         case "supervisor.json":
-            return f"it only says how the last supervisor ended: `chaosrun resume {run}` goes on with the run"
+            return f"it only says how the last supervisor ended: `chaosrun resume {run}` continues the run"
         case _:
             return DAMAGED
 

@@ -33,7 +33,7 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
     def of(cls, error: BaseException, run: RunLayout) -> "ToldError":
         """An error of another type is a bug, or an interrupt, which has no message yet."""
         if isinstance(error, KeyboardInterrupt):
-            error = InterruptedRunError("interrupted", hint=f"`chaosrun resume {run_argument(run)}` goes on with the run")
+            error = InterruptedRunError("interrupted", hint=f"`chaosrun resume {run_argument(run)}` continues the run")
         if not isinstance(error, ChaosrunError):
             error = ChaosrunError(
                 f"this is a bug in chaosrun: {type(error).__name__}: {error}",

@@ -130,7 +130,7 @@ class Display:
         except Exception as error:
             self._erase()
             why = on_one_line(f"{type(error).__name__}: {error}")
-            self._stream.write(f"warning: this is a bug in chaosrun: the live view ended ({why}); the run goes on\n")
+            self._stream.write(f"warning: this is a bug in chaosrun: the live view ended ({why}); the run continues\n")
             self._stream.is_gone = True
 
     def _show(self) -> None:

@@ -30,10 +30,10 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
     """`repeat`: from `repeat_command`; `whose` fault the verdict is: an effect of a planned fault needs no diagnosis."""
     where = run_arguments(run)
     if verdict.outcome == "interrupted":
-        return (command("go on", "resume", *where),)
+        return (command("resume", "resume", *where),)
     if verdict.outcome is None and verdict.code != "records_damaged":
         # The files do not show whether it is supervised; if it is, `resume` says so.
-        return (command("look", "status", *where), command("go on", "resume", *where))
+        return (command("look", "status", *where), command("resume", "resume", *where))
     inspect = command("inspect", "verify", "-v", *where)
     if verdict.divergence is not None:
         place = ["--attempt", str(verdict.divergence.attempt), "--rank", str(verdict.divergence.rank)]

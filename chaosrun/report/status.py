@@ -128,7 +128,7 @@ def status_lines(status: RunStatus, *, now_s: float) -> list[str]:
         if status.error.hint and status.state != "interrupted":
             rows.append(("hint", status.error.hint))
     if status.state == "interrupted":
-        rows.append(("go on", f"chaosrun resume {run_argument(RunLayout(status.path))}"))
+        rows.append(("resume", f"chaosrun resume {run_argument(RunLayout(status.path))}"))
     drawn = [line.plain.rstrip() for line in draw(status.picture, now_s=now_s, width=WIDTH)[1:]] if status.legs else []
     return [
         harmless(f"run {status.run_id}  {status.facts.sentence}".rstrip()),

@@ -88,7 +88,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
         return failed(code="killed", message=message, hint=hint)
     if exited.collected:
         message = f"rank {rank} was gone at step {step}, without an error; only its launcher knows how it ended"
-        return failed(message=message, hint=f"see {log}, and what its launcher said beside it", error=("gone", ""))
+        return failed(message=message, hint=f"see {log}, and the output of its launcher", error=("gone", ""))
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
         return failed(code="node_lost", message=message, hint=f"see {log}", of_node=True)

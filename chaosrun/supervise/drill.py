@@ -290,7 +290,7 @@ class Drill:
             known = read_left(self._leg("reference"), []).files if name == "chaos" else ()
             note_left(leg, 0 if spec.by == "script" else spec.workers, known)
         if result.outcome == "interrupted":
-            hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
+            hint = f"`chaosrun resume {run_argument(self.run)}` continues the run"
             raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)
         return result
 
@@ -342,7 +342,7 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
     except (OSError, UsageError) as error:
         if not run.run_json.exists():
             raise ResourcesError(
-                f"the run's files were removed while it went on: {run.path}",
+                f"the run's files were removed while it ran: {run.path}",
                 hint="start again, and leave a run's folder alone until it has ended: `chaosrun cancel RUN` ends it",
             ) from error
         if isinstance(error, UsageError) or error.errno not in STORAGE_FAILURES:

@@ -99,7 +99,7 @@ class Injections:
     def _permit(self, spec: JobSpec, faults: tuple[Fault, ...], supervisor: Supervisor) -> None:
         if not self._has_successor and any(fault.facts.evidence == "successor" for fault in faults):
             raise UsageError(
-                f"a fault of kind {faults[0].kind} ends the process that supervises the run, and no other is there to go on",
+                f"a fault of kind {faults[0].kind} ends the run's supervising process, and there is no other to continue it",
                 hint="plan one such fault in the job file: then a second process takes over, and takes more of them",
             )
         ask_permission(

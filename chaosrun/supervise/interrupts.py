@@ -48,7 +48,7 @@ class Interrupts:
     else by KeyboardInterrupt, which leaves the context as an InterruptedRunError with `again` as its hint. If a library
     swallows the KeyboardInterrupt, `check` and `watch` raise it again."""
 
-    def __init__(self, again: str = "`chaosrun resume {run}` goes on with the run") -> None:
+    def __init__(self, again: str = "`chaosrun resume {run}` continues the run") -> None:
         self._again = again
         self._supervisor: RunningLeg | None = None
         self._former: dict[int, Any] = {}

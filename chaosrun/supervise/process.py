@@ -149,7 +149,7 @@ class SupervisorProcess:
                 raise RecoveryError(f"the process that was to supervise run {run.run_id} ended at once", hint=log_hint)
         except KeyboardInterrupt as error:
             process.__exit__()
-            hint = f"`chaosrun resume {run_argument(run)}` goes on with the run"
+            hint = f"`chaosrun resume {run_argument(run)}` continues the run"
             raise InterruptedRunError("interrupted", hint=hint) from error
         except BaseException:
             process.__exit__()

@@ -46,7 +46,7 @@ class Production:
                 template = order_template(RUN, leg, spec, info)
                 result = self.legs.run(RUN, leg, template, plan, spec, deadline_s=self.deadline_s)
                 if result.outcome == "interrupted":
-                    hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
+                    hint = f"`chaosrun resume {run_argument(self.run)}` continues the run"
                     raise InterruptedRunError("interrupted", hint=hint)
             verdict = judge(self.run)
             write_durably(self.run.verdict_json, json.dumps(verdict.to_json(), indent=1).encode())

@@ -70,7 +70,7 @@ def _outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
         return judge(run), warnings
     who = "nobody has supervised it" if seen is None else f"the process that supervised it (pid {seen.pid}) was killed"
     raise InterruptedRunError(
-        f"run {run.run_id} has come to no verdict: {who}", hint=f"`chaosrun resume {run_argument(run)}` goes on with the run"
+        f"run {run.run_id} has come to no verdict: {who}", hint=f"`chaosrun resume {run_argument(run)}` continues the run"
     )
 
 
@@ -78,7 +78,8 @@ def wait(run: RunLayout, timeout_s: float | None) -> tuple[Verdict, tuple[str, .
     """Wait for the run's end and return its `outcome`, raising as that does; RunTimeoutError when `timeout_s` passes first."""
     if not unsupervised(run, timeout_s):
         raise RunTimeoutError(
-            f"run {run.run_id} has not ended within {timeout_s:g} s", hint=f"it goes on: `chaosrun status {run_argument(run)}`"
+            f"run {run.run_id} has not ended within {timeout_s:g} s",
+            hint=f"it is still running: `chaosrun status {run_argument(run)}`",
         )
     return outcome(run)
 
@@ -103,7 +104,7 @@ def until(run: RunLayout, reached: Callable[[], bool], *, what: str, timeout_s: 
         if deadline is not None and time.monotonic() > deadline:
             raise RunTimeoutError(
                 f"run {run.run_id} has not come to {what} of its chaos leg within {timeout_s:g} s",
-                hint=f"it goes on: `chaosrun status {run_argument(run)}`",
+                hint=f"it is still running: `chaosrun status {run_argument(run)}`",
             )
         time.sleep(LOOK_EVERY_S)
 
@@ -135,7 +136,7 @@ def speak(run: RunLayout, command: Command) -> Answer:
                 raise UsageError(
                     f"the supervisor of run {run.run_id} cannot be reached: nothing listens on {socket}",
                     hint="its file system may have no sockets"
-                    + (f"; `kill -INT {seen.pid}` ends its process in order" if seen else ""),
+                    + (f"; `kill -INT {seen.pid}` ends its process cleanly" if seen else ""),
                 ) from error
         time.sleep(LOOK_EVERY_S)
     if has_ended(run):
@@ -145,7 +146,7 @@ def speak(run: RunLayout, command: Command) -> Answer:
         )
     raise UsageError(
         f"run {run.run_id} is not being supervised: it was interrupted",
-        hint=f"`chaosrun resume {run_argument(run)}` goes on with the run",
+        hint=f"`chaosrun resume {run_argument(run)}` continues the run",
     )
 
 

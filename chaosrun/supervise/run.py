@@ -152,7 +152,7 @@ def _in_a_process(
         if record["event"] != "run.created":
             listener(record)
 
-    again = f"`chaosrun resume {run_argument(run)}` goes on with the run"
+    again = f"`chaosrun resume {run_argument(run)}` continues the run"
     deadline_s = _deadline_s(run)
     info = read_run(run)
     # A run in production gets another supervisor, for any cause of death.

@@ -242,7 +242,7 @@ class Supervisor:
         self._record(found)
         if isinstance(found, recorded.RecoveryDiverged) and self._recovery.on_divergence == "stop":
             said = f"attempt {found.attempt} is not what was recorded: {found.what} (step {found.step}, rank {found.rank})"
-            self._end("diverged", said, "everything is kept; `chaosrun resume` goes on all the same")
+            self._end("diverged", said, "everything is kept; `chaosrun resume` continues the run all the same")
 
     def _take_over(self) -> lifecycle.Resume:
         """Continue a leg whose journal another supervisor began."""

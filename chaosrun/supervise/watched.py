@@ -13,7 +13,7 @@ from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import die_with_parent
 from chaosrun.supervise.watchdog import Watchdog
 
-AGAIN = "the same command goes on with --resume latest, where it takes that"
+AGAIN = "the same command continues with --resume latest, where it takes that"
 
 
 def watched(command: Callable[[], int]) -> int:

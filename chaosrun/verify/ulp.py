@@ -51,7 +51,7 @@ def tensor_difference(expected: bytes, seen: bytes, dtype: str, shape: tuple[int
         return None
     elements = prod(shape)
     if not elements or len(expected) != len(seen) or len(expected) % elements:
-        raise ValueError(f"{len(expected)} and {len(seen)} bytes are no two tensors of shape {shape}")
+        raise ValueError(f"{len(expected)} and {len(seen)} bytes are not two tensors of shape {shape}")
     width = len(expected) // elements
     rows = [numpy.frombuffer(raw, dtype=numpy.uint8).reshape(elements, width) for raw in (expected, seen)]
     apart = numpy.flatnonzero((rows[0] != rows[1]).any(axis=1))

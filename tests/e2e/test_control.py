@@ -70,14 +70,14 @@ def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell
         eventually(lambda: "rank 0" in terminal.output[asked:], what=lambda: terminal.output)
         ask(terminal, b"d", times=2)
         assert terminal.wait() == 0
-        assert f"run {run.run_id} goes on by itself" in terminal.output
+        assert f"run {run.run_id} continues by itself" in terminal.output
         assert f"chaosrun cancel {run.run_id}" in terminal.output
 
     # An undisturbed leg is not struck.
     refused = shell.call("inject", "latest", "--rank", "1")
     assert refused.returncode == 2 and "must stay without faults" in refused.stderr
     late = shell.call("wait", "latest", "--timeout", "1")
-    assert late.returncode == 124 and "it goes on" in late.stderr
+    assert late.returncode == 124 and "it is still running" in late.stderr
 
     waiting = shell.start("wait", run.run_id)
     early = shell.call("wait", "latest", "--until", "chaos", "--timeout", "1")

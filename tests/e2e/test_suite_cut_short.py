@@ -59,7 +59,7 @@ def test_interrupted_then_killed_then_done(tmp_path: Path) -> None:
     shown = (tmp_path / "four.xml").read_text()
     assert 'name="data_order" classname="chaosrun.a.checks"' in shown and 'type="cut short"' in shown
     assert "CUT SHORT" in (tmp_path / "stdout-1").read_text()
-    hint = re.search(r"hint: `(?P<command>chaosrun suite .*)` goes on", told)
+    hint = re.search(r"hint: `(?P<command>chaosrun suite .*)` continues the suite", told)
     assert hint is not None, told
     go_on = [*chaosrun, *shlex.split(hint["command"])[1:]]
 

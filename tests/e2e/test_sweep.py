@@ -24,7 +24,7 @@ def test_every_point_of_the_probe(shell: Shell) -> None:
     finally:
         process.kill()
     assert done.returncode == 130, done.stderr
-    assert f"`chaosrun sweep {PROBE} --resume {folder.parent.name}` goes on with the sweep" in done.stderr
+    assert f"`chaosrun sweep {PROBE} --resume {folder.parent.name}` continues the sweep" in done.stderr
     assert "Traceback" not in done.stderr
     assert shell.left_behind() == []
     before = json.loads(folder.read_text())["tried"]

@@ -68,7 +68,7 @@ def test_an_agent_a_node_and_a_rank_after_a_delay_are_killed_and_the_job_comes_b
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("kind", "told"), [("supervisor", "no other one is there to go on"), ("head", "cannot be put back"), ("raylet", "joined")]
+    ("kind", "told"), [("supervisor", "there is no other to continue it"), ("head", "cannot be put back"), ("raylet", "joined")]
 )
 def test_what_is_not_ours_to_end_is_refused_before_anything_starts(
     warm_drills: WarmDrills, tmp_path: Path, kind: str, told: str

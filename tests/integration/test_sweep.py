@@ -71,7 +71,7 @@ def test_an_interrupted_sweep_goes_on_to_a_pass(local_ray: None, tmp_path: Path)
     assert caught.value.hint and "--resume probe-" in caught.value.hint
     (folder,) = (root / "sweeps").iterdir()
 
-    with pytest.raises(UsageError, match="goes on as it began"):
+    with pytest.raises(UsageError, match="is resumed as it began"):
         api.sweep(PROBE, overrides=("seed=2",), resume="latest", root=root)
     swept = api.sweep(PROBE, resume="latest", root=root, at_once=1, on_event=heard.append)
 

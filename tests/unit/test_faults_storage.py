@@ -474,9 +474,9 @@ def test_a_damage_counts_once_a_later_start_has_met_it(kind: str) -> None:
     ("later", "told"),
     [
         ((), "no attempt started after that"),
-        ((attempt(2, 30),), "went on from newer checkpoints"),
+        ((attempt(2, 30),), "resumed from newer checkpoints"),
         ((attempt(2, 20),), "an attempt resumed from it"),
-        ((attempt(2, 10, "step-00000030"),), "went on from newer checkpoints"),
+        ((attempt(2, 10, "step-00000030"),), "resumed from newer checkpoints"),
     ],
 )
 def test_a_damage_that_nobody_met_proves_nothing(later: tuple[Attempt, ...], told: str) -> None:

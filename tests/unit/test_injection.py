@@ -199,7 +199,7 @@ class TestTheWayIn:
         alone, kept = Injections(run, has_successor=False), Injections(run, has_successor=True)
         for injections in (alone, kept):
             watch(injections, Leg())
-        assert "no other is there to go on" in refusal(alone, kind="supervisor")
+        assert "there is no other to continue it" in refusal(alone, kind="supervisor")
         assert kept.ask(message(kind="supervisor")).faults[0].kind == "supervisor"
         assert "a private Ray is one node" in refusal(kept, kind="raylet")
         joined = Leg()

@@ -458,7 +458,7 @@ class TestStatus:
         write_journal(run, "chaos", CHAOS)
         status = read_status(run, supervised=False)
         assert status.state == "interrupted"
-        assert status_lines(status, now_s=0)[-1].startswith(f"go on       chaosrun resume {run.run_id}")
+        assert status_lines(status, now_s=0)[-1].startswith(f"resume      chaosrun resume {run.run_id}")
 
     def test_interrupted_with_a_verdict_that_says_so(self, run: RunLayout) -> None:
         write_journal(run, "chaos", [*CHAOS, {**FINISHED, "outcome": "interrupted", "message": "interrupted"}])

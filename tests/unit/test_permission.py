@@ -52,5 +52,5 @@ def test_rays_head_only_where_it_can_be_put_back(ray: str) -> None:
 
 @pytest.mark.parametrize("kind", ["supervisor", "head"])
 def test_this_process_is_not_ended_unless_another_goes_on(kind: FaultKind) -> None:
-    assert "no other one is there to go on" in (ask(kind, "private", has_successor=False) or "")
+    assert "there is no other to continue it" in (ask(kind, "private", has_successor=False) or "")
     assert ask(kind, "private", has_successor=True) is None

@@ -138,11 +138,11 @@ class TestAfterACommit:
     @pytest.mark.parametrize("pair", [(STEP, STEP), (STEP, POSTCOMMIT), (POSTCOMMIT, POSTCOMMIT)])
     def test_two_are_refused(self, pair):
         assert "faults.schedule[1]" in refusal(*pair)
-        assert "goes on from the checkpoint of step 20" in refusal(*pair)
+        assert "resumes from the checkpoint of step 20" in refusal(*pair)
 
     def test_the_first_checkpoint_counts_where_no_step_is_named(self):
         message = refusal({"phase": "checkpoint.postcommit", "rank": 1}, {"at_step": 10, "rank": 0})
-        assert "goes on from the checkpoint of step 10" in message
+        assert "resumes from the checkpoint of step 10" in message
 
     @pytest.mark.parametrize("phase", ["checkpoint.file", "checkpoint.precommit", "reduce"])
     def test_a_fault_before_the_commit_leaves_room_for_one_after(self, phase):

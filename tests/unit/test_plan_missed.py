@@ -39,9 +39,9 @@ DAMAGE = {"kind": "truncate", "rank": 0, "at_step": 50}
         ),
         ([KILL, {"rank": 1, "at_step": 7}], {"resume": 0}, None),
         # The job goes on from beyond its step.
-        ([KILL, {"rank": 1, "at_step": 7}], {}, "F1 ended attempt 1, and the job goes on from the checkpoint of step 10"),
+        ([KILL, {"rank": 1, "at_step": 7}], {}, "F1 ended attempt 1, and the job resumes from the checkpoint of step 10"),
         ([KILL, {"rank": 1, "at_step": 11}], {}, None),
-        ([KILL, {"rank": 1, "at_step": 10, "phase": "checkpoint.begin"}], {}, "goes on from the checkpoint of step 10"),
+        ([KILL, {"rank": 1, "at_step": 10, "phase": "checkpoint.begin"}], {}, "resumes from the checkpoint of step 10"),
         ([KILL, {"rank": 1, "at_step": 7}, DAMAGE, LATE], {}, None),  # that may lead it back
         # Nothing is left that leads to another attempt, or to a restore.
         (
@@ -59,7 +59,7 @@ DAMAGE = {"kind": "truncate", "rank": 0, "at_step": 50}
         (
             [{"rank": 0, "at_step": 21}, {"rank": 0, "phase": "restore.end", "at_step": 20}],
             {"resume": 30},
-            "the job goes on from the checkpoint of step 30",
+            "the job resumes from the checkpoint of step 30",
         ),
         (
             [KILL, LATE, LATE | {"at_step": 50}, {"rank": 0, "phase": "rendezvous", "attempt": 4}],

@@ -69,7 +69,7 @@ def test_a_run_whose_folder_is_removed_while_it_goes_on_is_told_so(made: RunLayo
     with pytest.raises(type(error)), run_files(run, "resume"):
         raise error
     shutil.rmtree(run.path)
-    with pytest.raises(ResourcesError, match="were removed while it went on") as told, run_files(run, "resume"):
+    with pytest.raises(ResourcesError, match="were removed while it ran") as told, run_files(run, "resume"):
         raise error
     assert told.value.hint is not None and "chaosrun cancel" in told.value.hint
 

@@ -127,7 +127,7 @@ class TestWaiting:
     def test_in_vain(self, run: RunLayout) -> None:
         with held_elsewhere(run), pytest.raises(RunTimeoutError) as late:
             remote.wait(run, 0.05)
-        assert late.value.exit_code == 124 and "it goes on" in (late.value.hint or "")
+        assert late.value.exit_code == 124 and "it is still running" in (late.value.hint or "")
 
     def test_a_lock_goes_with_the_last_who_has_it(self, run: RunLayout) -> None:
         """As `chaosrun.supervise.process` hands it on: killed, its child holds the run while it lives."""

@@ -288,8 +288,8 @@ def test_the_page_is_named_where_there_is_one(run: RunLayout) -> None:
 @pytest.mark.parametrize(
     ("outcome", "end"),
     [
-        (None, f"\nlook      chaosrun status {RUN_ID}\ngo on     chaosrun resume {RUN_ID}\n"),
-        ("interrupted", f"\ngo on     chaosrun resume {RUN_ID}\n"),
+        (None, f"\nlook      chaosrun status {RUN_ID}\nresume    chaosrun resume {RUN_ID}\n"),
+        ("interrupted", f"\nresume    chaosrun resume {RUN_ID}\n"),
     ],
 )
 def test_a_run_that_has_not_ended_can_be_gone_on_with(run: RunLayout, outcome: Outcome | None, end: str) -> None:

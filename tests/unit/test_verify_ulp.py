@@ -162,7 +162,7 @@ def test_a_scalar_has_no_index() -> None:
 
 @pytest.mark.parametrize(("left", "right", "shape"), [(b"1234", b"12345678", (1,)), (b"123", b"124", (2,)), (b"", b"1", (0,))])
 def test_bytes_that_are_no_such_tensors(left: bytes, right: bytes, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="no two tensors"):
+    with pytest.raises(ValueError, match="not two tensors"):
         tensor_difference(left, right, "float32", shape)
 
 

@@ -68,7 +68,7 @@ def render_sweep(sweep: "Sweep", *, root: Path | None = None, quiet: bool = Fals
     parts += ["", labelled("coverage", coverage), labelled(label, told, style=style)]
     if sweep.left:
         resume = shlex.join(["chaosrun", "sweep", sweep.job, "--resume", sweep.sweep_id, *where])
-        parts.append(labelled("go on", resume, wrap=False))
+        parts.append(labelled("resume", resume, wrap=False))
     return Group(*parts)
 
 

@@ -122,7 +122,7 @@ def _token(nodes: Sequence[Node], answered: Mapping[str, SoftwareFacts]) -> Find
         f"none on {without} of {len(answered)} nodes",
         "Ray asks for a token",
         "start Ray with RAY_AUTH_MODE=token on every node (from Ray 2.52 on; `ray get-auth-token --generate` makes the "
-        "token), or see that nobody else reaches its network",
+        "token), or make sure that no one else can reach its network",
         reason="whoever reaches Ray's ports can run programs on every node",
     )
 

@@ -63,7 +63,7 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
             findings.append(rows.error(silence.error, BUSY))
         elif node.name not in heard:
             why = f"cannot listen on port {ports[node.name]}: {told.answered[node.name].taken}"
-            findings.append(rows.error(why, "repeat with --only network: ports are chosen anew"))
+            findings.append(rows.error(why, "repeat with --only network: new ports are chosen"))
         elif node.name not in blamed:
             findings.append(_not_blamed(rows, node, heard, ports, blamed))
     return findings

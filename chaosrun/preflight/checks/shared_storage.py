@@ -150,7 +150,7 @@ def _apart(
     if waited_s < PATIENT_S and any(_may_come_late(mount, shared.mount(other)) for other in missed):
         why = f"the same is mounted there, and a client may keep what it knows of a directory for {duration(PATIENT_S)}"
         return row.warn(measured, _EVERYONE, "ask again with --level deep, which looks for longer", reason=why)
-    why = "a job that goes on on another node finds none of its checkpoints there"
+    why = "a job that resumes on another node finds none of its checkpoints there"
     if several:
         why = "the job needs several nodes, and a rank finds no checkpoint that was saved on another"
     status = Status.FAIL if several or len(rivals[0]) > 1 else Status.WARN
