@@ -208,7 +208,11 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     top = kind.__module__.partition(".")[0]
     if top in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return
-    # Of a progress bar only its iterable: its times and counts are for people. A loader draws _base_seed for each pass.
-    yield from (held for held in attributes(value) if (held[0] == "iterable" if top == "tqdm" else held[0] != "_base_seed"))
+    parts = attributes(value)
+    if top == "tqdm":  # a progress bar: its times and counts are for people
+        parts = (part for part in parts if part[0] == "iterable")
+    elif top == "torch":  # a loader's iterator draws its seed for each pass
+        parts = (part for part in parts if part[0] != "_base_seed")
+    yield from parts
     if is_own(kind.__module__):
         yield "class", kind

@@ -122,8 +122,7 @@ _PREMISES: Mapping[str, Row] = {
         machine("the reference run was interrupted, too", likely=True),
     ),
     "reference_interrupted.died": Row(
-        "the reference leg was interrupted and started again, so it cannot serve as a reference: {reason}",
-        machine("the reference run was interrupted, too", likely=True),
+        "the reference leg was interrupted and started again, so it cannot serve as a reference: {reason}"
     ),
     "reference_raised": Row(
         "the reference leg failed and was started again, so it cannot serve as a reference: {reason}",

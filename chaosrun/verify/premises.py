@@ -87,12 +87,12 @@ def reference(drill: Drill) -> Check:
     last = leg.attempts[-1]
     earlier = any(trace.steps for attempt in leg.attempts[:-1] for trace in attempt.traces.values())
     if earlier or last.resume is not None or any(start.restored for start in last.starts.values()):
-        raised = (death for each in leg.attempts for death in each.unplanned if death.error and death.error.by_script)
-        if first := next(raised, None):
+        deaths = [death for each in leg.attempts for death in each.unplanned]
+        if first := next((death for death in deaths if death.error and death.error.by_script), None):
             return inconclusive("reference_raised", attempt=first.attempt, reason=first.reason)
-        died = next((death.reason for each in leg.attempts for death in each.unplanned), None)
-        because = "died" if died else None
-        return inconclusive("reference_interrupted", because=because, attempts=len(leg.attempts), reason=died)
+        if deaths:
+            return inconclusive("reference_interrupted", because="died", attempts=len(leg.attempts), reason=deaths[0].reason)
+        return inconclusive("reference_interrupted", attempts=len(leg.attempts))
     problem = _not_from_the_beginning(last, drill) or _reference_gap(drill)
     if problem:
         return inconclusive("reference_unreliable", problem=problem)
