@@ -9,6 +9,7 @@ import contextlib
 import gc
 import io
 import math
+import re
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ from chaosrun.records.traces import UNNAMED, StartRecord
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
 
+REPARAMETRIZED = re.compile(r"(?:parametrizations\.)?([^.]+?)(?:\.original|_orig)$")
+"""Names under which torch's pruning, spectral norm and parametrizations keep a parameter: it is called as it was before."""
+
 RATES_AND_WAYS = frozenset({"lr", "foreach", "fused", "capturable", "differentiable"})
 """Settings of an optimizer that are recorded elsewhere, or do not change what it computes."""
 
@@ -47,6 +51,7 @@ class FoundState:
         self._first = first
         self.in_part = False
         """Whether the optimizers updated only some of the parameters when `parameters` was first called."""
+        self._as_before = False
         self._named: list[tuple[str, torch.nn.Parameter]] | None = None
         self._updated: set[int] = set()
         """The parameters, by id, that optimizers updated then."""
@@ -116,13 +121,21 @@ class FoundState:
             self._named = self._ordered_as_before(named)
         return self._named
 
+    def put_as_before(self, wanted: bool) -> bool:
+        """Put the parameters in the first attempt's order, whatever the optimizers' own; or back. Returns whether that changes
+        their order."""
+        self._as_before, before, self._named = wanted, self.parameters(), None
+        return [name for name, _ in before] != [name for name, _ in self.parameters()]
+
     def _ordered_as_before(self, named: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.nn.Parameter]]:
         """In the first attempt's order: a layer that was frozen or unfrozen in the middle of the training keeps its place."""
-        if self._first is None or not (self.in_part or self._first.in_part):
-            return named
+        tensors = self._first.tensors if self._first and (self._as_before or self._is_in_part) else ()
         by_tensor = {name + part_of(parameter): (name, parameter) for name, parameter in named}
-        tensors = self._first.tensors
         return [by_tensor[each] for each in tensors] if {*tensors} == {*by_tensor} else named
+
+    @property
+    def _is_in_part(self) -> bool:
+        return self.in_part or (self._first is not None and self._first.in_part)
 
     def modules(self) -> list[torch.nn.Module]:
         """The outermost modules that hold `parameters`."""
@@ -155,7 +168,10 @@ class FoundState:
         return any(id(group) in groups for each in set_by_them for group in each)
 
     def optimizer_settings(self) -> str:
-        return settings_of(self.optimizers())
+        """With the order in which the optimizers hold `parameters`, if they update all of them."""
+        places = {id(parameter): number for number, (_, parameter) in enumerate(self.parameters())}
+        held = [places.get(id(each)) for optimizer in self.optimizers() for each in parameters_of(optimizer)]
+        return settings_of(self.optimizers(), () if self._is_in_part else held)
 
     def components(self) -> dict[str, dict[str, object]]:
         """As `ObservedState.components`, but without schedulers and registered objects, which cannot be found."""
@@ -230,7 +246,7 @@ class FoundState:
 
 
 def _unwrapped(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+    return REPARAMETRIZED.sub(r"\1", ".".join(part for part in name.split(".") if part not in WRAPPERS))
 
 
 def _sizes(root: torch.nn.Module) -> set[tuple[str, int]]:
@@ -284,11 +300,6 @@ def stepped_digest() -> str:
     return xxhash.xxh3_64_hexdigest(repr(digests(spots(seen))).encode())
 
 
-def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether any gradient is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
-    return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
-
-
 def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
     """Whether two optimizers update a parameter in common."""
     return not {id(parameter) for parameter in parameters_of(one)}.isdisjoint(map(id, parameters_of(other)))
@@ -320,13 +331,14 @@ def rates_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[float]:
     return [math.nan if rate is None else float(rate) for rate in rates]
 
 
-def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    """A digest of weight decay, betas, momentum and the like, of each parameter group."""
-    told = [
+def settings_of(optimizers: Iterable[torch.optim.Optimizer], order: Sequence[int | None] = ()) -> str:
+    """A digest of weight decay, betas, momentum and the like, of each parameter group, and of an order other than 0, 1, 2 …"""
+    told: list[Any] = [
         [(name, _number(group.get(name))) for name in sorted(optimizer.defaults) if name not in RATES_AND_WAYS]
         for optimizer in optimizers
         for group in optimizer.param_groups
     ]
+    told += [] if [*order] == [*range(len(order))] else order
     return xxhash.xxh3_64_hexdigest(repr(told).encode())
 
 

@@ -127,6 +127,11 @@ def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Whether any gradient is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
+    return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
+
+
 def let_go() -> None:
     """Release the objects kept for the first step; needed for a script that ends without one."""
     _seen.kept = None

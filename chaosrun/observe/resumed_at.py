@@ -44,6 +44,8 @@ class Place(NamedTuple):
     found: Found
     due: Due | None = None
     """None if nothing is recorded of the step after it."""
+    settings: str | None = None
+    """The optimizers' settings in the step after it."""
     together: Mapping[str, int] = {}
     """By the first of several optimizers to step: how many made the step that it last began."""
 
@@ -63,7 +65,8 @@ def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, al
     due = Due(after[-1].data_after or "", after[-1].passes_after, step in agreeing["data"]) if after else None
     together = {moment.stepped[0]: len(moment.stepped) for moment in moments if moment.stepped and moment.step <= step}
     found = Found(step=step if whole else None, own=own, **_nearest(agreeing, step))
-    return Place(step=step, found=found, due=due, together=together)
+    settings = after[-1].settings_after if after else None
+    return Place(step=step, found=found, due=due, settings=settings, together=together)
 
 
 def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:

@@ -35,6 +35,15 @@ class EarlierTraces:
         if at_end and not observer.parameters:
             return began, None
         place = self.place(_standing(began, data, at_end=at_end))
+        if place and not place.found.weights and state.put_as_before(True):
+            # Optimizers built in the middle of the training may hold the parameters in another order. So did the reference's?
+            in_order = observer.beginning()
+            other = self.place(_standing(in_order, data, at_end=at_end))
+            if other and other.found.weights and other.settings in (None, state.optimizer_settings()):
+                began, place = in_order, other
+            else:
+                state.put_as_before(False)
+                began = observer.beginning()
         if place is None or place.found.step is not None or not state.suppose_replaced():
             return began, place
         without = observer.beginning()

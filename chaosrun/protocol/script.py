@@ -22,7 +22,7 @@ from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import input_digest, tensors_in
-from chaosrun.observe.found_state import FoundState, has_gradients, let_go_of_replaced, stepped_digest
+from chaosrun.observe.found_state import FoundState, let_go_of_replaced, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.resumed_at import Due
@@ -147,7 +147,7 @@ class ScriptTraining:
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         refuse_captured()
-        if not self._calls and not self._busy and not closure and self._may_be_given() and has_gradients(optimizer):
+        if not self._calls and not self._busy and not closure and self._may_be_given() and hooks.has_gradients(optimizer):
             with self._unheard():
                 self._take_given()
         if not self._calls and self._steps and not self._busy:

@@ -91,6 +91,7 @@ class Moment:
     data_after: str | None = None
     passes_after: int = 0
     """Forward passes that the next step made."""
+    settings_after: str | None = None
     weights_after: str | None = None
     """Weights that the script changed before the next step, if it did."""
     stepped: tuple[str, ...] = ()
@@ -110,7 +111,7 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
                 rates = record.lr or moments[-1].rates
                 after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}
                 begun = {"passes_after": len(record.batch), "weights_after": record.began or None}
-                moments[-1] = replace(moments[-1], **after, **begun)
+                moments[-1] = replace(moments[-1], **after, **begun, settings_after=record.settings)
                 if len(moments) == at_most:
                     break
                 stood = {"weights": record.param, "optimizer": record.state, "rates": rates, "stepped": record.stepped}

@@ -50,7 +50,7 @@ def build(step: int) -> torch.optim.Optimizer:
             optimizer.add_param_group({"params": list(model[0].parameters())})
         return optimizer
     if phases and step >= 7:
-        return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
+        return torch.optim.SGD([{"params": head}, {"params": model[0].parameters(), "lr": 1e-3}], lr=1e-2, momentum=0.9)
     if way == "freezes":
         trained = head if step >= 7 else parameters
         groups = [[p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]]

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.nn.utils import parametrizations, prune
 
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import contents
@@ -157,3 +158,19 @@ def test_modules_of_torchscript_are_read(phases: list[torch.optim.Optimizer], ma
     found = FoundState(model)
     assert [name for name, _ in found.parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert {*found.buffers()} == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+        parametrizations.spectral_norm,
+        torch.nn.utils.spectral_norm,
+    ],
+    ids=["pruned", "parametrized", "spectral norm"],
+)
+def test_a_layer_that_is_pruned_or_parametrized_keeps_its_names(phases: list[torch.optim.Optimizer], change: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    change(model[0])
+    phases[:] = [torch.optim.SGD(model.parameters(), lr=0.5)]
+    assert {name for name, _ in FoundState(model).parameters()} == {"0.weight", "0.bias"}
