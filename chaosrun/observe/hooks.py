@@ -60,6 +60,8 @@ class _Seen:
         """Whether the outermost module's call is running."""
         self.optimizers: list[weakref.ref[Optimizer]] = []
         self.met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.unpickled: list[weakref.ref[Optimizer]] = []
+        """Optimizers that were loaded or copied as whole objects, and have not stepped yet."""
         self.kept: list[Any] | None = []
         """Optimizers and loaded modules, kept alive until the first step."""
         self.installed = False
@@ -138,9 +140,14 @@ def let_go() -> None:
 
 
 def optimizers() -> list[Optimizer]:
-    """The live optimizers, in the order in which they were made."""
-    found = [optimizer for reference in _seen.optimizers if (optimizer := reference()) is not None]
-    return [optimizer for optimizer in found if optimizer.param_groups]
+    """The live optimizers, in the order in which they were made. Those that were loaded or copied as whole objects count once
+    they step or the model that they update is used, or if there are no others: the script may only read their state."""
+    return _live(_seen.optimizers) or _live(_seen.unpickled)
+
+
+def _live(references: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
+    found = [optimizer for reference in references if (optimizer := reference()) is not None]
+    return [optimizer for optimizer in found if getattr(optimizer, "param_groups", None)]
 
 
 def _see_forward_passes() -> None:
@@ -156,6 +163,8 @@ def _see_forward_passes() -> None:
             return inner(self, *inputs, **named)
         _seen.inside = True
         try:
+            if _seen.unpickled and self.training:
+                _meet_unpickled(self)
             listener.forward(self, inputs, named)
             return inner(self, *inputs, **named)
         finally:
@@ -186,7 +195,7 @@ def _see_backward_passes() -> None:
 
 
 def _see_optimizers() -> None:
-    made = Optimizer.__init__
+    made, loaded = Optimizer.__init__, Optimizer.__setstate__
     scaled = torch.amp.GradScaler.step
 
     @functools.wraps(made)
@@ -194,6 +203,13 @@ def _see_optimizers() -> None:
         _meet(self)
         made(self, *args, **kwargs)
         see_steps()
+
+    @functools.wraps(loaded)
+    def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
+        loaded(self, state)
+        if self not in _seen.met:
+            _seen.unpickled = [known for known in _seen.unpickled if known() not in (None, self)] + [weakref.ref(self)]
+            see_steps()
 
     @functools.wraps(scaled)
     def scaler_step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +237,7 @@ def _see_optimizers() -> None:
         register_optimizer_step_pre_hook(uncompiled(before))
         register_optimizer_step_post_hook(uncompiled(after))
 
-    Optimizer.__init__ = __init__
+    Optimizer.__init__, Optimizer.__setstate__ = __init__, __setstate__
     _see_zero_grad(Optimizer, parameters_of)
     _see_zero_grad(torch.nn.Module, lambda module: module.parameters())
     torch.amp.GradScaler.step = scaler_step
@@ -269,6 +285,14 @@ def _meet(optimizer: Optimizer) -> None:
         _seen.met.add(optimizer)
         _seen.keep(optimizer)
         _seen.optimizers = [known for known in _seen.optimizers if known() is not None] + [weakref.ref(optimizer)]
+
+
+def _meet_unpickled(model: torch.nn.Module) -> None:
+    used = set(map(id, model.parameters()))
+    for optimizer in _live(_seen.unpickled):
+        if not used.isdisjoint(map(id, parameters_of(optimizer))):
+            _meet(optimizer)
+    _seen.unpickled = [each for each in _seen.unpickled if each() is not None and each() not in _seen.met]
 
 
 def _see_wrappers() -> None:

@@ -75,7 +75,9 @@ def save() -> None:
     kept = {} if way == "zero" and rank else optimizer.state_dict()
     held = average if way in ("exports-saved", "leaves-saved") else []
     gradients = [p.grad for p in parameters] if within else []
-    mine = model.state_dict() if alone else {}
+    mine: Any = model.state_dict() if alone else {}
+    if way == "whole":
+        mine, kept = model, optimizer
     more = {"model": mine, "gradients": gradients, "batches": batches}
     dist.all_gather_object(own, {"optimizer": kept, "masters": masters(), "average": held, **more})
     if rank == 0:
@@ -86,7 +88,7 @@ def save() -> None:
 
 step = batches = 0
 average = [p.detach().clone() for p in parameters]
-optimizer: Any = None if way == "by-hand" else build(step)
+optimizer: Any = None if way == "by-hand" or (way == "whole" and path.exists()) else build(step)
 earlier = [optimizer] if way == "phases-built" else []
 if way == "passes-first":
     model(torch.zeros(4, 8)).sum().backward()
@@ -96,13 +98,17 @@ if way == "measures-first":
 if path.exists():
     state = torch.load(path, weights_only=False)
     mine = state["own"][0 if way == "experts-of-rank-0" else rank]
-    model.load_state_dict(mine["model"] if alone else state["model"], assign=way == "assigns")
+    if way == "whole":
+        model, optimizer = mine["model"], mine["optimizer"]
+        parameters, head = list(model.parameters()), list(model[2].parameters())
+    else:
+        model.load_state_dict(mine["model"] if alone else state["model"], assign=way == "assigns")
     step, batches = state["step"], mine["batches"]
     for parameter, gradient in zip(parameters, mine["gradients"] if way != "loses-gradients" else [], strict=False):
         parameter.grad = gradient
-    if way != "anew":
-        optimizer = build(step) if way != "assigns" else optimizer
-    if way not in ("anew", "phases-anew"):
+    if way not in ("anew", "assigns", "whole"):
+        optimizer = build(step)
+    if way not in ("anew", "phases-anew", "whole"):
         optimizer.load_state_dict(state["own"][0 if way == "zero" else rank]["optimizer"])
     average = state["own"][rank]["average"] or average
     for master, kept in zip(masters(), state["own"][rank]["masters"], strict=True):

@@ -125,6 +125,7 @@ WAYS = {
     "freezes": 10,
     "phases": 10,
     "phases-built": 10,
+    "whole": 6,
     "warms-up": 6,
     "draws-anew": 10,
     "copies": 6,
@@ -141,7 +142,7 @@ WAYS = {
 """Ways to train and save that are right, and the step that a restart goes on from."""
 PASSES_BY_DAY = ("given", "warms-by-hand", "then-closures")
 PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "measures", "full-batch", "by-turns", "given-by-turns", "loads-late")
-WAYS_BY_DAY = ("anew", "on-notice", "phases")
+WAYS_BY_DAY = ("anew", "on-notice", "phases", "whole")
 UNUSUAL_AND_WRONG = {
     "assigns": ("weights_not_restored", "tensors that no model has any more"),
     "phases-anew": ("optimizer_state_not_restored", "the optimizer started new, with the weights of step 10"),
