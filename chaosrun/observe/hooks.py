@@ -203,6 +203,7 @@ def _see_optimizers() -> None:
         _meet(self)
         made(self, *args, **kwargs)
         see_steps()
+        _pass_over_measures_of_pipelines()
 
     @functools.wraps(loaded)
     def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
@@ -288,11 +289,35 @@ def _meet(optimizer: Optimizer) -> None:
 
 
 def _meet_unpickled(model: torch.nn.Module) -> None:
+    """Count those that update the model and whose parameters no other optimizer has taken over."""
     used = set(map(id, model.parameters()))
+    used -= {id(parameter) for optimizer in _live(_seen.optimizers) for parameter in parameters_of(optimizer)}
     for optimizer in _live(_seen.unpickled):
         if not used.isdisjoint(map(id, parameters_of(optimizer))):
             _meet(optimizer)
     _seen.unpickled = [each for each in _seen.unpickled if each() is not None and each() not in _seen.met]
+
+
+def _pass_over_measures_of_pipelines() -> None:
+    """A stage of torch's pipelines learns the shapes that it exchanges from a pass of its own at each start, which may take
+    whatever memory holds."""
+    stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
+    for name in ("_forward_metadata_inference", "_shape_inference"):  # the latter before torch 2.13
+        measure = getattr(stage, name, None)
+        if measure and not hasattr(measure, "__wrapped__"):
+            setattr(stage, name, _unheard(measure))
+
+
+def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before, _seen.inside = _seen.inside, True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _seen.inside = before
+
+    return run
 
 
 def _see_wrappers() -> None:

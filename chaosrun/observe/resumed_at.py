@@ -32,9 +32,8 @@ class Standing(NamedTuple):
 class Due(NamedTuple):
     """The inputs of the step after an attempt's position."""
 
-    data: str
-    """The digest of its first inputs."""
-    passes: int
+    batches: Sequence[str]
+    """Digests of the inputs of its forward passes."""
     taken: bool
     """Whether the attempt has begun with them."""
 
@@ -62,10 +61,12 @@ def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, al
     step = max(agreeing[decisive], key=lambda each: (*(each in agreeing[name] for name in QUANTITIES), each))
     whole = all(step in agreeing[name] for name in judged)
     after = [moment for moment in moments if moment.step == step and moment.data_after is not None]
-    due = Due(after[-1].data_after or "", after[-1].passes_after, step in agreeing["data"]) if after else None
     together = {moment.stepped[0]: len(moment.stepped) for moment in moments if moment.stepped and moment.step <= step}
     found = Found(step=step if whole else None, own=own, **_nearest(agreeing, step))
-    settings = after[-1].settings_after if after else None
+    due, settings = None, None
+    if after:
+        then, settings = after[-1], after[-1].settings_after
+        due = Due(then.batches_after, step in agreeing["data"])
     return Place(step=step, found=found, due=due, settings=settings, together=together)
 
 

@@ -257,10 +257,13 @@ class ScriptTraining:
 
     def _has_measured(self, inputs: list[Any]) -> bool:
         """Whether these inputs are the expected first ones of a restarted attempt, while the passes before them, none with a
-        backward pass, took other inputs or were as many as the step has: passes that the script makes at each start."""
+        backward pass, took other inputs, or the step has none of these after as many: passes that the script makes at each
+        start."""
         if self._began_with is None or self._due is None or self._backwards or self._calls or not self._passes:
             return False
-        return (not self._due.taken or self._passes >= self._due.passes) and input_digest(inputs) == self._due.data
+        (first, *_), taken = self._due
+        now = input_digest(inputs)
+        return now == first and not (taken and now in self._due.batches[self._passes : self._passes + 1])
 
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
         """Find this attempt's position, and write the `start` line."""

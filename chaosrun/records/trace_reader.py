@@ -89,8 +89,8 @@ class Moment:
     """Learning rates that the next step used. None after the last step, like all values of the next step."""
     rng_after: str | None = None
     data_after: str | None = None
-    passes_after: int = 0
-    """Forward passes that the next step made."""
+    batches_after: tuple[str, ...] = ()
+    """Inputs of all forward passes that the next step made."""
     settings_after: str | None = None
     weights_after: str | None = None
     """Weights that the script changed before the next step, if it did."""
@@ -110,7 +110,7 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
             elif isinstance(record, traces.StepRecord) and moments:
                 rates = record.lr or moments[-1].rates
                 after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}
-                begun = {"passes_after": len(record.batch), "weights_after": record.began or None}
+                begun = {"batches_after": record.batch, "weights_after": record.began or None}
                 moments[-1] = replace(moments[-1], **after, **begun, settings_after=record.settings)
                 if len(moments) == at_most:
                     break

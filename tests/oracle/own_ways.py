@@ -114,6 +114,8 @@ if path.exists():
     for master, kept in zip(masters(), state["own"][rank]["masters"], strict=True):
         master.data.copy_(kept)
 wrapped: Any = model if alone else DistributedDataParallel(model, find_unused_parameters=True)
+if way == "measures-due":
+    measured = wrapped(torch.randn(8, 8, generator=torch.Generator().manual_seed(1000 * step + rank)))
 if way == "warms-up":
     wrapped(torch.zeros(4, 8)).sum().backward()
     optimizer.zero_grad()
@@ -153,7 +155,8 @@ while step < 3 * PER_EPOCH:
             if step % 3 == 0 and step:
                 save()
         batches = 0
-    update(wrapped(inputs).square().mean())
+    loss = wrapped(inputs).square().mean()
+    update(loss + model(inputs + 1).square().mean() if way == "measures-due" else loss)
     step += 1
     if way.startswith("local") and step % 3 == 0:
         for parameter in parameters:

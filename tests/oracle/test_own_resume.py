@@ -22,6 +22,7 @@ KEEPER = SCRIPT.with_name("own_state.py")
 LABELLED = SCRIPT.with_name("own_labels.py")
 UNUSUAL = SCRIPT.with_name("own_ways.py")
 PASSES = SCRIPT.with_name("own_passes.py")
+PIPELINE = SCRIPT.with_name("own_pipeline.py")
 STEPS, SAVED, KILLED = 15, 6, 8
 """Three epochs of five steps, a checkpoint every three; killed in the middle of the second epoch."""
 
@@ -134,6 +135,7 @@ WAYS = {
     "on-notice": 10,
     "passes-first": 6,
     "measures-first": 6,
+    "measures-due": 6,
     "local": 6,
     "local-own": 8,
     "experts": 6,
@@ -172,6 +174,9 @@ class Drills:
 
     def passes(self, way: str) -> Verdict:
         return self._submit(PASSES, args=way, killed=13).verdict
+
+    def pipeline(self) -> Verdict:
+        return self._submit(PIPELINE).verdict
 
     def labelled(self, way: str) -> Verdict:
         return self._submit(LABELLED, args=way, killed=13).verdict
@@ -255,6 +260,11 @@ def test_an_unusual_right_one_passes(drills: Drills, way: str) -> None:
     verdict = drills.unusual(way)
     assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
     assert verdict.attempts[1].resumed_step == WAYS[way], verdict.attempts
+
+
+def test_the_stages_of_a_pipeline_come_back(drills: Drills) -> None:
+    verdict = drills.pipeline()
+    assert (verdict.status, verdict.code, verdict.attempts[1].resumed_step) == ("PASS", "exact", 6), verdict.cause
 
 
 @pytest.mark.parametrize("way", [*PASSES_BY_DAY, *(pytest.param(way, marks=pytest.mark.nightly) for way in PASSES_BY_NIGHT)])
