@@ -166,10 +166,10 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
         case list() | tuple() | deque() if type(value).__iter__ in OWN_ITERATION:
             yield from ((str(number), child) for number, child in enumerate(value))
         case types.GeneratorType():
-            if value.gi_frame is not None:
-                yield "line", value.gi_frame.f_lasti
-                yield from value.gi_frame.f_locals.items()
-            yield "inside", value.gi_yieldfrom
+            yield "line", value.gi_frame and value.gi_frame.f_lasti
+            yield from value.gi_frame.f_locals.items() if value.gi_frame else ()
+            if value.gi_yieldfrom is not None:
+                yield "inside", value.gi_yieldfrom
         case types.MethodType():
             yield "self", value.__self__
         case types.FunctionType():

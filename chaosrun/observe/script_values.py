@@ -1,5 +1,5 @@
 """The plain values of a script (numbers, texts, lists of them, random generators) at the steps at which a restart may resume:
-the variables of its running functions and of its modules, and the attributes of its objects. Changes nothing."""
+the variables of its running functions and of its modules, and the attributes of its objects and optimizers. Changes nothing."""
 
 import sys
 import time
@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import xxhash
+from torch.optim.optimizer import Optimizer
 
 from chaosrun.observe.script_variables import of_functions, of_modules, of_the_job
 from chaosrun.observe.unsaved_values import generator_of, plain_values
@@ -44,9 +45,12 @@ class ScriptValues:
         began_s, before = time.thread_time(), self._told
         try:
             compared = self._known()
-            known = {id(each) for each in compared}
+            optimizers = [each for each in compared if isinstance(each, Optimizer)]
+            known = {id(each) for each in compared} - {id(each) for each in optimizers}
             self._modules = of_the_job([*self._modules, *islice(reversed(sys.modules), NEWEST)])
             functions, modules = of_functions(), of_modules(self._modules)
+            # Those that a library holds are under no variable; what they count themselves is in no state dict.
+            functions = {**functions, **{_kind(each): each for each in optimizers if _kind(each) not in functions}}
             found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in (modules, functions)]
             told = dict(_readable(name, text) for some in found for name, text in some)
             self._told = told | untrained({**functions, **modules}, compared)
@@ -54,6 +58,10 @@ class ScriptValues:
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
         return {name: text for name, text in self._told.items() if before.get(name) != text}
+
+
+def _kind(optimizer: Optimizer) -> str:
+    return type(optimizer).__name__
 
 
 def _readable(name: str, text: str) -> tuple[str, str]:

@@ -126,7 +126,7 @@ def plain_values(
     roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES, *, numbers: bool = False
 ) -> Values:
     """Nearest first. `saved`: ids of objects to skip; `most`: limit on visited values and objects; `numbers`: include tensors
-    of a single number and small NumPy arrays."""
+    of a single number, small NumPy arrays, and what optimizers keep besides their state."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
@@ -138,10 +138,10 @@ def plain_values(
                 found[path] = text_of(value) or ""
             elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
                 found[path] = f"{kind.__name__} of {len(value)}"
-            elif id(value) not in met and _is_looked_into(kind) and not _is_parameter_group(value):
+            elif id(value) not in met and _is_looked_into(kind, numbers) and not _is_parameter_group(value):
                 met.add(id(value))
                 held = islice(children(value), MOST_CHILDREN)
-                waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_mode(value, name))
+                waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_left_out(value, name))
     return found
 
 
@@ -160,13 +160,18 @@ def _is_number(value: object) -> bool:
     return value.numel() == 1 and value.grad_fn is None
 
 
-def _is_mode(value: object, name: str) -> bool:
+def _is_left_out(value: object, name: str) -> bool:
+    """Whether it is the mode of a module, or what torch keeps with an optimizer for a warning, or as a cache."""
+    if isinstance(value, Optimizer):
+        return name == "_opt_called" or (name[:1] == "_" and type(value).__module__.startswith("torch."))
     return name == "training" and isinstance(value, torch.nn.Module)
 
 
-def _is_looked_into(kind: type) -> bool:
+def _is_looked_into(kind: type, optimizers: bool) -> bool:
     """Whether to traverse it: a class always, whatever its metaclass."""
-    return issubclass(kind, type) or not (issubclass(kind, MEMORY | Optimizer) or is_passed_over(kind))
+    if issubclass(kind, Optimizer):
+        return optimizers
+    return issubclass(kind, type) or not (issubclass(kind, MEMORY) or is_passed_over(kind))
 
 
 def _is_parameter_group(value: Any) -> bool:

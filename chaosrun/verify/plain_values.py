@@ -27,7 +27,7 @@ _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
 """The text of an array: its type and shape, and a digest."""
-_ROUNDS = ("i", "j", "idx", "index", "batch_idx", "batch_index", "iteration")
+_ROUNDS = ("_", "i", "j", "idx", "index", "batch_idx", "batch_index", "iteration")
 _COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
 """Names of counts in a learning rate scheduler, and in a gradient scaler; each with another name that is stored with it."""
 

@@ -4,6 +4,7 @@ import gc
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,42 @@ def test_the_groups_that_an_optimizer_was_made_with_are_left_out() -> None:
     optimizer = torch.optim.SGD(kept["groups"])
     told = ScriptValues(lambda: [optimizer]).changed()
     assert {name for name in told if name.startswith("kept")} == {"kept/settings/0/lr", "kept/settings/0/params"}
+
+
+class Slow(torch.optim.SGD):
+    """Which counts its steps where no state dict has them."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model.parameters(), momentum=0.9)
+        self.ahead, self._mixed = 0, False
+
+
+def test_what_an_optimizer_keeps_besides_its_state_is_told() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer, hidden = Slow(model), [torch.optim.LBFGS(model.parameters())]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    values = ScriptValues(lambda: [model, optimizer, *hidden])
+    told = {name for name in values.changed() if name.startswith(("optimizer/", "LBFGS/")) and "/defaults/" not in name}
+    assert told == {"optimizer/ahead", "optimizer/_mixed"}
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    optimizer.ahead = 1
+    assert {name for name in values.changed() if name.startswith("optimizer/")} == {"optimizer/ahead"}
+
+
+def test_where_a_generator_stands_is_told() -> None:
+    def counted() -> Iterator[int]:
+        yield 1
+        yield 2
+
+    numbers, whole = counted(), counted()
+    assert next(numbers) == 1 and len([*whole]) == 2
+    values = ScriptValues(list)
+    told = values.changed()
+    assert told["numbers (generator)"] != "at None" == told["whole (generator)"]
+    next(numbers)
+    assert values.changed()["numbers (generator)"] != told["numbers (generator)"]
 
 
 class Loop:

@@ -30,6 +30,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ({"begun": "0"}, {"begun": "0"}, {"begun": "4"}, ""),
         ({"best": "0.5"}, {"best": "0.5"}, {"late": "1"}, ""),
         ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (reference: 9), i = 0 (reference: 4)"),
+        ({"_": "4", "n": "9"}, {"_": "4", "n": "9"}, {"_": "0", "n": "0"}, "n = 0 (reference: 9), _ = 0 (reference: 4)"),
         ({"s/_scale": "tensor 4.0"}, {}, {"s/_scale": "None"}, ""),
         ({"flag": "False"}, {"flag": "False"}, {"flag": "None"}, ""),
         ({"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'2' * 16}"}, ""),
@@ -48,7 +49,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ),
     ],
     ids=[
-        *("lost", "there", "wanders", "never changes", "not there yet", "rounds last", "a scaler before its use"),
+        *("lost", "there", "wanders", "never changes", "not there yet", "rounds last", "unnamed rounds", "an unused scaler"),
         *("found out later", "an array, of other samples", "of no effect", "a copy of it", "weights first"),
     ],
 )
@@ -66,6 +67,7 @@ def test_values_that_did_not_come_back_are_named(
         "self/n": "1",
         "self/best": "1",
         "i": "0",
+        "_": "0",
         "s/_scale": "tensor 8.0",
         "s/_step_count": "0",
         "a": f"float64[2] {'0' * 16}",
