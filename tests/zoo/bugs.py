@@ -19,6 +19,7 @@ DATASETS = (
     "pytz==2025.2",
     "tzdata==2025.2",
 )
+LITDATA = ("lightning-utilities==0.15.2", "setuptools==75.8.0")
 LIGHTNING = ("lightning-utilities==0.15.2", "torchmetrics==1.8.2", "torchdata==0.11.0")
 TRANSFORMERS_5 = (*HUB, "tokenizers==0.22.2", "typer-slim==0.21.0")
 
@@ -221,6 +222,18 @@ BUGS = (
         drills=(bad("pytorch-lightning==2.6.0", *LIGHTNING, cause="lr_scheduler_of_another_step"),),
     ),
     Bug(
+        name="lightning-21492",
+        thread="Lightning-AI/pytorch-lightning#21492",
+        wrong="reload_dataloaders_every_n_epochs counts from the restart: loaders are made anew at other epochs",
+        drills=(bad("pytorch-lightning==2.6.0", *LIGHTNING, cause="batch_contents"),),
+    ),
+    Bug(
+        name="litdata-318",
+        thread="Lightning-AI/litData#318",
+        wrong="after a load each pass of a StreamingDataLoader ends with the batches that the loaded one had left",
+        drills=(bad("litdata==0.2.17", *LITDATA, cause="batches_repeated"), good("litdata==0.2.76", *LITDATA)),
+    ),
+    Bug(
         name="verl-7401",
         thread="verl-project/verl#7401",
         wrong="its loop over a StatefulDataLoader skips an epoch after a checkpoint at an epoch's last step",
@@ -261,6 +274,12 @@ BUGS = (
         thread="kozistr/pytorch_optimizer#237",
         wrong="a loaded Lookahead keeps its old param_groups: the scheduler sets those, and others are trained with",
         drills=(bad("pytorch-optimizer==3.0.0", cause="lr_scheduler_not_restored"), good("pytorch-optimizer==3.1.0")),
+    ),
+    Bug(
+        name="lookahead-306",
+        thread="kozistr/pytorch_optimizer#306",
+        wrong="a Lookahead saves no slow weights: a restart mixes in the ones that the training began with",
+        drills=(bad("pytorch-optimizer==3.3.0", cause="forward_pass"), good("pytorch-optimizer==4.1.0")),
     ),
     Bug(
         name="schedulefree-363",

@@ -19,6 +19,7 @@ parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--every", type=int, default=6)
 parser.add_argument("--stateful", action="store_true")
 parser.add_argument("--plateau", action="store_true", help="halve the learning rate after each step that is not much better")
+parser.add_argument("--reload", type=int, default=0, help="epochs after which the data is drawn anew")
 options = parser.parse_args()
 
 
@@ -40,6 +41,16 @@ class Regression(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss", "interval": "step"}}
 
 
+class Drawn(pl.LightningDataModule):
+    """Other samples each time that the loader is made."""
+
+    def train_dataloader(self) -> DataLoader:
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        generator = torch.Generator().manual_seed(epoch)
+        inputs = torch.randn(24, 4, generator=generator)
+        return DataLoader(TensorDataset(inputs, inputs.sum(1)), batch_size=4, generator=generator)
+
+
 pl.seed_everything(1, verbose=False)
 kind = StatefulDataLoader if options.stateful else DataLoader
 loader = kind(TensorDataset(SAMPLES, SAMPLES.sum(1)), batch_size=4, generator=torch.Generator().manual_seed(7))
@@ -49,8 +60,9 @@ trainer = pl.Trainer(
     accelerator="cpu",
     devices=1,
     logger=False,
+    reload_dataloaders_every_n_epochs=options.reload,
     enable_progress_bar=False,
     enable_model_summary=False,
     callbacks=[ModelCheckpoint(dirpath=options.output, filename="{step}", save_top_k=-1, every_n_train_steps=options.every)],
 )
-trainer.fit(Regression(), loader, ckpt_path=saved[-1] if saved else None)
+trainer.fit(Regression(), Drawn() if options.reload else loader, ckpt_path=saved[-1] if saved else None)

@@ -12,16 +12,16 @@ parser = argparse.ArgumentParser()
 parser.add_argument("library", choices=["warmup_scheduler", "pytorch_optimizer"])
 parser.add_argument("--output", type=Path, default="checkpoints")
 parser.add_argument("--steps", type=int, default=24)
+parser.add_argument("--mix", type=int, default=1000, help="steps after which Lookahead mixes in its slow weights")
 options = parser.parse_args()
 
 
 def built() -> tuple[torch.optim.Optimizer, LRScheduler]:
-    """Lookahead mixes its slow weights in every thousand steps, which are more than there are."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     if options.library == "pytorch_optimizer":
         from pytorch_optimizer import Lookahead
 
-        ahead = Lookahead(optimizer, k=1000)
+        ahead = Lookahead(optimizer, k=options.mix)
         return ahead, CosineAnnealingLR(ahead, T_max=options.steps)
     from warmup_scheduler import GradualWarmupScheduler
 
