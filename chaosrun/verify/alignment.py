@@ -10,7 +10,7 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
-from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, same_batches
+from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, ends_alike, same_batches
 from chaosrun.verify.own_saves import REMOVED, WRITERS, Saved, saves, without_digits
 from chaosrun.verify.restored import lost_optimizers
 from chaosrun.wording import count, listed, rank_list
@@ -106,7 +106,8 @@ def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -
     idle = {"optimizer"} if (attempt.number, rank) in drill.retired else set[str]()
     if own is None or other is None:
         return idle
-    shown = {name for name, right in (("data", same_batches(other, own)), ("rates", own.lr and own.lr == other.lr)) if right}
+    alike = same_batches(other, own) or ends_alike(other, own)
+    shown = {name for name, right in (("data", alike), ("rates", own.lr and own.lr == other.lr)) if right}
     following = _done_before(drill, attempt, rank, step + 1), attempt.traces[rank].steps.get(step + 1)
     if comes_to_the_same(other, own, *following):
         shown |= {"data", "rng"}

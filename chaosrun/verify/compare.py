@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -150,7 +150,7 @@ def compare(
         case "ids":
             return _ids(expected, seen, history)
         case "batch":
-            return None if same_batches(expected, seen) else _sequence(field, seen, expected.batch, seen.batch)
+            return None if same_batches(expected, seen) or ends_alike(expected, seen) else _batches(expected, seen)
         case "loss":
             return _loss(expected, seen, losses)
         case "position" | "rng" | "state" | "lr":
@@ -172,6 +172,21 @@ def same_batches(expected: StepRecord, seen: StepRecord) -> bool:
     tensors = expected.tensors == seen.tensors and all(seen.tensors)
     computes = bool(seen.grad) and any(float.fromhex(loss) for loss in seen.loss)
     return tensors and computes and _RESULTS(expected) == _RESULTS(seen)
+
+
+def left_out(expected: StepRecord, seen: StepRecord) -> int:
+    """How many passes `seen` left out before those that both made; negative: made in addition. An evaluation with gradients
+    before a save counts to the step after it, and a restart does not repeat it."""
+    fewer = len(expected.batch) - len(seen.batch)
+    trains_alike = len(expected.loss) == len(seen.loss) > 0
+    return fewer if fewer and trains_alike and seen.batch and expected.batch[:1] != seen.batch[:1] else 0
+
+
+def ends_alike(expected: StepRecord, seen: StepRecord) -> bool:
+    """Whether the batches differ only in passes left out before them, and so do not explain that the results differ."""
+    fewer = left_out(expected, seen)
+    same = expected.batch[max(fewer, 0) :] == seen.batch[max(-fewer, 0) :]
+    return fewer != 0 and same and _RESULTS(expected) != _RESULTS(seen)
 
 
 def close(expected: float, seen: float, tolerance: Tolerance) -> bool:
@@ -214,24 +229,35 @@ def _mismatch(field: Field, seen: StepRecord, expected: Any, value: Any, **more:
     return Mismatch(field=field, step=seen.step, rank=seen.rank, attempt=seen.attempt, expected=expected, seen=value, **more)
 
 
+def _batches(expected: StepRecord, seen: StepRecord) -> Mismatch | None:
+    fewer = left_out(expected, seen)
+    values = expected.batch[max(fewer, 0) :], seen.batch[max(-fewer, 0) :]
+    if values[0] == values[1]:
+        return _sequence("batch", seen, expected.batch, seen.batch)
+    found = _sequence("batch", seen, *values)
+    return found and replace(found, micro_batch=(found.micro_batch or 0) + max(-fewer, 0))
+
+
 def _ids(expected: StepRecord, seen: StepRecord, history: LegHistory) -> Mismatch | None:
     """Compare sample ids. For a script that resumes by itself, samples with other ids are the same if they hold the same bits:
     it may cut its dataset to the rest of the epoch."""
     if expected.ids is None or seen.ids is None:
         return None
-    if len(expected.ids) != len(seen.ids):
+    fewer = left_out(expected, seen)
+    ids = expected.ids[max(fewer, 0) :], seen.ids[max(-fewer, 0) :]
+    if len(ids[0]) != len(ids[1]):
         return _mismatch("ids", seen, f"{len(expected.ids)} micro-batches", f"{len(seen.ids)} micro-batches")
-    for index, (left, right) in enumerate(zip(expected.ids, seen.ids, strict=True)):
+    for index, (left, right) in enumerate(zip(*ids, strict=True), start=max(-fewer, 0)):
         if left is not None and right is not None and left != right:
-            if history.by_script and _same_contents(expected, seen, index):
+            if history.by_script and _same_contents(expected.batch[index + fewer :], seen.batch[index:]):
                 continue
             return _mismatch("ids", seen, left, right, micro_batch=index)
     return None
 
 
-def _same_contents(expected: StepRecord, seen: StepRecord, micro_batch: int) -> bool:
-    given = [record.batch[micro_batch : micro_batch + 1] for record in (expected, seen)]
-    return given[0] == given[1] not in ((), (NO_INPUTS,))
+def _same_contents(expected: Sequence[str], seen: Sequence[str]) -> bool:
+    """Whether the first batches are equal."""
+    return expected[:1] == seen[:1] not in ((), (NO_INPUTS,))
 
 
 def _sequence(field: Field, seen: StepRecord, left: Sequence[str], right: Sequence[str]) -> Mismatch | None:

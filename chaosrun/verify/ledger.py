@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
+from chaosrun.verify.compare import left_out
 
 WINDOW = 16
 """Number of micro-batches followed to distinguish occurrences of a batch."""
@@ -69,7 +70,9 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     entries = _entries(following, by_ids)[micro_batch : micro_batch + WINDOW]
     seen = [entry.key for entry in entries]
     ledger = _entries(expected, by_ids)
-    here = _before(expected, first.step) + micro_batch
+    given = drill.reference_lineage.at(first.rank, first.step)
+    there = micro_batch + (left_out(given, first) if given else 0)
+    here = _before(expected, first.step) + there
     if not seen or here >= len(ledger):
         return Cause.of("more_batches")
     place = _best(ledger, seen, here)
@@ -85,15 +88,14 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
         place = _best(other, seen, here) if rank != first.rank else None
         if place is not None:
             return Cause.of("data_of_another_rank", other=rank, step=other[place].step)
-    given = drill.reference_lineage.at(first.rank, first.step)
-    if given and given.tensors[micro_batch:] == first.tensors[micro_batch:] and all(first.tensors):
+    if given and given.tensors[there:] == first.tensors[micro_batch:] and all(first.tensors):
         return Cause.of("batch_contents", because="beside_tensors")
     return Cause.of("data_order_not_restored")
 
 
 def fetched_alike(expected: StepRecord, seen: StepRecord, micro_batch: int) -> bool:
     """Whether the loader returned the same samples for this micro-batch, and the script made other inputs from them."""
-    known = [_fetched(record, micro_batch) for record in (expected, seen)]
+    known = [_fetched(expected, micro_batch + left_out(expected, seen)), _fetched(seen, micro_batch)]
     return known[0] is not None and known[0] == known[1]
 
 

@@ -104,6 +104,43 @@ def test_what_was_seen_tells_whether_a_count_was_off(
     assert ("count of batches" in says) == ("count of batches" in f"{verdict.hint}")
 
 
+@pytest.mark.parametrize(
+    ("change", "kind", "code", "micro_batch"),
+    [
+        (lambda batch: {"batch": [batch[0], "lost"]}, "batch", "data_order_not_restored", 1),
+        (lambda batch: {"batch": ["again", "eval", batch[0], "lost"]}, "batch", "data_order_not_restored", 3),
+        (lambda batch: {"batch": batch, "loss": ["0x1p-3", "0x1p-4"]}, "loss", "forward_pass", 0),
+        (lambda batch: {"batch": batch}, None, None, None),
+    ],
+    ids=["another sample", "after one more", "another loss", "the same"],
+)
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_a_pass_before_a_step_that_only_one_run_made_is_no_other_order(
+    tmp_path: Path, with_ids: bool, change: Any, kind: str | None, code: str | None, micro_batch: int | None
+) -> None:
+    """An evaluation with gradients before a save counts to the next step, and a restart does not make it again."""
+    run = write_script_run(tmp_path, bugs=Bugs(with_ids=with_ids), kills=SCRIPT_KILLS[:1])
+
+    def evaluated(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "batch": ["eval", *line["batch"]], "ids": line["ids"] and [[1], *line["ids"]]}
+
+    def other(line: dict[str, Any]) -> dict[str, Any]:
+        changed = {**line, **change(line["batch"])}
+        more = len(changed["batch"]) - len(line["batch"])
+        return {**changed, "ids": line["ids"] and [*([[1]] * more), *line["ids"]]}
+
+    for rank in range(3):
+        for leg in ("reference", "chaos"):
+            edit_trace(run, leg, 1, rank, only("step", evaluated, step=5))
+        if code:
+            edit_trace(run, "chaos", 2, rank, only("step", other, step=5))
+    verdict = judge(run)
+    assert (verdict.status == "FAIL") == bool(code), verdict.cause
+    found = verdict.divergence
+    assert (found and (found.kind, found.micro_batch)) == (code and (kind, micro_batch)), found
+    assert not code or verdict.code == ("batch_contents" if with_ids and kind == "batch" else code), verdict.cause
+
+
 def test_samples_that_the_undisturbed_run_did_not_name_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
     """`itertools.cycle` hands out kept batches, which the loader has not just drawn: after a restart it has."""
     run = write_script_run(tmp_path, bugs=Bugs(skip_off=-1), kills=SCRIPT_KILLS[:1])
