@@ -303,6 +303,10 @@ _STEPS: Mapping[str, Row] = {
         "ahead of the checkpoint (keep them in the checkpoint, or cut them back to the checkpoint's step)"
     ),
     "values.apart": detail(hint="when it resumed at step {at}, the script had {had:6}, which no checkpoint restored ({named})"),
+    "values.as_saved": detail(
+        hint="when it resumed at step {at}, the script had {as_saved:6}, just as its checkpoint holds it: saved before it was "
+        "updated (save it after that, or update it when it is loaded)"
+    ),
     "learning_rate.still": detail(
         hint="the learning rate stays what it was when the restart began, but keeps changing in the reference run: the script "
         "sets it in a dict that it took from optimizer.param_groups before the restore, which replaced these dicts (read "

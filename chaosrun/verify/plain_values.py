@@ -58,8 +58,19 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = F
     apart = _apart(expected, seen) & changing - _wandering(known, again)
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
     names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
-    what = _told_once(sorted(names, key=lambda name: _order(name, seen[name])), expected, seen)
-    return {"had": what, "at": step} if what else {}
+    names.sort(key=lambda name: _order(name, seen[name]))
+    saved = _saved_before(drill, attempt, rank)
+    as_saved = [name for name in names if (name.rpartition("/")[2], seen[name]) in saved]
+    had = [name for name in names if name not in as_saved]
+    told = {"had": _told_once(had, expected, seen), "as_saved": _told_once(as_saved, expected, seen)}
+    return {**{name: what for name, what in told.items() if what}, "at": step} if names else {}
+
+
+def _saved_before(drill: Drill, attempt: Attempt, rank: int) -> set[tuple[str, str]]:
+    """The names and values of what this rank had saved after the step that the attempt resumed at."""
+    earlier = (each.traces[rank] for each in drill.chaos.attempts if each.number < attempt.number and rank in each.traces)
+    saves = (save for trace in earlier for save in trace.saves if save.step == attempt.start_of(rank))
+    return {(name.rpartition("/")[2], value) for save in saves for name, value in save.held.items()}
 
 
 def _told_once(names: Iterable[str], expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str]:

@@ -264,7 +264,7 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         reason = _cause_of(ended)
         if divergence:
             # The script's plain values are reported with the end.
-            without = {name: value for name, value in divergence.reason.params.items() if name != "had"}
+            without = {name: value for name, value in divergence.reason.params.items() if name not in ("had", "as_saved")}
             first = replace(divergence.reason, params=without).hint
             reason = reason.explained(reason.because, **({"first": first} if first else {}))
         return Ruling(status="FAIL", reason=reason, place=place)

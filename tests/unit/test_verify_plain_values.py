@@ -90,6 +90,16 @@ def test_of_what_is_saved_otherwise_values_are_told(tmp_path: Path, counted: str
     assert ("the script had steps = 0 (reference: 4), which no checkpoint" in f"{verdict.hint}") == told, verdict.hint
 
 
+@pytest.mark.parametrize("value", ["3", "0"], ids=["as saved", "otherwise"])
+def test_a_value_that_was_saved_before_its_update_is_told_as_that(tmp_path: Path, value: str) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_augmentation=False), kills=SCRIPT_KILLS[:1])
+    tell(run, {"self/steps": "0"}, {"self/steps": "4"}, {"self/steps": "4"}, {"self/steps": value})
+    edit = lambda line: {**line, "held": {**line["held"], "steps": "3"} if line.get("held") else {}}  # noqa: E731
+    edit_trace(run, "chaos", 1, 0, only("save", edit))
+    why = "just as its checkpoint holds it" if value == "3" else "which no checkpoint restored"
+    assert f"the script had self/steps = {value} (reference: 4), {why}" in f"{judge(run).hint}"
+
+
 @pytest.mark.parametrize(("counted", "told"), [("0", True), ("2", False)])
 def test_of_an_end_at_another_step_values_and_the_first_difference_are_told(tmp_path: Path, counted: str, told: bool) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(keep_rng=False), habits=Habits(ends_at=8), kills=SCRIPT_KILLS[:1])
