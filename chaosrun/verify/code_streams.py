@@ -7,6 +7,11 @@ from chaosrun.verify.row import Row, detail, script
 OWN = script("its own resume, or the library that it uses for it, did not restore it", likely=True)
 
 STREAM_ROWS: Mapping[str, Row] = {
+    "data_order_not_restored.as_drawn": detail(
+        hint="the batches start as at step {step}, and the random streams match that step, too: what draws, mixes or augments "
+        "them started over with the streams (save and restore the random state of every rank, NumPy's and Python's too)",
+        hazard="R1",
+    ),
     "rng_not_restored.of_the_beginning": detail(hint="the {streams} are as before step 1: seeded again, not restored{scope}"),
     "rng_not_restored.of_none": detail(
         hint="the {streams} match no step: they were not saved, or something drew from them after the restore: batches read in "

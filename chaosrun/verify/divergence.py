@@ -153,7 +153,7 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         drawn = "rng" in found.wrong and strange
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             because = seen.reason.because
-            if because == "at_first" and "rng" in found.wrong and {*found.held["rng"]} & {*found.held["data"]}:
+            if because in ("at_first", "broken") and "rng" in found.wrong and {*found.held["rng"]} & {*found.held["data"]}:
                 because = "as_drawn"  # by the streams, which are of that step, too
             return replace(seen, reason=seen.reason.explained(because, stood=found.words))
         # Batches that no step of the reference had were drawn from wrong random streams.
