@@ -143,7 +143,7 @@ def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
     batches = abs(found.index - expected.index) if same_epoch else abs(shift)
     code = "batches_skipped" if shift > 0 else "batches_repeated"
     # At an epoch's first batch, no batch count can be wrong.
-    because = None if found.index else "at_first" if same_epoch else "rest_of_epoch"
+    because = None if found.index else "at_first" if shift < 0 else "rest_of_epoch"
     return Cause.of(code, because=because, batches=batches, step=found.step, index=found.index, epoch=found.epoch, **about)
 
 
