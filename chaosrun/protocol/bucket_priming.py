@@ -72,8 +72,9 @@ class BucketPrimer:
             if not self._saves_itself:
                 raise obstacle.error
             self.left = obstacle
-        # A model with find_unused_parameters never rebuilds, unless its graph is static: then it searches only once.
-        elif wrapper.static_graph or not wrapper.find_unused_parameters:
+        # A model with find_unused_parameters never rebuilds, unless its graph is static: then it searches only once. One that
+        # was trained before (a warm-up) has done so.
+        elif (wrapper.static_graph or not wrapper.find_unused_parameters) and not vars(wrapper).get("_has_rebuilt_buckets"):
             self._waiting.append(wrapper)
 
     @property

@@ -78,6 +78,17 @@ def test_a_wrapper_that_a_script_has_thrown_away_is_not_waited_for(bare: torch.n
     train(wrapped(bare, primer), primer)
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_wrapper_that_was_trained_before_keeps_its_buckets(bare: torch.nn.Module, passes: int) -> None:
+    model = DistributedDataParallel(bare)
+    for _ in range(passes):
+        model(INPUTS).sum().backward()
+    primer = BucketPrimer([model])
+    model(INPUTS)
+    assert primer.done and primer.primed and not primer.is_due
+    assert primer.layout() == [[3, 2, 1, 0]]
+
+
 def test_no_pass_outside_a_wrapper_or_without_gradients_or_of_another_model_is_met(bare: torch.nn.Module) -> None:
     primer = BucketPrimer([bare])
     model, other = DistributedDataParallel(bare), DistributedDataParallel(torch.nn.Linear(2, 1))
