@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from legs import KILLS, Bugs, edit_trace, only, write_run
+from legs import KILLS, Bugs, edit_trace, only, put, write_run
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.records.layout import RunLayout
@@ -77,6 +77,14 @@ def test_values_that_did_not_come_back_are_named(
     tell(run, held, reference, again, restarted)
     hint = f"{judge(run).hint}"
     assert told in hint and ("the script had" in hint) == bool(told), hint
+
+
+def test_values_are_told_of_settings_that_drift(tmp_path: Path) -> None:
+    run = write_run(tmp_path, kills=KILLS[:1])
+    tell(run, {"n": "1"}, {"n": "5"}, {"n": "5"}, {"n": "0"})
+    edit_trace(run, "chaos", 2, 1, only("step", put(param="0" * 16, settings="0" * 16), step=6))
+    verdict = judge(run)
+    assert verdict.cause.startswith("optimizer settings drifted") and "the script had n = 0 (reference: 5)" in f"{verdict.hint}"
 
 
 @pytest.mark.parametrize(("counted", "told"), [("0", True), ("4", False)])
