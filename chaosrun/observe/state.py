@@ -123,7 +123,9 @@ class ObservedState:
         return [bare for _, bare in self._bare]
 
     def compared(self) -> list[Any]:
-        return [*self.prepared(), *self.optimizers()]
+        """The prepared objects, and what they wrap. A registered one is not: its state dict may leave something out."""
+        registered = {id(each) for each in self.all_registered().values()}
+        return [each for each in (*self.prepared(), *self.optimizers()) if id(each) not in registered]
 
     def prepared(self) -> list[Any]:
         """Objects that are saved as a whole, and accelerate's wrappers around them."""

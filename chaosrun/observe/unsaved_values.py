@@ -4,7 +4,7 @@ import contextlib
 import functools
 import random
 import types
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +15,8 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, text_of
+from chaosrun.observe.held import attributes
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, is_own, text_of
 from chaosrun.observe.script_variables import PLAIN
 from chaosrun.observe.state import ObservedState
 from chaosrun.observe.state_dicts import name_of
@@ -24,6 +25,7 @@ Values = dict[str, str]
 """Texts by path."""
 STREAMS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 CONTAINERS = (list, tuple, deque, set, frozenset)
+MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 MEMORY = torch.Tensor | numpy.ndarray
 LARGEST_ARRAY = 1 << 16
 """Bytes of an array that is told, as a digest."""
@@ -126,7 +128,8 @@ def plain_values(
     roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES, *, numbers: bool = False
 ) -> Values:
     """Nearest first. `saved`: ids of objects to skip; `most`: limit on visited values and objects; `numbers`: include tensors
-    of a single number, small NumPy arrays, and what optimizers keep besides their state."""
+    of a single number, small NumPy arrays, sizes of containers, values that an object has of its class, and what optimizers
+    keep besides their state."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
@@ -140,9 +143,20 @@ def plain_values(
                 found[path] = f"{kind.__name__} of {len(value)}"
             elif id(value) not in met and _is_looked_into(kind, numbers) and not _is_parameter_group(value):
                 met.add(id(value))
-                held = islice(children(value), MOST_CHILDREN)
+                if numbers and kind in (*CONTAINERS, *MAPPINGS):
+                    found[path] = f"{kind.__name__} of {len(value)}"  # of an empty one nothing else is told
+                of_class = _of_class(value) if numbers or isinstance(value, torch.nn.Module) else ()
+                held = islice((*children(value), *of_class), MOST_CHILDREN)
                 waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_left_out(value, name))
     return found
+
+
+def _of_class(value: Any) -> Iterator[tuple[str, Any]]:
+    """Plain values of its class that it has not yet replaced by its own."""
+    if type(value).__module__ != "builtins" and is_own(type(value).__module__) and not isinstance(value, type):
+        own = dict(attributes(value))
+        held = ((key, each) for key, each in vars(type(value)).items() if key not in own and not key.startswith("__"))
+        yield from ((key, each) for key, each in held if type(each) in PLAIN)
 
 
 def generator_of(path: str) -> str:

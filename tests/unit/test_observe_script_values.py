@@ -4,6 +4,7 @@ import gc
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from chaosrun.observe import script_values
 from chaosrun.observe.held import locals_of
 from chaosrun.observe.script_state import script_roots
 from chaosrun.observe.script_values import ScriptValues
+from chaosrun.observe.state import ObservedState
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,31 @@ def test_values_of_functions_and_objects_are_told_and_then_what_changes() -> Non
     assert best == 0.25
 
 
+class Pace:
+    limit = 0.5
+
+    def __init__(self) -> None:
+        self.ids, self.last = dict[str, int](), deque[float]()
+
+
+def test_what_is_empty_or_of_the_class_at_first_is_told() -> None:
+    pace = Pace()
+    values = ScriptValues(lambda: [])
+    first = {"pace/limit": "0.5", "pace/ids": "dict of 0", "pace/last": "deque of 0"}
+    assert first.items() <= values.changed().items()
+    pace.limit = 0.25
+    pace.ids["a"] = 1
+    pace.last.append(2.0)
+    then = {"pace/limit": "0.25", "pace/ids": "dict of 1", "pace/last": "deque of 1: 2.0"}
+    assert then.items() <= values.changed().items()
+
+
+def test_what_the_state_dict_of_a_registered_object_may_leave_out_is_told() -> None:
+    state, pace = ObservedState(Accelerator(cpu=True)), Pace()
+    state.registered["pace"] = pace
+    assert "pace/limit" in ScriptValues(state.compared).changed()
+
+
 def test_the_groups_that_an_optimizer_was_made_with_are_left_out() -> None:
     kept: dict[str, Any] = {
         "groups": [{"params": Meter().model.parameters(), "lr": 0.1}],
@@ -53,7 +80,8 @@ def test_the_groups_that_an_optimizer_was_made_with_are_left_out() -> None:
     }
     optimizer = torch.optim.SGD(kept["groups"])
     told = ScriptValues(lambda: [optimizer]).changed()
-    assert {name for name in told if name.startswith("kept")} == {"kept/settings/0/lr", "kept/settings/0/params"}
+    inside = {name for name in told if name.startswith(("kept/groups/", "kept/settings/0/"))}
+    assert inside == {"kept/settings/0/lr", "kept/settings/0/params"}
 
 
 class Slow(torch.optim.SGD):

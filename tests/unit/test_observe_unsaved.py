@@ -164,8 +164,12 @@ def counting() -> Any:
     return hook
 
 
+class Warming(torch.nn.Dropout):
+    level = 1.0
+
+
 def test_plain_values_in_what_is_saved_and_that_its_state_leaves_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    training, counts, average = Training(kind=Function), Counts(), torch.nn.Dropout(0.5)
+    training, counts, average = Training(kind=Function), Counts(), Warming(0.5)
     vars(training.model)["used"] = 0
     training.names |= {"stats": counts}
     training.registered |= {"counts": counts, "average": average}
@@ -175,12 +179,13 @@ def test_plain_values_in_what_is_saved_and_that_its_state_leaves_out_are_named(m
     step(training.optimizer, training.model)
     vars(training.model)["used"] = 1
     training.model.eval()
-    average.p = 0.25
+    average.p, average.level = 0.25, 0.5
     counts.mean, counts.steps = 0.5, 7
     monkeypatch.setattr(Function, "scale", 2.0)
     watch.found(training.components())
     assert sorted(watch.values()) == [
         "Decay/calls",
+        "average/level",
         "average/p",
         "counting.hook/done",
         "kind/scale",
