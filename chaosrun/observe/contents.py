@@ -243,7 +243,8 @@ def _is_stream(value: Any) -> bool:
     match value:
         case torch.Tensor():
             return value.dtype == torch.uint8 and value.numel() in STATE_BYTES
-        case ["MT19937", *_] | [3, [*_], _] | {"bit_generator": _}:
+        # By type first: whether a tensor of several numbers equals 3 is an error.
+        case [str("MT19937"), *_] | [int(3), [*_], _] | {"bit_generator": _}:
             return True
         case _:
             return False

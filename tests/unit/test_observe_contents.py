@@ -4,6 +4,7 @@ import argparse
 import copy
 import functools
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,15 @@ def test_what_a_restart_is_told_and_counts_is_no_state() -> None:
     assert contents({"opt": parsed, "settings": parsed, "nested": {"cfg": vars(parsed)}, "cfg": vars(parsed)}) == {}
     optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "peak": 3}
     assert contents({"opt": optimizer}).keys() == {"opt/state/0/exp_avg", "opt/peak"}
+
+
+def test_three_values_in_a_row_are_told_whatever_they_are() -> None:
+    streams = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
+    held = contents(
+        {"average": [torch.ones(2), torch.ones(3), torch.ones(4)], "rng": streams, "all": (numpy.ones(2), [1], None)}
+    )
+    assert {"average/0", "average/1", "average/2", "all/0"} <= held.keys()
+    assert "rng" not in held and not [name for name in held if name.startswith("rng/")]
 
 
 def test_a_large_state_is_told_in_fewer_words() -> None:
