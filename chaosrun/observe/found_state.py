@@ -112,8 +112,9 @@ class FoundState:
             known, self._updated = {id(p) for root in self._roots for p in root.parameters()}, {id(p) for p in stepped}
             if any(id(p) not in known for p in stepped):
                 self._roots = _holders(stepped) or self._roots
-            names = {id(p): name for name, p in self._of_roots("named_parameters")}
-            rest = [p for root in self._roots for p in root.parameters()]
+            named = [*self._of_roots("named_parameters")]
+            names = {id(p): name for name, p in named} | _names_of_swapped(named, [p for p in stepped if id(p) not in known])
+            rest = [p for _, p in named if isinstance(p, torch.nn.Parameter)]
             # If some are frozen, the next stage's optimizers may have them in another order.
             self.in_part = len(self._updated) < len({id(p) for p in rest})
             unique = {id(p): p for p in ([*rest, *stepped] if self.in_part else [*stepped, *rest])}
@@ -243,6 +244,15 @@ class FoundState:
             prefix = f"{number}." if len(self._roots) > 1 else ""
             for name, tensor in getattr(root, method)():
                 yield prefix + _unwrapped(name), tensor
+
+
+def _names_of_swapped(named: list[tuple[str, torch.Tensor]], stepped: list[torch.Tensor]) -> dict[int, str]:
+    """The names of the optimizers' parameters, by id, in whose places a model holds other tensors while `functional_call` runs;
+    empty if those are of other shapes or in another order."""
+    others = [(name, tensor.shape) for name, tensor in named if not isinstance(tensor, torch.nn.Parameter)]
+    if [shape for _, shape in others] != [parameter.shape for parameter in stepped]:
+        return {}
+    return {id(parameter): name for parameter, (name, _) in zip(stepped, others, strict=True)}
 
 
 def _unwrapped(name: str) -> str:

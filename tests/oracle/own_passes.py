@@ -79,7 +79,8 @@ def update(inputs: torch.Tensor) -> None:
         for name, each in vmap(grad(loss_of), in_dims=(None, 0))(plain, inputs).items():
             parameters[name].grad = each.clamp(-1, 1).mean(0)
     else:
-        loss = model(inputs).square().mean()
+        noisy = {name: parameter + 0.01 * torch.randn_like(parameter) for name, parameter in parameters.items()}
+        loss = loss_of(noisy, inputs) if way == "perturbs" else model(inputs).square().mean()
         for each in turns:
             each.zero_grad()
         if late:

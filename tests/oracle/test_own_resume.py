@@ -143,7 +143,10 @@ WAYS = {
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
 PASSES_BY_DAY = ("given", "warms-by-hand", "then-closures")
-PASSES_BY_NIGHT = ("per-sample", "samples", "attacks", "measures", "full-batch", "by-turns", "given-by-turns", "loads-late")
+PASSES_BY_NIGHT = (
+    *("per-sample", "perturbs", "samples", "attacks", "measures", "full-batch", "by-turns"),
+    *("given-by-turns", "loads-late"),
+)
 WAYS_BY_DAY = ("anew", "on-notice", "phases", "whole")
 UNUSUAL_AND_WRONG = {
     "assigns": ("weights_not_restored", "tensors that no model has any more"),

@@ -174,3 +174,18 @@ def test_a_layer_that_is_pruned_or_parametrized_keeps_its_names(phases: list[tor
     change(model[0])
     phases[:] = [torch.optim.SGD(model.parameters(), lr=0.5)]
     assert {name for name, _ in FoundState(model).parameters()} == {"0.weight", "0.bias"}
+
+
+def test_while_a_functional_call_runs_the_parameters_are_the_optimizers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    own = dict(model.named_parameters())
+    seen: list[tuple[str, torch.Tensor]] = []
+
+    def look(*_: Any) -> None:
+        found = FoundState(model)
+        monkeypatch.setattr(found, "optimizers", lambda: [torch.optim.SGD(own.values())])
+        seen.extend(found.parameters())
+
+    model.register_forward_pre_hook(look)
+    torch.func.functional_call(model, {name: each * 2 for name, each in own.items()}, (torch.ones(1, 2),))
+    assert [(name, id(each)) for name, each in seen] == [(name, id(each)) for name, each in own.items()]
