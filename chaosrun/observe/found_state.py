@@ -247,8 +247,7 @@ class FoundState:
 
 
 def _names_of_swapped(named: list[tuple[str, torch.Tensor]], stepped: list[torch.Tensor]) -> dict[int, str]:
-    """The names of the optimizers' parameters, by id, in whose places a model holds other tensors while `functional_call` runs;
-    empty if those are of other shapes or in another order."""
+    """The names of the optimizers' parameters, by id, in whose places a model holds others while `functional_call` runs."""
     others = [(name, tensor.shape) for name, tensor in named if not isinstance(tensor, torch.nn.Parameter)]
     if [shape for _, shape in others] != [parameter.shape for parameter in stepped]:
         return {}
@@ -297,8 +296,12 @@ def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
     inner = {id(child) for module in modules for child in module._modules.values()}
     first = {id(m): min((order[id(p)] for p in m.parameters() if id(p) in order), default=None) for m in modules}
     top = [module for module in modules if id(module) not in inner and first[id(module)] is not None]
-    bare = {id(_bare(module)): _bare(module) for module in sorted(top, key=lambda module: first[id(module)] or 0)}
-    return list(bare.values())
+    found, met = list[torch.nn.Module](), set[int]()
+    for module in map(_bare, sorted(top, key=lambda each: (first[id(each)] or 0, -len([*each.parameters()])))):
+        held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        found += [] if held <= met else [module]  # a part of another, such as model[:3], comes and goes
+        met |= held
+    return found
 
 
 def stepped_digest() -> str:

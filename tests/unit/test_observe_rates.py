@@ -1,5 +1,6 @@
 """Learning rates of optimizers that have one, and of those that find their own."""
 
+import gc
 import math
 from types import SimpleNamespace
 from typing import Any, cast
@@ -189,3 +190,15 @@ def test_while_a_functional_call_runs_the_parameters_are_the_optimizers_own(monk
     model.register_forward_pre_hook(look)
     torch.func.functional_call(model, {name: each * 2 for name, each in own.items()}, (torch.ones(1, 2),))
     assert [(name, id(each)) for name, each in seen] == [(name, id(each)) for name, each in own.items()]
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_part_of_a_model_that_is_alive_names_no_parameters(monkeypatch: pytest.MonkeyPatch, collected: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    if collected:
+        gc.collect()  # of the modules that are alive, the part comes first then
+    part = model[:2]
+    found = FoundState(part)
+    monkeypatch.setattr(found, "optimizers", lambda: [torch.optim.SGD(model.parameters())])
+    assert [name for name, _ in found.parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert found.modules() == [model]
