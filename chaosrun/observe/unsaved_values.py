@@ -127,9 +127,9 @@ def _texts(state: object) -> Iterator[str]:
 def plain_values(
     roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES, *, numbers: bool = False
 ) -> Values:
-    """Nearest first. `saved`: ids of objects to skip; `most`: limit on visited values and objects; `numbers`: include tensors
-    of a single number, small NumPy arrays, sizes of containers, values that an object has of its class, and what optimizers
-    keep besides their state."""
+    """Nearest first. `saved`: ids of objects to skip; `most`: limit on visited values and objects; `numbers`: include small
+    tensors and arrays, sizes of containers, values that an object has of its class, and what optimizers keep besides their
+    state."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
@@ -143,11 +143,13 @@ def plain_values(
                 found[path] = f"{kind.__name__} of {len(value)}"
             elif id(value) not in met and _is_looked_into(kind, numbers) and not _is_parameter_group(value):
                 met.add(id(value))
-                if numbers and kind in (*CONTAINERS, *MAPPINGS):
+                many = kind in (*CONTAINERS, *MAPPINGS)
+                if numbers and many:
                     found[path] = f"{kind.__name__} of {len(value)}"  # of an empty one nothing else is told
                 of_class = _of_class(value) if numbers or isinstance(value, torch.nn.Module) else ()
-                held = islice((*children(value), *of_class), MOST_CHILDREN)
-                waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_left_out(value, name))
+                held = [*islice((*children(value), *of_class), MOST_CHILDREN)]
+                counted = ((name, child) for name, child in held if not (_is_left_out(value, name) or (many and _is_large(child))))
+                waiting.extend((f"{path}/{name}", child) for name, child in counted)
     return found
 
 
@@ -166,12 +168,17 @@ def generator_of(path: str) -> str:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a number readable without waiting: a tensor in CPU memory, or a small array."""
+    """Whether it is a number, or a small array of them, readable without waiting: in CPU memory."""
     if type(value) is numpy.ndarray:
         return value.nbytes <= LARGEST_ARRAY and not value.dtype.hasobject
     if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided:
         return False
-    return value.numel() == 1 and value.grad_fn is None
+    return value.nbytes <= LARGEST_ARRAY and value.grad_fn is None
+
+
+def _is_large(value: object) -> bool:
+    """Whether it is a tensor of several numbers: of a container of them, which may be samples, only the size is told."""
+    return type(value) is torch.Tensor and value.layout is torch.strided and value.numel() > 1
 
 
 def _is_left_out(value: object, name: str) -> bool:

@@ -67,6 +67,19 @@ def test_what_is_empty_or_of_the_class_at_first_is_told() -> None:
     assert then.items() <= values.changed().items()
 
 
+def test_small_tensors_of_variables_and_objects_are_told_as_digests() -> None:
+    table, meter = torch.ones(8), Meter()
+    meter.sum = torch.zeros(2, 2)  # pyright: ignore[reportAttributeAccessIssue]
+    samples, large = [torch.ones(3)], torch.ones(1 << 15)
+    values = ScriptValues(lambda: [meter.model])
+    first = values.changed()
+    assert first["table"].startswith("float32[8] ") and first["meter/sum"].startswith("float32[2, 2] ")
+    assert not first.keys() & {"samples/0", "large"} and len(samples) == len(large[:1])
+    table[3] = 0.5
+    del first
+    assert {name for name in values.changed() if name in ("table", "meter/sum")} == {"table"}
+
+
 def test_what_the_state_dict_of_a_registered_object_may_leave_out_is_told() -> None:
     state, pace = ObservedState(Accelerator(cpu=True)), Pace()
     state.registered["pace"] = pace
