@@ -143,13 +143,11 @@ def plain_values(
                 found[path] = f"{kind.__name__} of {len(value)}"
             elif id(value) not in met and _is_looked_into(kind, numbers) and not _is_parameter_group(value):
                 met.add(id(value))
-                many = kind in (*CONTAINERS, *MAPPINGS)
-                if numbers and many:
+                if numbers and kind in (*CONTAINERS, *MAPPINGS):
                     found[path] = f"{kind.__name__} of {len(value)}"  # of an empty one nothing else is told
                 of_class = _of_class(value) if numbers or isinstance(value, torch.nn.Module) else ()
-                held = [*islice((*children(value), *of_class), MOST_CHILDREN)]
-                counted = ((name, child) for name, child in held if not (_is_left_out(value, name) or (many and _is_large(child))))
-                waiting.extend((f"{path}/{name}", child) for name, child in counted)
+                held = islice((*children(value), *of_class), MOST_CHILDREN)
+                waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_left_out(value, name, child))
     return found
 
 
@@ -176,13 +174,11 @@ def _is_number(value: object) -> bool:
     return value.nbytes <= LARGEST_ARRAY and value.grad_fn is None
 
 
-def _is_large(value: object) -> bool:
-    """Whether it is a tensor of several numbers: of a container of them, which may be samples, only the size is told."""
-    return type(value) is torch.Tensor and value.layout is torch.strided and value.numel() > 1
-
-
-def _is_left_out(value: object, name: str) -> bool:
-    """Whether it is the mode of a module, or what torch keeps with an optimizer for a warning, or as a cache."""
+def _is_left_out(value: object, name: str, child: object) -> bool:
+    """Whether this child is a tensor of several numbers in a container, which may hold samples: of these only the count is
+    told; the mode of a module; or what torch keeps with an optimizer for a warning, or as a cache."""
+    if type(value) in CONTAINERS:
+        return type(child) is torch.Tensor and child.layout is torch.strided and child.numel() > 1
     if isinstance(value, Optimizer):
         return name == "_opt_called" or (name[:1] == "_" and type(value).__module__.startswith("torch."))
     return name == "training" and isinstance(value, torch.nn.Module)

@@ -115,10 +115,12 @@ def _found_out_later(known: _ByStep, name: str, seen: str) -> bool:
     return seen == "None" and {held[name] for held in known.values() if name in held} <= {"None", "True", "False"}
 
 
-def _order(path: str, seen: str) -> tuple[bool, bool, int, bool, str]:
-    """The order in which values are reported: weights before numbers; counts of a loop's rounds, mostly harmless, come last."""
+def _order(path: str, seen: str) -> tuple[bool, bool, bool, int, bool, str]:
+    """The order in which values are reported: weights before numbers, and these before arrays, which may be computed from them;
+    counts of a loop's rounds, mostly harmless, come last."""
     *above, name = path.split("/")
-    return not seen.startswith("weights "), path in _ROUNDS, len(above), name.startswith("_"), path
+    harmless, array = path in _ROUNDS, _ARRAY.fullmatch(seen) is not None
+    return not seen.startswith("weights "), harmless, array, len(above), name.startswith("_"), path
 
 
 def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:

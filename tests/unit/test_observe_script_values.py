@@ -70,11 +70,12 @@ def test_what_is_empty_or_of_the_class_at_first_is_told() -> None:
 def test_small_tensors_of_variables_and_objects_are_told_as_digests() -> None:
     table, meter = torch.ones(8), Meter()
     meter.sum = torch.zeros(2, 2)  # pyright: ignore[reportAttributeAccessIssue]
-    samples, large = [torch.ones(3)], torch.ones(1 << 15)
+    samples, large, average = [torch.ones(3)], torch.ones(1 << 15), {"w": torch.ones(3)}
     values = ScriptValues(lambda: [meter.model])
     first = values.changed()
     assert first["table"].startswith("float32[8] ") and first["meter/sum"].startswith("float32[2, 2] ")
-    assert not first.keys() & {"samples/0", "large"} and len(samples) == len(large[:1])
+    assert first["average/w"].startswith("float32[3] ") and first["samples"] == "list of 1"
+    assert not first.keys() & {"samples/0", "large"} and len(samples) == len(average) == len(large[:1])
     table[3] = 0.5
     del first
     assert {name for name in values.changed() if name in ("table", "meter/sum")} == {"table"}

@@ -79,6 +79,14 @@ def test_values_that_did_not_come_back_are_named(
     assert told in hint and ("the script had" in hint) == bool(told), hint
 
 
+def test_arrays_are_told_after_numbers_which_they_may_come_from(tmp_path: Path) -> None:
+    run = write_run(tmp_path, kills=KILLS[:1])
+    first, right, lost = ({"a": f"float32[2] {digit * 16}", "b/n": digit} for digit in "123")
+    tell(run, first, right, right, lost)
+    edit_trace(run, "chaos", 2, 1, only("step", put(grad="0" * 16), step=6))
+    assert "the script had b/n = 3 (reference: 2), other contents of a (float32[2]), which" in f"{judge(run).hint}"
+
+
 def test_values_are_told_of_settings_that_drift(tmp_path: Path) -> None:
     run = write_run(tmp_path, kills=KILLS[:1])
     tell(run, {"n": "1"}, {"n": "5"}, {"n": "5"}, {"n": "0"})
