@@ -9,7 +9,6 @@ import contextlib
 import gc
 import io
 import math
-import re
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,20 +19,15 @@ import torch
 import xxhash
 
 from chaosrun.observe import hooks, ledger
-from chaosrun.observe.beside import alive, beside
+from chaosrun.observe.beside import beside
 from chaosrun.observe.contents import Components, content_digest
 from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_of, spots
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
+from chaosrun.observe.trained_modules import bare, holders, names_of_swapped, sizes_of, smallest_of, unwrapped
 from chaosrun.records.left import MOST_BYTES
-from chaosrun.records.tensor_files import LEAST_BYTES, entries, is_one
+from chaosrun.records.tensor_files import entries, is_one
 from chaosrun.records.traces import UNNAMED, StartRecord
-
-WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
-
-REPARAMETRIZED = re.compile(r"(?:parametrizations\.)?([^.]+?)(?:\.original|_orig)$")
-"""Names under which torch's pruning, spectral norm and parametrizations keep a parameter: it is called as it was before."""
 
 RATES_AND_WAYS = frozenset({"lr", "foreach", "fused", "capturable", "differentiable"})
 """Settings of an optimizer that are recorded elsewhere, or do not change what it computes."""
@@ -47,7 +41,7 @@ class FoundState:
 
     def __init__(self, outermost: torch.nn.Module | None, first: StartRecord | None = None) -> None:
         """`first`: the start record of the attempt that this one is compared with."""
-        self._roots = [] if outermost is None else [_bare(outermost)]
+        self._roots = [] if outermost is None else [bare(outermost)]
         self._first = first
         self.in_part = False
         """Whether the optimizers updated only some of the parameters when `parameters` was first called."""
@@ -111,9 +105,9 @@ class FoundState:
             stepped = [p for optimizer in self.optimizers() for p in parameters_of(optimizer)]
             known, self._updated = {id(p) for root in self._roots for p in root.parameters()}, {id(p) for p in stepped}
             if any(id(p) not in known for p in stepped):
-                self._roots = _holders(stepped) or self._roots
+                self._roots = holders(stepped) or self._roots
             named = [*self._of_roots("named_parameters")]
-            names = {id(p): name for name, p in named} | _names_of_swapped(named, [p for p in stepped if id(p) not in known])
+            names = {id(p): name for name, p in named} | names_of_swapped(named, [p for p in stepped if id(p) not in known])
             rest = [p for _, p in named if isinstance(p, torch.nn.Parameter)]
             # If some are frozen, the next stage's optimizers may have them in another order.
             self.in_part = len(self._updated) < len({id(p) for p in rest})
@@ -204,7 +198,7 @@ class FoundState:
         the same names but other values."""
         found: set[str] = set()
         for root in self._roots:
-            for name, told in _smallest(root):
+            for name, told in smallest_of(root):
                 digest = content_digest(told.detach())
                 found |= {path.rpartition("/")[0] for path, value in held.items() if value == digest and path.endswith(name)}
         return tuple(sorted(found))
@@ -218,10 +212,10 @@ class FoundState:
             return False
         held = entries(path)
         if aside:
-            named = {(_unwrapped(name.rpartition("/")[2]).removeprefix("module."), size) for name, (size, _) in held.items()}
-            return any(own and own <= named for own in map(_sizes, self._roots))
+            named = {(unwrapped(name.rpartition("/")[2]).removeprefix("module."), size) for name, (size, _) in held.items()}
+            return any(own and own <= named for own in map(sizes_of, self._roots))
         digests = {digest for _, digest in held.values()}
-        return any(digests & _digests_in_files(smallest) for root in self._roots for _, smallest in _smallest(root))
+        return any(digests & _digests_in_files(smallest) for root in self._roots for _, smallest in smallest_of(root))
 
     def hooks(self) -> list[str]:
         return []
@@ -243,29 +237,7 @@ class FoundState:
         for number, root in enumerate(self._roots):
             prefix = f"{number}." if len(self._roots) > 1 else ""
             for name, tensor in getattr(root, method)():
-                yield prefix + _unwrapped(name), tensor
-
-
-def _names_of_swapped(named: list[tuple[str, torch.Tensor]], stepped: list[torch.Tensor]) -> dict[int, str]:
-    """The names of the optimizers' parameters, by id, in whose places a model holds others while `functional_call` runs."""
-    others = [(name, tensor.shape) for name, tensor in named if not isinstance(tensor, torch.nn.Parameter)]
-    if [shape for _, shape in others] != [parameter.shape for parameter in stepped]:
-        return {}
-    return {id(parameter): name for parameter, (name, _) in zip(stepped, others, strict=True)}
-
-
-def _unwrapped(name: str) -> str:
-    return REPARAMETRIZED.sub(r"\1", ".".join(part for part in name.split(".") if part not in WRAPPERS))
-
-
-def _sizes(root: torch.nn.Module) -> set[tuple[str, int]]:
-    """A model's parameters by name, with sizes in bytes, without those too small to be found in files."""
-    return {(_unwrapped(name), each.nbytes) for name, each in root.named_parameters() if each.nbytes >= LEAST_BYTES}
-
-
-def _smallest(root: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """A model's smallest matrix by name, else its smallest parameter; empty without any."""
-    return sorted(root.named_parameters(), key=lambda each: (each[1].ndim < 2, each[1].numel()))[:1]
+                yield prefix + unwrapped(name), tensor
 
 
 def _digests_in_files(tensor: torch.Tensor) -> set[str]:
@@ -276,32 +248,6 @@ def _digests_in_files(tensor: torch.Tensor) -> set[str]:
         numpy.save(array, values.numpy())
     whole = values.reshape(-1).view(torch.uint8).numpy().tobytes()  # a single number has no bytes to view
     return {xxhash.xxh3_64_hexdigest(each) for each in (whole, array.getvalue())}
-
-
-def _bare(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside wrappers that only hold another module."""
-    while True:
-        inner = dict(module.named_children()).get("_orig_mod")  # of torch.jit's modules, _modules is no dict
-        if inner is None and isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            inner = module.module
-        if inner is None:
-            return module
-        module = inner
-
-
-def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
-    """The topmost live modules that hold any of these, ordered by the first one each holds."""
-    order = {id(parameter): number for number, parameter in reversed(list(enumerate(parameters)))}
-    modules = alive()
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    first = {id(m): min((order[id(p)] for p in m.parameters() if id(p) in order), default=None) for m in modules}
-    top = [module for module in modules if id(module) not in inner and first[id(module)] is not None]
-    found, met = list[torch.nn.Module](), set[int]()
-    for module in map(_bare, sorted(top, key=lambda each: (first[id(each)] or 0, -len([*each.parameters()])))):
-        held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-        found += [] if held <= met else [module]  # a part of another, such as model[:3], comes and goes
-        met |= held
-    return found
 
 
 def stepped_digest() -> str:
