@@ -176,11 +176,12 @@ def _is_number(value: object) -> bool:
 
 def _is_left_out(value: object, name: str, child: object) -> bool:
     """Whether this child is a tensor of several numbers in a container, which may hold samples: of these only the count is
-    told; the mode of a module; or what torch keeps with an optimizer for a warning, or as a cache."""
+    told; the mode of a module; or what torch keeps with an optimizer: its defaults and hooks, a warning's count, a cache."""
     if type(value) in CONTAINERS:
         return type(child) is torch.Tensor and child.layout is torch.strided and child.numel() > 1
     if isinstance(value, Optimizer):
-        return name == "_opt_called" or (name[:1] == "_" and type(value).__module__.startswith("torch."))
+        of_torch = name in ("defaults", "_opt_called") or name.startswith("_optimizer_")
+        return of_torch or (name[:1] == "_" and type(value).__module__.startswith("torch."))
     return name == "training" and isinstance(value, torch.nn.Module)
 
 
