@@ -302,7 +302,7 @@ def _pass_over_measures_of_pipelines() -> None:
     """A stage of torch's pipelines learns the shapes that it exchanges from a pass of its own at each start, which may take
     whatever memory holds."""
     stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
-    for name in ("_forward_metadata_inference", "_shape_inference"):  # the latter before torch 2.13
+    for name in ("_forward_metadata_inference", "_shape_inference"):  # the latter in older releases of torch
         measure = getattr(stage, name, None)
         if measure and not hasattr(measure, "__wrapped__"):
             setattr(stage, name, _unheard(measure))

@@ -39,7 +39,8 @@ class EarlierTraces:
             # Optimizers built in the middle of the training may hold the parameters in another order. So did the reference's?
             in_order = observer.beginning()
             other = self.place(_standing(in_order, data, at_end=at_end))
-            if other and other.found.weights and other.settings in (None, state.optimizer_settings()):
+            # Of a step that a gradient scaler skipped no settings are recorded.
+            if other and other.found.weights and (not other.settings or other.settings == state.optimizer_settings()):
                 began, place = in_order, other
             else:
                 state.put_as_before(False)
