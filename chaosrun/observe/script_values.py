@@ -70,4 +70,5 @@ def _readable(name: str, text: str) -> tuple[str, str]:
     if quoted and (len(text) > LONGEST or SECRET.search(name.upper())):
         text = f"text {xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"
     generator = generator_of(name)
-    return (f"{generator} (generator)", f"at {text}") if generator else (name, text)
+    stands = "at" if name.endswith("/line") else "in"
+    return (f"{generator} (generator)", f"{stands} {text}") if generator else (name, text)
