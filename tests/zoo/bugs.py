@@ -6,9 +6,9 @@ describes; releases without the bug are its control.
 
 from dataclasses import dataclass
 
-HUB = ("huggingface-hub==1.4.0", "httpx==0.28.1", "httpcore==1.0.9")
-DATASETS = (
-    *HUB,
+HTTP = ("httpx==0.28.1", "httpcore==1.0.9")
+HUB = ("huggingface-hub==1.4.0", *HTTP)
+BESIDE_DATASETS = (
     "dill==0.4.1",
     "multiprocess==0.70.19",
     "pyarrow==22.0.0",
@@ -19,9 +19,13 @@ DATASETS = (
     "pytz==2025.2",
     "tzdata==2025.2",
 )
+DATASETS = (*HUB, *BESIDE_DATASETS)
+OLD_DATASETS = ("datasets==4.8.4", *HTTP, *BESIDE_DATASETS)
+"""For older transformers, which import whatever datasets there is: a newer one needs a newer huggingface-hub."""
 LITDATA = ("lightning-utilities==0.15.2", "setuptools==75.8.0")
 LIGHTNING = ("lightning-utilities==0.15.2", "torchmetrics==1.8.2", "torchdata==0.11.0")
-TRANSFORMERS_5 = (*HUB, "tokenizers==0.22.2", "typer-slim==0.21.0")
+TRANSFORMERS_4 = ("transformers==4.57.6", "accelerate==1.14.0", "huggingface-hub==0.36.0", "tokenizers==0.22.2", *OLD_DATASETS)
+TRANSFORMERS_5 = ("huggingface-hub==1.4.0", *OLD_DATASETS, "tokenizers==0.22.2", "typer-slim==0.21.0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +100,8 @@ BUGS = (
         thread="huggingface/transformers#40690",
         wrong="a Trainer resumed in its second epoch or later reads another epoch's order",
         drills=(
-            bad(
-                "transformers==4.57.6",
-                "accelerate==1.14.0",
-                "huggingface-hub==0.36.0",
-                "tokenizers==0.22.2",
-                cause="sampler_epoch_not_set",
-            ),
-            Drill(
-                of="first-epoch",
-                releases=("transformers==4.57.6", "accelerate==1.14.0", "huggingface-hub==0.36.0", "tokenizers==0.22.2"),
-                verdict="PASS",
-                kills=((0, 6),),
-            ),
+            bad(*TRANSFORMERS_4, cause="sampler_epoch_not_set"),
+            Drill(of="first-epoch", releases=TRANSFORMERS_4, verdict="PASS", kills=((0, 6),)),
             good("transformers==5.0.0", "accelerate==1.14.0", *TRANSFORMERS_5),
         ),
     ),
