@@ -46,6 +46,7 @@ class FoundState:
         self.in_part = False
         """Whether the optimizers updated only some of the parameters when `parameters` was first called."""
         self._as_before = False
+        """Whether `parameters` are in the first attempt's order even if the optimizers update all of them."""
         self._named: list[tuple[str, torch.nn.Parameter]] | None = None
         self._updated: set[int] = set()
         """The parameters, by id, that optimizers updated then."""
@@ -106,9 +107,9 @@ class FoundState:
             known, self._updated = {id(p) for root in self._roots for p in root.parameters()}, {id(p) for p in stepped}
             if any(id(p) not in known for p in stepped):
                 self._roots = holders(stepped) or self._roots
-            named = [*self._of_roots("named_parameters")]
-            names = {id(p): name for name, p in named} | names_of_swapped(named, [p for p in stepped if id(p) not in known])
-            rest = [p for _, p in named if isinstance(p, torch.nn.Parameter)]
+            held = [*self._of_roots("named_parameters")]
+            names = {id(p): name for name, p in held} | names_of_swapped(held, [p for p in stepped if id(p) not in known])
+            rest = [p for _, p in held if isinstance(p, torch.nn.Parameter)]
             # If some are frozen, the next stage's optimizers may have them in another order.
             self.in_part = len(self._updated) < len({id(p) for p in rest})
             unique = {id(p): p for p in ([*rest, *stepped] if self.in_part else [*stepped, *rest])}

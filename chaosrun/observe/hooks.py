@@ -61,7 +61,7 @@ class _Seen:
         self.optimizers: list[weakref.ref[Optimizer]] = []
         self.met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.unpickled: list[weakref.ref[Optimizer]] = []
-        """Optimizers that were loaded or copied as whole objects, and have not stepped yet."""
+        """Optimizers that were loaded or copied as whole objects, and are not among `optimizers` yet."""
         self.kept: list[Any] | None = []
         """Optimizers and loaded modules, kept alive until the first step."""
         self.installed = False
