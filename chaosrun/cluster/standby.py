@@ -89,9 +89,9 @@ def _live(target: Target, channel: socket.socket, close: Iterable[int], server_p
         # The outermost frame of the process: errors can only go to the log.
         traceback.print_exc()
     finally:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # whatever the script has put there: None, or something that only writes
+                stream.flush()
         leave_at_once(code)
 
 

@@ -35,6 +35,9 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             complete(attempt, order)
         case "quit":
             pass
+        case "replace streams":
+            sys.stdout, sys.stderr = None, object()  # pyright: ignore[reportAttributeAccessIssue]
+            complete(attempt, order)
         case "fail":
             return 7
         case "leave":

@@ -127,6 +127,11 @@ def test_ranks_that_complete_are_reported_one_by_one_and_the_attempt_as_stopped(
     assert stopped == {"event": "stopped", "attempt": 1, "killed": []}
 
 
+def test_a_script_may_replace_its_streams_by_anything(server: Server, tmp_path: Path) -> None:
+    server.start(make_orders(tmp_path, "replace streams"))
+    assert [exit["exit_code"] for exit in server.until("stopped")[:-1]] == [0, 0, 0]
+
+
 def test_a_rank_has_its_own_session_output_environment_and_no_descriptor_of_the_server(server: Server, tmp_path: Path) -> None:
     server.start(make_orders(tmp_path, "print", workers=1))
     server.until("stopped")
