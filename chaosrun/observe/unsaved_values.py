@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from queue import Queue
 from typing import Any
 
 import numpy
@@ -29,6 +30,8 @@ MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 MEMORY = torch.Tensor | numpy.ndarray
 LARGEST_ARRAY = 1 << 16
 """Bytes of an array that is told, as a digest."""
+MACHINERY = frozenset({"asyncio", "concurrent", "logging", "subprocess", "threading"})
+"""Packages of Python whose objects hold how a program runs, not what it trains."""
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -176,13 +179,14 @@ def _is_number(value: object) -> bool:
 
 def _is_left_out(value: object, name: str, child: object) -> bool:
     """Whether this child is a tensor of several numbers in a container, which may hold samples: of these only the count is
-    told; the mode of a module; or what torch keeps with an optimizer: its defaults and hooks, a warning's count, a cache."""
+    told; the mode of a module; how much of a queue is done; or what torch keeps with an optimizer: its defaults and hooks, a
+    warning's count, a cache."""
     if type(value) in CONTAINERS:
         return type(child) is torch.Tensor and child.layout is torch.strided and child.numel() > 1
     if isinstance(value, Optimizer):
         of_torch = name in ("defaults", "_opt_called") or name.startswith("_optimizer_")
         return of_torch or (name[:1] == "_" and type(value).__module__.startswith("torch."))
-    return name == "training" and isinstance(value, torch.nn.Module)
+    return isinstance(value, {"training": torch.nn.Module, "unfinished_tasks": Queue}.get(name, ()))
 
 
 def _is_looked_into(kind: type, optimizers: bool) -> bool:
@@ -201,14 +205,16 @@ def _is_parameter_group(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def is_passed_over(kind: type) -> bool:
-    """Whether it is a class; a loader; internal to torch.distributed, such as FSDP2's memory for whole parameters; or an object
-    that runs code when its class or an attribute is read, such as a proxy for a lazily loaded value."""
+    """Whether it is a class; a loader; a pool, a thread, a logger; internal to torch.distributed, such as FSDP2's memory for
+    whole parameters; or an object that runs code when its class or an attribute is read, such as a proxy for a lazily
+    loaded value."""
     runs_code = any(
         "__class__" in vars(base) or isinstance(vars(base).get("__getattribute__"), types.FunctionType)
         for base in kind.__mro__[:-1]
     )
     of_torch = kind.__module__.startswith("torch.distributed.") and not issubclass(kind, MEMORY | torch.nn.Module | Optimizer)
-    return runs_code or of_torch or issubclass(kind, type | DataLoader)
+    runs = kind.__module__.partition(".")[0] in MACHINERY
+    return runs or runs_code or of_torch or issubclass(kind, type | DataLoader)
 
 
 def _holds_plain_values(value: Any) -> bool:

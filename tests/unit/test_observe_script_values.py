@@ -6,7 +6,9 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,6 +174,15 @@ def test_of_a_progress_bar_what_it_goes_through_counts() -> None:
     progress = tqdm([1, 2, 3], disable=True)  # noqa: F841
     told = ScriptValues(list).changed()
     assert {name: told[name] for name in told if name.startswith("progress/")} == {"progress/iterable": "list of 3: 1, 2, 3"}
+
+
+def test_of_a_queue_its_items_count_and_of_a_pool_nothing() -> None:
+    todo, pool = Queue(), ThreadPoolExecutor(1)
+    todo.put(7)
+    pool.submit(int).result()
+    told = ScriptValues(list).changed()
+    assert [name for name in told if name.startswith("pool")] == []
+    assert told["todo/queue"] == "deque of 1: 7" and "todo/unfinished_tasks" not in told
 
 
 def test_what_a_loader_draws_for_a_pass_does_not_count() -> None:
