@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from chaosrun.observe.contents import address_of, tensors_in
@@ -213,7 +213,17 @@ def _remembering(self: _BaseDataLoaderIter) -> Any:
     if self._num_workers:
         _with_workers.add(self)
     if self._dataset_kind == _DatasetKind.Map:
-        _drawn.setdefault(self, _room_for(self)).append(indices)
+        _drawn.setdefault(self, _room_for(self)).append(_in_whole(self._dataset, indices))
+    return indices
+
+
+def _in_whole(dataset: Any, indices: Any) -> Any:
+    """The indices in the whole dataset of which this one is a `Subset`: a script may resume with a subset of what is left."""
+    alone = _is_one(indices)
+    with suppress(Exception):  # indices of any kind, which the dataset itself may refuse
+        while type(dataset) is Subset:
+            indices = dataset.indices[indices] if alone else [dataset.indices[each] for each in indices]
+            dataset = dataset.dataset
     return indices
 
 
@@ -225,7 +235,11 @@ def _room_for(iterator: Any) -> "deque[Any]":
 
 def _plain(indices: Any) -> list[Any]:
     """Sample ids as JSON values: numpy's and torch's numbers as numbers, anything but numbers and texts by its repr."""
-    whole = isinstance(indices, str | bytes) or not isinstance(indices, Iterable)
-    values: Any = [indices] if whole else indices
+    values: Any = [indices] if _is_one(indices) else indices
     ids = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     return [value if isinstance(value, int | float | str) else repr(value) for value in ids]
+
+
+def _is_one(indices: Any) -> bool:
+    """Whether it is a single index, not those of a batch; a sampler that is a tensor yields tensors without a dimension."""
+    return isinstance(indices, str | bytes) or not isinstance(indices, Iterable) or getattr(indices, "ndim", 1) == 0

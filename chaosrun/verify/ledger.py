@@ -1,7 +1,8 @@
 """Find the batches that a resumed rank saw in the reference: ahead, behind, in another epoch, on another rank. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Drill
@@ -66,7 +67,7 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     trace = drill.chaos.trace(first.attempt, first.rank)
     following = [record for record in trace.steps.values() if record.step >= first.step] if trace else [first]
     expected = _reference_steps(drill, first.rank)
-    by_ids = all(record.knows_ids for record in (*following, *expected))
+    by_ids = all(record.knows_ids for record in (*following, *expected)) and not _numbered_anew(following, expected)
     entries = _entries(following, by_ids)[micro_batch : micro_batch + WINDOW]
     seen = [entry.key for entry in entries]
     ledger = _entries(expected, by_ids)
@@ -189,6 +190,19 @@ def _best(ledger: Sequence[_Entry], seen: Sequence[tuple[object, ...]], here: in
 
 def _reference_steps(drill: Drill, rank: int) -> list[StepRecord]:
     return [*drill.reference_lineage.of(rank).values()]
+
+
+def _numbered_anew(seen: Sequence[StepRecord], expected: Sequence[StepRecord]) -> bool:
+    """Whether a batch has other sample ids than the only equal one of the reference: the script cut its dataset to what is
+    left."""
+    known: dict[str, set[tuple[Any, ...] | None]] = {}
+    for digest, ids in _with_ids(expected):
+        known.setdefault(digest, set()).add(ids)
+    return any(len(known.get(digest, ())) == 1 and ids not in known[digest] for digest, ids in _with_ids(seen))
+
+
+def _with_ids(records: Iterable[StepRecord]) -> Iterator[tuple[str, tuple[Any, ...] | None]]:
+    return ((digest, ids) for each in records for digest, ids in zip(each.batch, each.ids or (), strict=False))
 
 
 def _entries(records: Sequence[StepRecord], by_ids: bool) -> list[_Entry]:

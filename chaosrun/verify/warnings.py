@@ -32,7 +32,7 @@ REMEDY = {
 def overlapping_shares(drill: Drill) -> Iterator[str]:
     """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7). Examines the first epoch.
 
-    Ranks that all use the same ids do not count: each numbers its own share (a Subset), or reads all samples.
+    Ranks that all use the same ids do not count: each numbers its own share (a slice), or reads all samples.
     """
     by_rank: list[list[str]] = []
     numbers: list[set[str]] = []

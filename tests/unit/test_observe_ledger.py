@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from chaosrun.observe import ledger as observed
@@ -54,6 +54,14 @@ def test_a_batch_that_the_script_makes_anew_counts_for_the_pass_over_its_loader(
     ledger.taken([x - 1])
     ledger.fetched(skipping=False)
     assert ledger.passes == 2, "of two loaders it may be either's"
+
+
+def test_samples_of_a_subset_have_the_ids_of_the_whole(ledger: BatchLedger) -> None:
+    rest = Subset(Subset(DATA, torch.arange(2, 12)), [9, 0, 4, 1])  # pyright: ignore[reportArgumentType]
+    assert [ledger.taken([x]) for (x,) in DataLoader(rest, batch_size=2)] == [[11, 2], [6, 3]]
+    assert [ledger.taken([x]) for (x,) in DataLoader(rest, batch_size=None)] == [[11], [2], [6], [3]]
+    by_tensor = DataLoader(DATA, batch_size=None, sampler=torch.tensor([5, 1]))  # pyright: ignore[reportArgumentType]
+    assert [ledger.taken([x]) for (x,) in by_tensor] == [[5], [1]]
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

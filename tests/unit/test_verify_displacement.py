@@ -1,5 +1,7 @@
 """A count of batches to skip is off only where all that is seen is a shifted stretch of the reference's order."""
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,12 @@ def shuffle_from(run: RunLayout, step: int) -> None:
 
     for rank in range(3):
         edit_trace(run, "chaos", 2, rank, only("step", strange))
+
+
+def numbered_from(first: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Give each batch the next ids."""
+    ids = itertools.count(first)
+    return lambda line: {**line, "ids": [[next(ids) for _ in batch] for batch in line["ids"]]}
 
 
 def test_a_later_epoch_may_come_of_the_count_of_all_steps_and_ends_earlier() -> None:
@@ -104,6 +112,15 @@ def test_what_was_seen_tells_whether_a_count_was_off(
     assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
     assert says in f"{verdict.hint}"
     assert ("count of batches" in says) == ("count of batches" in f"{verdict.hint}")
+
+
+def test_ids_count_for_nothing_where_the_script_cut_its_dataset_to_what_is_left(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=1), kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", numbered_from(0)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
+    assert "off by 1" in f"{verdict.hint}"
 
 
 @pytest.mark.parametrize(
