@@ -1,32 +1,21 @@
 """The cause of a difference between the legs, as a code of the table (see `codes`). Pure: names what `divergence` finds."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import RankTrace, SourceRecord, StartRecord, StepRecord
-from chaosrun.verify.alignment import standing
+from chaosrun.records.traces import StartRecord
 from chaosrun.verify.check import Drill
-from chaosrun.verify.codes import Cause, Params
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
-from chaosrun.verify.ledger import displacement, fetched_alike, fetched_alike_later, other_count, other_size
+from chaosrun.verify.ledger import of_data
+from chaosrun.verify.moment import Moment
 from chaosrun.verify.rates import of_schedule, stays, where_used
 from chaosrun.verify.recovery import layout_at, reduces_alike, wrong_position
-from chaosrun.verify.restored import (
-    COMPONENTS,
-    StateDifference,
-    is_scaler,
-    is_setting,
-    lost_buffers,
-    reference_state,
-    restored_difference,
-    saved_before,
-)
+from chaosrun.verify.restored import COMPONENTS, StateDifference, is_scaler, is_setting, lost_buffers, reference_state
 from chaosrun.verify.steps import reference_parameters
 from chaosrun.verify.ulp import float_distances
-from chaosrun.verify.warnings import sample_finding, unrepeatable
 
 Place = Literal["start", "step", "checkpoint"]
 """Where a difference was found: in the weights that an attempt resumed with, in a step, or in the state saved after it."""
@@ -50,48 +39,11 @@ def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
     return None
 
 
-_ORDER_OF_A_PASS = ("sampler_epoch_not_set", "sampler_epoch_ahead", "data_order_not_restored")
-"""Causes for a sampler or stream that keeps its own position, when a pass starts anew."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    drill: Drill
-    attempt: Attempt
-    step: int
-    records: Mapping[int, StepRecord]
-
-    @property
-    def restored(self) -> bool:
-        """The attempt resumed from a checkpoint."""
-        return self.attempt.went_on
-
-    @property
-    def first_after_restore(self) -> bool:
-        return self.restored and all(self.step == self.attempt.start_of(rank) + 1 for rank in self.records)
-
-    @property
-    def restored_right(self) -> bool:
-        """It restored the reference's state of that step, or the chaos leg's own save if the reference saved none."""
-        if self.attempt.by == "script":
-            found = standing(self.drill, self.attempt)
-            return found is not None and found.wrong in ((), ("rng",))  # random streams that matter have their own cause
-        starts = [start for start in self.attempt.starts.values() if start.digests]
-        known = starts and all(
-            reference_state(self.drill, start.rank, start.position.step) or self._restored_own(start) for start in starts
-        )
-        return bool(known) and restored_difference(self.drill, self.attempt) is None
-
-    def _restored_own(self, start: StartRecord) -> bool:
-        saved = saved_before(self.drill, self.attempt, start.rank, start.position.step)
-        return saved is not None and saved.digests == start.digests
-
-
 def of_field(field: Field, moment: Moment, mismatches: list[Mismatch]) -> Cause:
     first = mismatches[0]
     match field:
         case "ids" | "batch":
-            return _data(field, moment, first)
+            return of_data(field, moment, first)
         case "position":
             return Cause.of("position_not_restored")
         case "rng":
@@ -186,71 +138,6 @@ def _scope(moment: Moment, found: StateDifference) -> str:
     if found.also:
         parts.append(f"; wrong, too: {', '.join(found.also)}")
     return "".join(parts)
-
-
-def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
-    record = moment.records[first.rank]
-    expected = moment.drill.reference_lineage.at(first.rank, moment.step)
-    if expected and (counted := other_count(expected, record)):
-        return counted
-    if field == "batch" and record.knows_ids and (expected is None or expected.knows_ids):
-        return _contents(moment, record)
-    fetched = expected and field == "batch" and fetched_alike(expected, record, first.micro_batch or 0)
-    if (fetched or (field == "batch" and fetched_alike_later(moment.drill, record))) and not _streams_lost(moment):
-        return Cause.of("batch_contents", because="changed" if moment.restored else None)
-    place = other_size(moment.drill, record) or displacement(moment.drill, record, first.micro_batch or 0)
-    return _of_source(moment, record, place) or place if moment.restored else place
-
-
-def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None:
-    """The cause if a sampler or stream keeps its own position: its state was not the reference's, or it has no set_epoch."""
-    seen = _source_at(moment.attempt.traces[record.rank], record.epoch)
-    if apart := _source_apart(moment, record):
-        return Cause.of("source_keeps_its_place", **apart)
-    if seen is None or seen.own is None or place.code not in _ORDER_OF_A_PASS:
-        return None
-    return Cause.of(
-        "source_keeps_its_place", because="unseen", name=seen.own, where=place.explained(place.because or "place").hint
-    )
-
-
-def _source_apart(moment: Moment, record: StepRecord) -> Params | None:
-    """The state of the script's samplers and dataset that differed from the reference's when the epoch was opened."""
-    expected = moment.drill.reference_lineage.at(record.rank, record.step)
-    other = moment.drill.reference.trace(expected.attempt, record.rank) if expected else None
-    sides = [_source_at(trace, record.epoch) for trace in (other, moment.attempt.traces[record.rank])]
-    if sides[0] is None or sides[1] is None:
-        return None
-    # If the source has set_epoch, chaosrun is responsible for its epoch.
-    told = () if sides[1].own else ("epoch", "_epoch")
-    apart = [name for name in differing_keys(sides[0].held, sides[1].held) if name.split("/")[-1] not in told]
-    if not apart:
-        return None
-    values = [side.held.get(apart[0], "absent") for side in sides if side]
-    return {"name": apart[0], "expected": values[0], "seen": values[1], "epoch": record.epoch}
-
-
-def _source_at(trace: RankTrace | None, epoch: int) -> SourceRecord | None:
-    return next((source for source in reversed(trace.sources) if source.epoch == epoch), None) if trace else None
-
-
-def _contents(moment: Moment, record: StepRecord) -> Cause:
-    """Why a sample with the same id has different contents: as the probe saw it, else the likely reason."""
-    finding = sample_finding(moment.drill)
-    if seen := unrepeatable(finding):
-        return Cause.of("batch_contents", because="unrepeatable", probe=seen)
-    if moment.restored and (apart := _source_apart(moment, record)):
-        return Cause.of("batch_contents", because="held", **apart)
-    if moment.restored and moment.drill.hash_seeds:
-        return Cause.of("batch_contents", because="hashes", where=moment.drill.hash_order)
-    independent = finding is not None and finding.items in ("independent", "draws")
-    return Cause.of("batch_contents", because="independent" if independent else None)
-
-
-def _streams_lost(moment: Moment) -> bool:
-    """Whether this is the first step after a restart and the random streams were not the reference's."""
-    found = standing(moment.drill, moment.attempt) if moment.first_after_restore else None
-    return found is not None and "rng" in found.wrong
 
 
 def _fresh(moment: Moment, rank: int) -> set[str | None]:

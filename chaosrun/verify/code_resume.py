@@ -3,7 +3,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS, OF_EPOCH
+from chaosrun.verify.code_data import OF_EPOCH
+from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS
 from chaosrun.verify.code_streams import OWN, STREAM_ROWS
 from chaosrun.verify.row import Blame, Row, detail, nobody, script
 

@@ -12,7 +12,6 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord
 from chaosrun.verify import causes
 from chaosrun.verify.alignment import QUANTITIES, Standing, cause_of, saved_while_training, standing
-from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, Mismatch, first_difference
@@ -20,6 +19,7 @@ from chaosrun.verify.draws import may_explain
 from chaosrun.verify.kept import KeptDifference, comparable, first_kept_difference
 from chaosrun.verify.ledger import of_turns, of_updates
 from chaosrun.verify.left import left_difference
+from chaosrun.verify.moment import Moment
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import parameters_expected
 

@@ -1,13 +1,17 @@
-"""Find the batches that a resumed rank saw in the reference: ahead, behind, in another epoch, on another rank. Pure."""
+"""The cause of other data: finds the batches that a resumed rank saw in the reference, ahead, behind, in another epoch, on
+another rank. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chaosrun.records.traces import StepRecord
+from chaosrun.records.traces import RankTrace, SourceRecord, StepRecord
+from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
-from chaosrun.verify.compare import left_out
+from chaosrun.verify.compare import Field, Mismatch, differing_keys, left_out
+from chaosrun.verify.moment import Moment
+from chaosrun.verify.warnings import sample_finding, unrepeatable
 
 WINDOW = 16
 """Number of micro-batches followed to distinguish occurrences of a batch."""
@@ -18,6 +22,8 @@ _BY_ALL = ", or the global step count was skipped within the epoch instead of th
 _OF_THE_STEP = ("accumulation_window", "batch_contents", "data_order_not_restored", "forward_pass", "gradient", "more_batches")
 _AFTER_RESTORE = ("restored_right", "drew_before", "first_after_restore", "restored")
 """Variants of rows for a loss or gradient that differs although everything was restored."""
+_ORDER_OF_A_PASS = ("sampler_epoch_not_set", "sampler_epoch_ahead", "data_order_not_restored")
+"""Causes for a sampler or stream that keeps its own position, when a pass starts anew."""
 SHIFTED = ("batches_skipped", "batches_repeated")
 
 
@@ -28,6 +34,74 @@ class _Entry:
     index: int
     """Batch number within the epoch, from 0."""
     key: tuple[object, ...]
+
+
+def of_data(field: Field, moment: Moment, first: Mismatch) -> Cause:
+    """The cause of other samples, or of other inputs of the model."""
+    record = moment.records[first.rank]
+    expected = moment.drill.reference_lineage.at(first.rank, moment.step)
+    if expected and (counted := other_count(expected, record)):
+        return counted
+    if field == "batch" and record.knows_ids and (expected is None or expected.knows_ids):
+        return _contents(moment, record, first.micro_batch or 0)
+    fetched = expected and field == "batch" and fetched_alike(expected, record, first.micro_batch or 0)
+    if (fetched or (field == "batch" and fetched_alike_later(moment.drill, record))) and not _streams_lost(moment):
+        return Cause.of("batch_contents", because="changed" if moment.restored else None)
+    place = other_size(moment.drill, record) or displacement(moment.drill, record, first.micro_batch or 0)
+    return _of_source(moment, record, place) or place if moment.restored else place
+
+
+def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None:
+    """The cause if a sampler or stream keeps its own position: its state was not the reference's, or it has no set_epoch."""
+    seen = _source_at(moment.attempt.traces[record.rank], record.epoch)
+    if apart := _source_apart(moment, record):
+        return Cause.of("source_keeps_its_place", **apart)
+    if seen is None or seen.own is None or place.code not in _ORDER_OF_A_PASS:
+        return None
+    return Cause.of(
+        "source_keeps_its_place", because="unseen", name=seen.own, where=place.explained(place.because or "place").hint
+    )
+
+
+def _source_apart(moment: Moment, record: StepRecord) -> Params | None:
+    """The state of the script's samplers and dataset that differed from the reference's when the epoch was opened."""
+    expected = moment.drill.reference_lineage.at(record.rank, record.step)
+    other = moment.drill.reference.trace(expected.attempt, record.rank) if expected else None
+    sides = [_source_at(trace, record.epoch) for trace in (other, moment.attempt.traces[record.rank])]
+    if sides[0] is None or sides[1] is None:
+        return None
+    # If the source has set_epoch, chaosrun is responsible for its epoch.
+    told = () if sides[1].own else ("epoch", "_epoch")
+    apart = [name for name in differing_keys(sides[0].held, sides[1].held) if name.split("/")[-1] not in told]
+    if not apart:
+        return None
+    values = [side.held.get(apart[0], "absent") for side in sides if side]
+    return {"name": apart[0], "expected": values[0], "seen": values[1], "epoch": record.epoch}
+
+
+def _source_at(trace: RankTrace | None, epoch: int) -> SourceRecord | None:
+    return next((source for source in reversed(trace.sources) if source.epoch == epoch), None) if trace else None
+
+
+def _contents(moment: Moment, record: StepRecord, micro_batch: int) -> Cause:
+    """Why a sample with the same id has different contents: as the probe saw it, else the likely reason."""
+    finding = sample_finding(moment.drill)
+    if seen := unrepeatable(finding):
+        return Cause.of("batch_contents", because="unrepeatable", probe=seen)
+    if moment.restored and (apart := _source_apart(moment, record)):
+        return Cause.of("batch_contents", because="held", **apart)
+    if then := step_of_contents(moment.drill, record, micro_batch):
+        return Cause.of("batch_contents", because="of_step", step=then.step, epoch=then.epoch)
+    if moment.restored and moment.drill.hash_seeds:
+        return Cause.of("batch_contents", because="hashes", where=moment.drill.hash_order)
+    independent = finding is not None and finding.items in ("independent", "draws")
+    return Cause.of("batch_contents", because="independent" if independent else None)
+
+
+def _streams_lost(moment: Moment) -> bool:
+    """Whether this is the first step after a restart and the random streams were not the reference's."""
+    found = standing(moment.drill, moment.attempt) if moment.first_after_restore else None
+    return found is not None and "rng" in found.wrong
 
 
 def other_count(expected: StepRecord, seen: StepRecord) -> Cause | None:
@@ -92,6 +166,13 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     if given and given.tensors[there:] == first.tensors[micro_batch:] and all(first.tensors):
         return Cause.of("batch_contents", because="beside_tensors")
     return Cause.of("data_order_not_restored")
+
+
+def step_of_contents(drill: Drill, first: StepRecord, micro_batch: int) -> StepRecord | None:
+    """Another step of the reference in which the same samples had the contents that this micro-batch has."""
+    digest, ids = first.batch[micro_batch], first.ids[micro_batch] if first.ids else None
+    others = (each for each in _reference_steps(drill, first.rank) if each.step != first.step)
+    return next((each for each in others if (digest, ids) in _with_ids(each)), None)
 
 
 def fetched_alike(expected: StepRecord, seen: StepRecord, micro_batch: int) -> bool:
@@ -193,16 +274,22 @@ def _reference_steps(drill: Drill, rank: int) -> list[StepRecord]:
 
 
 def _numbered_anew(seen: Sequence[StepRecord], expected: Sequence[StepRecord]) -> bool:
-    """Whether a batch has other sample ids than the only equal one of the reference: the script cut its dataset to what is
-    left."""
-    known: dict[str, set[tuple[Any, ...] | None]] = {}
-    for digest, ids in _with_ids(expected):
-        known.setdefault(digest, set()).add(ids)
-    return any(len(known.get(digest, ())) == 1 and ids not in known[digest] for digest, ids in _with_ids(seen))
+    """Whether a batch has other sample ids than the only equal one of the reference, at another step: the script cut its
+    dataset to what is left."""
+    known: dict[str, list[tuple[int, Any]]] = {}
+    for each in expected:
+        for digest, ids in _with_ids(each):
+            known.setdefault(digest, []).append((each.step, ids))
+    for each in seen:
+        for digest, ids in _with_ids(each):
+            match known.get(digest):
+                case [(step, others)] if step != each.step and others != ids:
+                    return True
+    return False
 
 
-def _with_ids(records: Iterable[StepRecord]) -> Iterator[tuple[str, tuple[Any, ...] | None]]:
-    return ((digest, ids) for each in records for digest, ids in zip(each.batch, each.ids or (), strict=False))
+def _with_ids(record: StepRecord) -> Iterator[tuple[str, tuple[Any, ...] | None]]:
+    return zip(record.batch, record.ids or (), strict=False)
 
 
 def _entries(records: Sequence[StepRecord], by_ids: bool) -> list[_Entry]:

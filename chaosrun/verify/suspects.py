@@ -9,7 +9,8 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.traces import ALIVE, CHANGES_OFTEN, RankTrace, SaveRecord
 from chaosrun.verify.check import Drill
-from chaosrun.verify.code_differences import DATA, QUANTITIES
+from chaosrun.verify.code_data import DATA
+from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.own_saves import named_since
 from chaosrun.verify.restored import restored_difference

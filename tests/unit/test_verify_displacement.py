@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +122,25 @@ def test_ids_count_for_nothing_where_the_script_cut_its_dataset_to_what_is_left(
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
     assert "off by 1" in f"{verdict.hint}"
+
+
+def test_the_same_ids_with_the_contents_of_another_epoch_are_told_with_their_step(tmp_path: Path) -> None:
+    """A dataset that a script orders anew for each epoch, and that a restart orders as for an earlier one."""
+    run = write_script_run(tmp_path, bugs=Bugs(), kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        contents: dict[int, Any] = {}
+
+        def by_place(line: dict[str, Any], contents: dict[int, Any] = contents, epochs: int = 0) -> dict[str, Any]:
+            batch = contents.setdefault(line["step"], line["batch"])
+            earlier = contents[line["step"] - 5] if epochs and line["step"] > 5 else batch
+            return {**line, "batch": earlier, "ids": [[line["batches"] - number] for number in (1, 0)]}
+
+        edit_trace(run, "reference", 1, rank, only("step", by_place))
+        edit_trace(run, "chaos", 1, rank, only("step", by_place))
+        edit_trace(run, "chaos", 2, rank, only("step", partial(by_place, epochs=1)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "batch_contents"), verdict.cause
+    assert "the same samples have the contents of step 1, in epoch 0" in f"{verdict.hint}"
 
 
 @pytest.mark.parametrize(
