@@ -190,10 +190,10 @@ def _is_left_out(value: object, name: str, child: object) -> bool:
 
 
 def _is_looked_into(kind: type, optimizers: bool) -> bool:
-    """Whether to traverse it: a class always, whatever its metaclass."""
+    """Whether to traverse it: a class always, whatever its metaclass; an open file never, a restart opens its own."""
     if issubclass(kind, Optimizer):
         return optimizers
-    return issubclass(kind, type) or not (issubclass(kind, MEMORY) or is_passed_over(kind))
+    return issubclass(kind, type) or not (issubclass(kind, MEMORY) or kind.__module__ == "_io" or is_passed_over(kind))
 
 
 def _is_parameter_group(value: Any) -> bool:

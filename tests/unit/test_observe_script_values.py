@@ -50,6 +50,12 @@ def test_values_of_functions_and_objects_are_told_and_then_what_changes() -> Non
     assert best == 0.25
 
 
+def test_a_file_is_not_looked_into(tmp_path: Path) -> None:
+    with (tmp_path / "train.log").open("w") as log:
+        first = ScriptValues(lambda: []).changed()
+    assert log.closed and not [name for name in first if name.startswith("log/")], "each run opens its own, 'a' or 'w'"
+
+
 class Pace:
     limit = 0.5
 
