@@ -14,9 +14,9 @@ STREAM_ROWS: Mapping[str, Row] = {
     ),
     "rng_not_restored.of_the_beginning": detail(hint="the {streams} are as before step 1: seeded again, not restored{scope}"),
     "rng_not_restored.of_none": detail(
-        hint="the {streams} match no step: they were not saved, or something drew from them after the restore: batches read in "
-        "order to skip them, samples generated again, a loader that starts (it draws its seed from the global stream: "
-        "restore after its first batch, or give it its own generator){scope}",
+        hint="the {streams} match no step: not all were saved (NumPy's and Python's, too), or something drew from them after "
+        "the restore: batches read in order to skip them, samples generated again, a loader that starts (it draws its seed "
+        "from the global stream: restore after its first batch, or give it its own generator){scope}",
         hazard="R1",
     ),
     "rng_not_restored.on_some_ranks": detail(
