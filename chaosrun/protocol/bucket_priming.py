@@ -52,6 +52,8 @@ class BucketPrimer:
         self._models: list[DistributedDataParallel] = []
         self._waiting: list[DistributedDataParallel] = []
         self._expected: list[weakref.ref[torch.nn.Module]] = []
+        self._prepares: weakref.WeakKeyDictionary[DistributedDataParallel, bool] = weakref.WeakKeyDictionary()
+        """Whether the last forward pass of a wrapper prepared the reduction of gradients."""
         for model in models:
             self.expect(model)
         _primers.add(self)
@@ -63,7 +65,10 @@ class BucketPrimer:
 
     def meet(self, wrapper: DistributedDataParallel) -> None:
         """Note that the wrapper's forward pass begins; without gradients it does not count (an evaluation, for instance)."""
-        if not torch.is_grad_enabled() or any(known is wrapper for known in self._models):
+        if not torch.is_grad_enabled():
+            return
+        self._prepares[wrapper] = wrapper.require_backward_grad_sync
+        if any(known is wrapper for known in self._models):
             return
         if not any(model() is wrapper or model() is wrapper.module for model in self._expected):
             return
@@ -89,8 +94,12 @@ class BucketPrimer:
 
     @property
     def synchronises(self) -> bool:
-        """Whether the coming backward pass reduces gradients, as far as known."""
-        return all(model.require_backward_grad_sync for model in self._models)
+        """Whether the coming backward pass reduces gradients, as far as known. DDP decides in the forward pass: no_sync around
+        the backward pass alone has no effect. accelerate's trigger_sync_in_backward decides for it later."""
+        return all(
+            self._prepares[model] or (model.require_backward_grad_sync and model.require_forward_param_sync)
+            for model in self._models
+        )
 
     @property
     def is_due(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.protocol.bucket_priming import BucketPrimer
@@ -98,6 +99,33 @@ def test_no_pass_outside_a_wrapper_or_without_gradients_or_of_another_model_is_m
         model(INPUTS)
     assert not primer.is_due and primer.layout() is None
     train(model, primer)
+
+
+def test_no_sync_counts_around_the_forward_pass_alone(bare: torch.nn.Module) -> None:
+    primer = BucketPrimer([], saves_itself=True)
+    model = wrapped(bare, primer)
+    with model.no_sync():
+        loss: torch.Tensor = model(INPUTS).sum()
+    assert not primer.is_due, "nothing is reduced in its backward pass"
+    loss.backward()
+    loss = model(INPUTS).sum()
+    with torch.no_grad():
+        model(INPUTS)
+    with model.no_sync():
+        assert primer.is_due, "modded-nanogpt: DDP reduces in this pass, and rebuilds in the next"
+        primer.prime(lambda root: root.backward(), loss)
+    assert primer.done and primer.primed
+
+
+def test_a_reduction_that_accelerate_triggers_later_is_seen(bare: torch.nn.Module) -> None:
+    primer = BucketPrimer([], saves_itself=True)
+    model = wrapped(bare, primer)
+    with model.no_sync():
+        loss: torch.Tensor = model(INPUTS).sum()
+    with Accelerator.trigger_sync_in_backward(model):
+        assert primer.is_due
+        primer.prime(lambda root: root.backward(), loss)
+    assert primer.done and primer.primed
 
 
 def test_a_compiled_wrapper_is_met(bare: torch.nn.Module) -> None:
