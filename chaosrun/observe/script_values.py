@@ -39,7 +39,7 @@ class ScriptValues:
         self._looks = MOST_LOOKS
 
     def changed(self) -> dict[str, str]:
-        """Values that changed since the last call, by path; empty after too many calls."""
+        """Values that changed since the last call, by path, "" for one no longer found; empty after too many calls."""
         if self._looks == 0:
             return {}
         began_s, before = time.thread_time(), self._told
@@ -57,7 +57,8 @@ class ScriptValues:
         except Exception:  # an object of the script may raise any error, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
-        return {name: text for name, text in self._told.items() if before.get(name) != text}
+        gone = dict.fromkeys(before.keys() - self._told.keys(), "")
+        return gone | {name: text for name, text in self._told.items() if before.get(name) != text}
 
 
 def _kind(optimizer: Optimizer) -> str:

@@ -283,8 +283,9 @@ class HoldingsRecord(TraceRecord, frozen=True, kw_only=True, tag="holdings"):
     step: AtLeastOne
     modules: Mapping[str, str] = {}
     """Settings of its modules, if it resumes by itself: by path, a setting's text; "": it no longer exists."""
-    values: Mapping[str, Text] = {}
-    """Its plain values, if a restart may resume at this step: see `observe.script_values`."""
+    values: Mapping[str, str] = {}
+    """Its plain values, if a restart may resume at this step: see `observe.script_values`; "": no longer found, as it is out of
+    scope, or behind too many others."""
 
 
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):

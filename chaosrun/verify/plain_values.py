@@ -105,7 +105,7 @@ def _values_by_step(trace: RankTrace) -> _ByStep:
     found: dict[int, dict[str, str]] = {}
     for record in trace.holdings:
         if record.values:
-            held = {**held, **record.values}
+            held = {name: text for name, text in {**held, **record.values}.items() if text}
             found[record.step] = held
     return found
 

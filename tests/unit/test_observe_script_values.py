@@ -50,6 +50,16 @@ def test_values_of_functions_and_objects_are_told_and_then_what_changes() -> Non
     assert best == 0.25
 
 
+def test_a_value_that_is_no_longer_found_is_told_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, state = SimpleNamespace(last_epoch=4), {"a": 1}
+    values = ScriptValues(lambda: [])
+    assert values.changed()["scheduler/last_epoch"] == "4"
+    scheduler.last_epoch = 5
+    monkeypatch.setattr(script_values, "MOST_VALUES", 0)
+    assert values.changed()["scheduler/last_epoch"] == "", "it is behind too many others: 4 is not what it has now"
+    assert "scheduler/last_epoch" not in values.changed() and state
+
+
 def test_a_file_is_not_looked_into(tmp_path: Path) -> None:
     with (tmp_path / "train.log").open("w") as log:
         first = ScriptValues(lambda: []).changed()

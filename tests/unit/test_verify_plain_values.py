@@ -166,10 +166,11 @@ def test_a_schedule_that_stands_otherwise_to_the_end_is_warned_of(
         ("ema/shadow", "weights b", "weights b", True),
         ("first", "4", "4", False),
         ("count", "0", "4", True),
+        ("gone", "inf", "", False),
     ],
     ids=[
         *("lost", "there at first", "found again", "never changes", "wanders", "of a loop", "weights"),
-        *("the step that it resumed at", "as large by now"),
+        *("the step that it resumed at", "as large by now", "no longer found"),
     ],
 )
 @pytest.mark.parametrize("fails", [False, True])
