@@ -150,7 +150,7 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         first = next((moment for moment in _moments(drill, attempt)), None)
         seen = None if first is None else _in_step(first)
         strange = seen is not None and (seen.reason.code, seen.reason.because) in _STRANGE
-        drawn = "rng" in found.wrong and strange
+        drawn = "rng" in found.wrong and strange and drill.streams_count
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             because = seen.reason.because
             if because in ("at_first", "broken") and "rng" in found.wrong and {*found.held["rng"]} & {*found.held["data"]}:

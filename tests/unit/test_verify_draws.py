@@ -49,6 +49,23 @@ def test_an_order_that_is_drawn_as_an_epoch_begins_does_follow_them(tmp_path: Pa
     assert told(tmp_path, BEGAN + 6, strange, draws=False).code == "rng_not_restored"
 
 
+@pytest.mark.parametrize(("drawn", "code"), [(True, "rng_not_restored"), (False, "data_order_not_restored")])
+def test_batches_of_no_step_are_drawn_from_streams_that_the_reference_draws_from(
+    tmp_path: Path, drawn: bool, code: str
+) -> None:
+    """Else a sampler or a dataset with a stream of its own has lost it, and the loader that starts again has drawn its seed."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    strange = put(batch=["2" * 16, "3" * 16], ids=None, loss=["0x1p-3", "0x1p-4"], rng=ELSEWHERE)
+    for rank in range(3):
+        for leg in () if drawn else ("reference", "chaos"):
+            edit_trace(run, leg, 1, rank, only("step", put(rng="2" * 16)))
+        edit_trace(run, "chaos", 2, rank, only("start", streams_lost))
+        edit_trace(run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], "data": []}}))
+        edit_trace(run, "chaos", 2, rank, only("step", strange))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
