@@ -177,16 +177,25 @@ def _is_number(value: object) -> bool:
     return value.nbytes <= LARGEST_ARRAY and value.grad_fn is None
 
 
-def _is_left_out(value: object, name: str, child: object) -> bool:
-    """Whether this child is a tensor of several numbers in a container, which may hold samples: of these only the count is
-    told; the mode of a module; how much of a queue is done; or what torch keeps with an optimizer: its defaults and hooks, a
-    warning's count, a cache."""
+def _is_left_out(value: Any, name: str, child: object) -> bool:
+    """Whether this child is a tensor of several numbers in a container, which may hold samples, or texts beside one (ids of the
+    samples): of these only the count is told; the mode of a module; how much of a queue is done; or what torch keeps with an
+    optimizer: its defaults and hooks, a warning's count, a cache."""
     if type(value) in CONTAINERS:
-        return type(child) is torch.Tensor and child.layout is torch.strided and child.numel() > 1
+        beside = islice(value, MOST_CHILDREN) if _is_of_texts(child) else ()
+        return _is_of_several(child) or any(type(each) is numpy.ndarray or _is_of_several(each) for each in beside)
     if isinstance(value, Optimizer):
         of_torch = name in ("defaults", "_opt_called") or name.startswith("_optimizer_")
         return of_torch or (name[:1] == "_" and type(value).__module__.startswith("torch."))
     return isinstance(value, {"training": torch.nn.Module, "unfinished_tasks": Queue}.get(name, ()))
+
+
+def _is_of_several(value: object) -> bool:
+    return type(value) is torch.Tensor and value.layout is torch.strided and value.numel() > 1
+
+
+def _is_of_texts(value: Any) -> bool:
+    return type(value) is str or (type(value) in CONTAINERS and all(type(each) is str for each in islice(value, MOST_CHILDREN)))
 
 
 def _is_looked_into(kind: type, optimizers: bool) -> bool:

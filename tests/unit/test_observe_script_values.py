@@ -50,6 +50,14 @@ def test_values_of_functions_and_objects_are_told_and_then_what_changes() -> Non
     assert best == 0.25
 
 
+@pytest.mark.parametrize("samples", [torch.ones(2, 3), numpy.ones((2, 3))])
+def test_texts_beside_samples_are_left_out(samples: Any) -> None:
+    batch, shards = (["17", "4"], ["a dog", "a cat"], "train", samples), ["a", "b"]
+    first = ScriptValues(lambda: []).changed()
+    assert first["shards"] == "list of 2: 'a', 'b'" and batch and shards
+    assert [name for name in first if name.startswith("batch/") and name != "batch/3"] == []
+
+
 def test_a_value_that_is_no_longer_found_is_told_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, state = SimpleNamespace(last_epoch=4), {"a": 1}
     values = ScriptValues(lambda: [])
