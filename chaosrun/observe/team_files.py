@@ -156,7 +156,7 @@ class TeamFiles:
         there = _seen(real)
         if path.startswith(self._above) and not path.startswith(self._work):
             if not makes_folder or there is None:
-                self._refuse_changing(real, f"the script would write {os.path.relpath(path, self._work)}, {SHARED}")
+                self._refuse_changing(path, real, f"the script would write {os.path.relpath(path, self._work)}, {SHARED}")
             return
         is_guarded = f"{real}/".startswith(self._guarded)
         if not is_guarded and (is_save or real.endswith(CHECKPOINTS)) and not real.startswith(self._caches):
@@ -169,11 +169,11 @@ class TeamFiles:
             if path.startswith(self._work):
                 self._make_own(folder)
             elif f"{real}/".startswith(self._to_be_written) or self._has_begun:
-                self._refuse_changing(real, f"the script would write {real}, {SHARED}")
+                self._refuse_changing(path, real, f"the script would write {real}, {SHARED}")
         elif not makes_folder and there.st_ctime < self._began_s and not _holds_nothing(real, there):
-            self._refuse_changing(real, f"the script would change {real}, {OF_THE_TEAM}")
+            self._refuse_changing(path, real, f"the script would change {real}, {OF_THE_TEAM}")
         elif not makes_folder and self._has_begun:
-            self._refuse_changing(real, f"the script would change {real}, {SHARED}")
+            self._refuse_changing(path, real, f"the script would change {real}, {SHARED}")
 
     def _make_own(self, folder: str) -> None:
         """Make every folder on the path to this one a folder of the leg, with links to its present entries."""
@@ -203,13 +203,15 @@ class TeamFiles:
         first = _series(os.path.relpath(names[0], folder or ".").partition(os.sep)[0])
         return ", ".join(sorted(os.path.join(folder, each) for each in os.listdir(whole) if _series(each) == first))
 
-    def _refuse_changing(self, real: str, message: str) -> NoReturn:
+    def _refuse_changing(self, path: str, real: str, message: str) -> NoReturn:
         for folder in reversed(self._made):
             if real.startswith(os.path.join(folder, "")):
                 with suppress(OSError):  # it is not empty
                     os.rmdir(folder)
-        # The leg itself may be in the job's folder, and its `..` is not a folder of the job.
+        # The leg itself may be in the job's folder, and its `..` is not a folder of the job; a path that does not lead through
+        # the leg's folder (absolute, or made from __file__) leads to the job's file, whatever `outputs` says.
         inside = f"{real}/".startswith(os.path.join(self._directory, "")) and not real.startswith(self._leg)
+        inside = inside and path.startswith(self._work)
         self._refuse(message, outputs=self._outputs(os.path.relpath(real, self._directory)) if inside else None)
 
     def _refuse(self, message: str, *, outputs: str | None) -> NoReturn:
@@ -217,7 +219,8 @@ class TeamFiles:
         if outputs:
             hint = f"outputs=[{outputs}] gives each leg its own, empty at first; or {hint}"
         else:
-            hint += "; a path that stands in the script has to become an argument, or to lie in its working folder"
+            hint += "; a path that stands in the script, or is made from __file__, has to become an argument, or to lie in its "
+            hint += "working folder"
         error = MisuseError(message, hint=hint)
         self.refused = self.refused or error
         raise error

@@ -104,6 +104,7 @@ def test_what_the_team_has_is_never_changed(job: Path) -> None:
     assert kept.endswith("a drill never overwrites what another run left")
     assert all("which was there before" in said for said in found.values()), found
     assert "outputs=[out] gives each leg its own" in found["natively"] and "outputs=[train.log]" in found["append"]
+    assert "outputs=" not in found["absolute"] and "made from __file__" in found["absolute"], "it leads past the leg's folder"
     assert tree(job) == before
 
 
