@@ -30,7 +30,7 @@ MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 MEMORY = torch.Tensor | numpy.ndarray
 LARGEST_ARRAY = 1 << 16
 """Bytes of an array that is told, as a digest."""
-MACHINERY = frozenset({"asyncio", "concurrent", "logging", "subprocess", "threading"})
+MACHINERY = frozenset({"_io", "asyncio", "concurrent", "logging", "subprocess", "threading"})
 """Packages of Python whose objects hold how a program runs, not what it trains."""
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
@@ -199,10 +199,10 @@ def _is_of_texts(value: Any) -> bool:
 
 
 def _is_looked_into(kind: type, optimizers: bool) -> bool:
-    """Whether to traverse it: a class always, whatever its metaclass; an open file never, a restart opens its own."""
+    """Whether to traverse it: a class always, whatever its metaclass."""
     if issubclass(kind, Optimizer):
         return optimizers
-    return issubclass(kind, type) or not (issubclass(kind, MEMORY) or kind.__module__ == "_io" or is_passed_over(kind))
+    return issubclass(kind, type) or not (issubclass(kind, MEMORY) or is_passed_over(kind))
 
 
 def _is_parameter_group(value: Any) -> bool:
@@ -214,7 +214,7 @@ def _is_parameter_group(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def is_passed_over(kind: type) -> bool:
-    """Whether it is a class; a loader; a pool, a thread, a logger; internal to torch.distributed, such as FSDP2's memory for
+    """Whether it is a class; a loader; a pool, a thread, a file; internal to torch.distributed, such as FSDP2's memory for
     whole parameters; or an object that runs code when its class or an attribute is read, such as a proxy for a lazily
     loaded value."""
     runs_code = any(
