@@ -25,7 +25,7 @@ NUMPY_VALUES: list[Any] = [
     numpy.dtype,
     numpy._core.multiarray.scalar,  # pyright: ignore[reportAttributeAccessIssue]
     numpy._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
-    *(type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdFD"),
+    *(type(numpy.dtype(code)) for code in numpy.typecodes["All"]),
 ]
 """What numpy numbers and arrays in a state dict are pickled with: plain values, so that loading them runs no foreign code."""
 
