@@ -145,8 +145,9 @@ class FoundState:
         return _digest_of(self.optimizers())
 
     def optimizer_digests(self) -> dict[str, str]:
-        """A digest of each optimizer's state, by its name."""
-        return {name: _digest_of([optimizer]) for name, optimizer in named_optimizers(self.optimizers()).items()}
+        """A digest of each optimizer's state, by its name, but for those whose inner optimizer has it."""
+        named = named_optimizers(self.optimizers())
+        return {name: _digest_of([optimizer]) for name, optimizer in named.items() if not _is_shell(optimizer)}
 
     def names_of_optimizers(self) -> dict[int, str]:
         """By id; empty unless there are several."""
@@ -323,10 +324,15 @@ def _digest_of(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     return xxhash.xxh3_64_hexdigest(f"{fingerprint(tensors).value} {plain}".encode())
 
 
+def _is_shell(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an inner optimizer updates this rank's share; nothing reads what loading leaves in this outer one."""
+    return any(kind.__qualname__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
+
+
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """An optimizer's state, by the parameter's number and the keys below: a tensor, or a plain value."""
-    if any(kind.__qualname__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
-        return  # its inner optimizer updates this rank's share; nothing reads what loading leaves in the outer one
+    if _is_shell(optimizer):
+        return
     for index, parameter in enumerate(parameters_of(optimizer)):
         if kept := optimizer.state.get(parameter):
             yield from _values_of(kept, (index,))

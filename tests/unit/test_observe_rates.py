@@ -57,6 +57,14 @@ def test_several_optimizers_are_told_apart_and_a_scheduler_is_known(monkeypatch:
     assert found.optimizer_digests() == {} and found.names_of_optimizers() == {}
 
 
+def test_an_outer_optimizer_whose_inner_one_has_the_state_is_not_told_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
+    weight = torch.nn.Parameter(torch.ones(2))
+    found = FoundState(None)
+    monkeypatch.setattr(found, "optimizers", lambda: [shell([weight]), torch.optim.AdamW([weight])])
+    assert list(found.optimizer_digests()) == ["AdamW"]
+
+
 class Around(torch.optim.Optimizer):
     """As Lightning Fabric's: a scheduler that is given it marks it alone, and sets the groups of the one inside."""
 
