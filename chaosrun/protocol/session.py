@@ -336,7 +336,7 @@ class Session:
             return self._backward(loss, **kwargs)
         if self._recorder:
             self._recorder.before_synchronised_backward(loss)
-        if self._primer.done:
+        if not self._primer.is_due:
             return self._backward(loss, **kwargs)
         return self._primer.prime(self._backward, loss, **kwargs)
 

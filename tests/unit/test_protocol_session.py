@@ -271,6 +271,13 @@ class TestMisuse:
             job.run.step(loss)
         assert raised.value.hint and "accelerator.backward(loss)" in raised.value.hint
 
+    def test_a_pass_that_ddp_does_not_reduce(self) -> None:
+        """As in accelerate's LocalSGD, where optimizers step under no_sync."""
+        job = Job()
+        job.run._primer = MagicMock(done=False, is_due=False)
+        job.train(epochs=1)
+        job.run._primer.prime.assert_not_called()
+
     def test_a_loss_that_is_no_scalar(self) -> None:
         job = Job()
         next(job.run.batches(job.loader, epochs=1))
