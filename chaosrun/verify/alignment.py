@@ -226,10 +226,11 @@ def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -
         record = drill.reference_lineage.at(other, step + 1)
         if record and other != rank and record.rng == start.rng:
             return {"other": other}
-    # A stream that is not restored differs to the end.
+    # A stream that is not restored differs to the end, unless a later restart restores it.
     ends = [leg.ends[rank] for leg in (drill.reference, drill.chaos) if rank in leg.ends]
-    last = attempt is drill.chaos.attempts[-1] and len(ends) == 2
-    apart = differing_keys(*(end.digests.get("rng", {}) for end in ends)) if last else []
+    last = drill.chaos.attempts[-1]
+    again = attempt is last or ((found := standing(drill, last)) is not None and "rng" in found.wrong)
+    apart = differing_keys(*(end.digests.get("rng", {}) for end in ends)) if again and len(ends) == 2 else []
     return {"streams": f"random streams ({', '.join(apart)})"} if apart else {}
 
 

@@ -537,6 +537,22 @@ def test_streams_that_came_back_on_some_ranks_are_told_by_rank(tmp_path: Path) -
     assert "were restored on rank 0, not on ranks 1 and 2" in f"{verdict.hint}", verdict.hint
 
 
+@pytest.mark.parametrize("later", [(), ("numpy",)], ids=["restored by the last restart", "by none"])
+def test_streams_that_no_restart_restores_are_named(tmp_path: Path, later: tuple[str, ...]) -> None:
+    run = write_script_run(tmp_path)
+    for rank in range(3):
+        lost = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": []}})
+        for attempt in (2, 3)[: 1 + len(later)]:
+            edit_trace(run, "chaos", attempt, rank, lost)
+            edit_trace(run, "chaos", attempt, rank, only("step", put(rng="other", loss=["0x1p-9"])))
+        for leg, value in (("reference", "1"), ("chaos", "2")):
+            end = only("end", lambda line, value=value: {**line, "digests": {**line["digests"], "rng": {"numpy": value * 16}}})
+            edit_trace(run, leg, 1 if leg == "reference" else 3, rank, end)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "rng_not_restored"), verdict.cause
+    assert ("the random streams (numpy) match no step" in f"{verdict.hint}") == bool(later), verdict.hint
+
+
 @pytest.mark.parametrize(("streams", "code"), [({}, "batch_contents"), ({"rng": [0], "step": None}, "rng_not_restored")])
 def test_other_contents_of_the_same_samples_are_put_down_to_streams_that_were_not_restored(
     tmp_path: Path, streams: dict[str, Any], code: str
