@@ -81,14 +81,15 @@ def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
         return Cause.of("parameter_order", message=message)
     if not moment.restored:
         return Cause.of("initial_weights")
-    if seen == reference_parameters(drill, rank, 0):
-        return Cause.of("weights_not_restored", because="initial")
-    if seen == reference_parameters(drill, rank, moment.step - 1):
-        return Cause.of("weights_not_restored", because="unchanged")
+    for step, because in ((0, "initial"), (moment.step - 1, "unchanged")):
+        if seen == reference_parameters(drill, rank, step):
+            return Cause.of("weights_not_restored", because=because)
     for step in range(1, drill.reference_lineage.final_step + 1):
         if seen == reference_parameters(drill, rank, step):
             return Cause.of("weights_of_another_step", because="start", step=step)
-    return Cause.of("weights_not_restored", because="partly")
+    others = [other for other in drill.ranks if seen == reference_parameters(drill, other, moment.step - 1)]
+    partly = Cause.of("weights_not_restored", because="partly")
+    return Cause.of("weights_of_another_rank", rank=rank, other=others[0], scope="") if others else partly
 
 
 def other_order(drill: Drill, attempt: Attempt) -> str | None:
@@ -112,9 +113,8 @@ def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
 
 def of_saved_state(moment: Moment, found: StateDifference) -> Cause:
     """The cause if a checkpoint's state differs from the reference's although every step up to it agrees."""
-    if found.component == "rng":
-        return _drifted(found.names)
-    return Cause.of(f"{_part(found)}_drifted", step=found.step, scope=_scope(moment, found))
+    drawn = found.component == "rng"
+    return _drifted(found.names) if drawn else Cause.of(f"{_part(found)}_drifted", step=found.step, scope=_scope(moment, found))
 
 
 def _part(found: StateDifference) -> str:

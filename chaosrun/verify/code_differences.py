@@ -199,10 +199,13 @@ _OF_SCRIPT: Mapping[str, Blame] = {
     "registered_state_not_restored": script(
         "load_state_dict of a registered object does not restore what its state_dict returned"
     ),
+    "weights_of_another_rank": script("its ranks trained weights of their own, but chaosrun.attach saves rank 0's for all"),
     "optimizer_state_of_another_rank": script("its ranks held different optimizer states, but only one is saved for all"),
     "lr_scheduler_of_another_rank": script("its ranks held different schedules, but only one is saved for all"),
 }
-_HELD_BY_ALL = ("optimizer_state", "lr_scheduler")
+_HELD_BY_ALL = dict.fromkeys(("optimizer_state", "lr_scheduler"), "reduce what sets them") | {
+    "weights": "replicas and shards alone can be restored: such a script needs checkpoints of its own"
+}
 
 
 def _of_parts() -> Iterator[tuple[str, Row]]:
@@ -215,12 +218,9 @@ def _of_parts() -> Iterator[tuple[str, Row]]:
             "changed outside the training steps{scope}"
         )
         yield f"{part}_drifted", Row(f"{words} drifted", drifted, told, _DRIFTED.get(part, hazard))
-        told = "rank {rank} restored what rank {other} holds: another file was loaded{scope}"
-        if part in _HELD_BY_ALL:
-            told = (
-                "rank {rank} restored what rank {other} holds, saved for all: ranks held different ones (reduce what sets "
-                "them){scope}"
-            )
+        held = _HELD_BY_ALL.get(part)
+        of_all = f", saved for all: ranks held different ones ({held})" if held else ": another file was loaded"
+        told = f"rank {{rank}} restored what rank {{other}} holds{of_all}{{scope}}"
         yield _state(f"{part}_of_another_rank", f"{words} of another rank", told, _OF_ANOTHER_RANK.get(part, hazard))
         told = "rank {rank} restored what it held after step {step}: another file was loaded{scope}"
         yield _state(f"{part}_of_another_step", f"{words} of another step", told, _OF_ANOTHER_STEP.get(part, hazard))

@@ -1,4 +1,5 @@
-"""Rows of the table of causes: random streams that a script which resumes by itself did not restore. See `codes`."""
+"""Rows of the table of causes: random streams that a script which resumes by itself did not restore, and what it restored of
+another rank. See `codes`."""
 
 from collections.abc import Mapping
 
@@ -29,6 +30,15 @@ STREAM_ROWS: Mapping[str, Row] = {
         OWN,
         "rank {rank} began with the random streams of rank {other}: that rank's file was loaded, or only that rank saved its "
         "own (each rank has its own: save and load every rank's){scope}",
+    ),
+    **dict.fromkeys(
+        [f"{part}_of_another_rank.own" for part in ("weights", "optimizer_state", "lr_scheduler")],
+        Row(
+            "",
+            OWN,
+            "rank {rank} restored what rank {other} holds: that rank's file was loaded, or only that rank saved its own (where "
+            "each rank has its own, save and load every rank's){scope}",
+        ),
     ),
     "rng_of_another_step.own": Row(
         "",

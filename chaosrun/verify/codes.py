@@ -43,7 +43,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "counted": "prepare a scheduler, or pass what it counts to run.register",
         "scheduler": "prepare the scheduler, or pass it to run.register",
         "averaged": "pass DistributedDataParallelKwargs(find_unused_parameters=True) if ranks take different branches, call "
-        "the model that prepare() returned and not model.module",
+        "the model that prepare() returned and not model.module (Local SGD needs checkpoints of the script's own)",
     },
     "script": {
         "kept": _SAVED,

@@ -422,6 +422,22 @@ def test_weights_of_another_checkpoint_are_recognised(run: RunLayout) -> None:
     assert "after step 2" in diverging(run).hint
 
 
+def test_weights_of_a_ranks_own_are_not_restored_by_attach(run: RunLayout) -> None:
+    """An expert, which no DDP wraps: only rank 0's is saved."""
+
+    def own(line: dict[str, Any]) -> dict[str, Any]:
+        words = {name: "AAAA" + line[name][4:] for name in ("params", "grads") if line.get(name)}
+        return {**line, **words, "param": line["param"][::-1]} if line["kind"] in ("start", "step") else line
+
+    params = [line["param"] for line in read_lines(run.leg("reference").attempt(1).trace(0)) if line["kind"] == "step"]
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        edit_trace(run, leg, attempt, 1, own)
+    edit_trace(run, "chaos", 2, 1, only("start", put(param=params[3])))
+    assert diverging(run).cause == "weights of another rank"
+    assert "rank 1 restored what rank 0 holds" in diverging(run).hint and "checkpoints of its own" in diverging(run).hint
+    assert (judge(run).blame.whose, judge(run).blame.part) == ("yours", "script")
+
+
 def test_the_tensor_is_named(run: RunLayout) -> None:
     def change(line: dict[str, Any]) -> dict[str, Any]:
         return {**line, "grad": "0" * 16, "grads": line["grads"][:6] + "AA" + line["grads"][8:]}
