@@ -162,6 +162,7 @@ class TrainingState(ObservedState):
             "rng": capture_rng(self._accelerator.device),
             "buffers": {name: tensor.detach() for name, tensor in self._buffers().items()},
             "registered": registered,
+            "gradients": [name for name, parameter in self._named("named_parameters") if _has_dense_gradient(parameter)],
             **self._rest(),
         }
 
@@ -213,6 +214,10 @@ class TrainingState(ObservedState):
         self._accelerator.step = saved["micro_step"]
         self._load_buffers(saved["buffers"])
         self._load_rest(saved)
+        # What zero_grad(set_to_none=False) leaves: an optimizer passes over a parameter without a gradient.
+        for name, parameter in self._named("named_parameters"):
+            if name in saved.get("gradients", ()):
+                parameter.grad = torch.zeros_like(parameter)
         registered = self.all_registered()
         if saved["registered"].keys() != registered.keys():
             raise RestoreMismatchError(
@@ -320,6 +325,10 @@ class TrainingState(ObservedState):
         if location == "cpu":
             return storage
         return torch.serialization.default_restore_location(storage, str(self._accelerator.device))
+
+
+def _has_dense_gradient(parameter: torch.Tensor) -> bool:
+    return parameter.grad is not None and parameter.grad.layout == torch.strided
 
 
 def payload_of(values: object, classes: Sequence[str]) -> bytes:

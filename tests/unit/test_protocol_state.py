@@ -43,6 +43,20 @@ def save(state: TrainingState, folder: Path) -> Path:
     return rank_file
 
 
+def test_zeros_that_zero_grad_left_are_there_after_a_restore(state: TrainingState, tmp_path: Path) -> None:
+    """An optimizer steps a parameter with a gradient of zeros, and passes over one without a gradient."""
+    (model,) = state.bare_models()
+    rank_file = save(state, tmp_path)
+    kept = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    state.load(tmp_path, rank_file)
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert kept == found.keys() and not any(gradient.any() for gradient in found.values())
+    model.zero_grad()
+    state.load(tmp_path, save(state, tmp_path))
+    assert [parameter.grad for parameter in model.parameters()] == [None] * 4
+
+
 class Trap:
     """Creates a file when it is unpickled."""
 
