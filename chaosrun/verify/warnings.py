@@ -16,7 +16,7 @@ from chaosrun.verify.left import fewer_bytes, left_over, other_figures
 from chaosrun.verify.plain_values import values_left_behind
 from chaosrun.verify.rates import schedule_behind
 from chaosrun.verify.recovery import set_aside_unplanned
-from chaosrun.verify.replicas import is_sharded, of_reference
+from chaosrun.verify.replicas import is_sharded, of_reference, parted_for_good
 from chaosrun.wording import count, listed, rank_list
 
 ENOUGH = 8000
@@ -295,6 +295,11 @@ def ranks_apart(drill: Drill) -> Iterator[str]:
         yield (
             f"the ranks' weights differ for up to {usual} steps until the script synchronises them (right for Local SGD; a "
             "mistake for replicas under DistributedDataParallel)"
+        )
+    if parted := parted_for_good(drill):
+        yield (
+            f"the ranks' weights part at step {parted.step} and are never equal again (right for gossip, or a model of each "
+            "rank's own; a mistake for replicas)"
         )
 
 

@@ -1,11 +1,13 @@
 """Replicas that drift apart, and epochs in one order: what a verdict says of jobs that recover exactly and train badly."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from legs import STEPS, TENSORS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
+from script_legs import write_script_run
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.layout import RunLayout
@@ -56,6 +58,27 @@ def test_ranks_that_begin_with_other_weights_are_told_so(run: RunLayout) -> None
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "replicas_drift")
     assert "make it after DDP, or broadcast it" in f"{verdict.hint}" and "averages gradients" not in f"{verdict.hint}"
+
+
+@pytest.mark.parametrize("under_ddp", [False, True])
+def test_ranks_that_never_meet_again_are_right_without_ddp_where_each_resumes_itself(tmp_path: Path, under_ddp: bool) -> None:
+    """As with gossip, where each rank averages with a neighbour."""
+    run = write_script_run(tmp_path)
+    if not under_ddp:
+        edit_all(run, only("buckets", put(layout=None, primed=False)))
+
+    def own(line: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
+        if line["kind"] == "end":
+            return {**line, "digests": {**line["digests"], "model": {"w": "1" * 16}}}
+        return {**line, "param": line["param"][::-1]} if line["kind"] in kinds else line
+
+    for leg in ("reference", "chaos"):
+        for attempt in run.leg(leg).attempts():
+            kinds = ("start", "step") if attempt > 1 else ("step",)
+            edit_trace(run, leg, attempt, 1, partial(own, kinds=kinds))
+    verdict = judge(run)
+    assert verdict.code == ("replicas_drift" if under_ddp else "exact"), verdict.cause
+    assert any("never equal again (right for gossip" in each for each in verdict.warnings) != under_ddp
 
 
 def test_a_restore_that_makes_drifted_replicas_one_is_not_blamed(run: RunLayout) -> None:
