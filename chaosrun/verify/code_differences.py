@@ -114,7 +114,7 @@ _STEP: Mapping[str, Row] = {
     ),
     "gradient.first_after_restore": detail(
         hint=f"same data, weights and loss, another gradient right after a restore: {BESIDE}; or gradients accumulated before "
-        "the checkpoint were lost (save only at the end of an accumulation window), or stale ones were left (zero_grad)",
+        "the checkpoint were lost (save at the end of a window), or stale ones were left, or zeros (set_to_none=False)",
         hazard="O8",
     ),
     "gradient.restored": detail(

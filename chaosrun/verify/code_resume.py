@@ -154,8 +154,9 @@ _RESUME: Mapping[str, Row] = {
     "hook_state_not_restored": Row(
         "state of DDP's communication hook not restored",
         script("its checkpoint does not restore what the hook keeps from step to step", likely=True),
-        "save and load the state of {hook} with the checkpoint, on every rank; at three and more ranks DDP also differs by "
-        "itself, as it rebuilds its buckets in each process's first step (find_unused_parameters=True never rebuilds)",
+        "save and load the state of {hook} with the checkpoint, on every rank; if it does, DDP differs by itself: it rebuilds "
+        "its buckets in each process's first step, which a state by bucket (PowerSGD's) does not follow, and which changes "
+        "sums at three and more ranks (find_unused_parameters=True never rebuilds)",
     ),
     "damaged.taken": Row(
         "",
