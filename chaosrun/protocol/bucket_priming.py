@@ -51,6 +51,8 @@ class BucketPrimer:
         """Why a model is left unprimed."""
         self._models: list[DistributedDataParallel] = []
         self._waiting: list[DistributedDataParallel] = []
+        self._within: list[DistributedDataParallel] = []
+        """Those whose gradients a restart restored as zeros, and that otherwise have them in their buckets."""
         self._expected: list[weakref.ref[torch.nn.Module]] = []
         self._prepares: weakref.WeakKeyDictionary[DistributedDataParallel, bool] = weakref.WeakKeyDictionary()
         """Whether the last forward pass of a wrapper prepared the reduction of gradients."""
@@ -73,6 +75,9 @@ class BucketPrimer:
         if not any(model() is wrapper or model() is wrapper.module for model in self._expected):
             return
         self._models.append(wrapper)
+        restored = not self._saves_itself and any(parameter.grad is not None for parameter in wrapper.parameters())
+        if restored and wrapper.gradient_as_bucket_view:
+            self._within.append(wrapper)
         if obstacle := _obstacle(wrapper):
             if not self._saves_itself:
                 raise obstacle.error
@@ -156,6 +161,8 @@ class BucketPrimer:
                     hint="pass DistributedDataParallelKwargs(find_unused_parameters=True), which never rebuilds",
                 )
             _send_again(models, replay, before)
+            if any(model in self._within for model in models):
+                _send_again(models, replay, before, within=True)
         self._waiting = [model for model in self._waiting if model not in complete]
 
 
@@ -215,16 +222,23 @@ def _sharing(models: Iterable[DistributedDataParallel]) -> list[list[Distributed
     return groups
 
 
-def _put_back(models: Iterable[DistributedDataParallel], before: _Before) -> None:
+def _put_back(models: Iterable[DistributedDataParallel], before: _Before, *, within: bool = False) -> None:
     for parameter in _trained(models):
         accumulated = before[id(parameter)]
+        if within and accumulated is not None and parameter.grad is not None:
+            parameter.grad.copy_(accumulated)
+            continue
         # A copy: the replay accumulates and reduces in this memory.
         parameter.grad = None if accumulated is None else accumulated.clone()
 
 
-def _send_again(models: Sequence[DistributedDataParallel], arrivals: Sequence[_Arrival], before: _Before) -> None:
-    """Send the kept gradients through DDP in their order of arrival: a static graph takes its layout from it."""
-    _put_back(models, before)
+def _send_again(
+    models: Sequence[DistributedDataParallel], arrivals: Sequence[_Arrival], before: _Before, *, within: bool = False
+) -> None:
+    """Send the kept gradients through DDP in their order of arrival: a static graph takes its layout from it. `within`: with
+    the gradients before them in the buckets, where they lie from the second step on if the script zeroes them in place: DDP
+    divides there, and multiplies by the inverse where it copies a gradient into its bucket."""
+    _put_back(models, before, within=within)
     for model in models:
         model.reducer.prepare_for_backward([])
     with _without_hooks(_trained(models)):

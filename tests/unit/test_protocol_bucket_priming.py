@@ -5,6 +5,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
+from chaosrun.protocol import bucket_priming
 from chaosrun.protocol.bucket_priming import BucketPrimer
 
 INPUTS = torch.ones(1, 2)
@@ -40,6 +42,26 @@ def train(model: torch.nn.Module, primer: BucketPrimer) -> None:
     assert primer.is_due
     primer.prime(lambda root: root.backward(), loss)
     assert primer.done and primer.primed
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_gradients_that_were_restored_lie_in_the_buckets_before_the_last_pass(bare: torch.nn.Module, restored: bool) -> None:
+    """DDP divides what lies there; what it copies there, it multiplies by the inverse, which at three ranks differs."""
+    primer = BucketPrimer([bare])
+    model = DistributedDataParallel(bare, gradient_as_bucket_view=True)
+    for parameter in bare.parameters() if restored else ():
+        parameter.grad = torch.zeros_like(parameter)
+    loss: torch.Tensor = model(INPUTS).sum()
+    sent: list[bool] = []
+    hooks = [parameter.register_hook(lambda _: sent.append(True)) for parameter in bare.parameters()]
+    with patch.object(bucket_priming, "_send_again", side_effect=bucket_priming._send_again) as send:
+        primer.prime(lambda root: root.backward(), loss)
+    assert [call.kwargs for call in send.mock_calls] == [{}, {"within": True}][: 1 + restored]
+    assert len(sent) == len(hooks) == len([*bare.parameters()])
+    primed = [parameter.grad for parameter in bare.parameters()]
+    bare.zero_grad()
+    bare(INPUTS).sum().backward()
+    assert f"{primed}" == f"{[parameter.grad for parameter in bare.parameters()]}"
 
 
 @pytest.mark.parametrize("by_chaosrun", [True, False])
