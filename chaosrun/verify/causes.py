@@ -113,8 +113,9 @@ def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
 
 def of_saved_state(moment: Moment, found: StateDifference) -> Cause:
     """The cause if a checkpoint's state differs from the reference's although every step up to it agrees."""
-    drawn = found.component == "rng"
-    return _drifted(found.names) if drawn else Cause.of(f"{_part(found)}_drifted", step=found.step, scope=_scope(moment, found))
+    if found.component == "rng":
+        return _drifted(found.names)
+    return Cause.of(f"{_part(found)}_drifted", step=found.step, scope=_scope(moment, found))
 
 
 def _part(found: StateDifference) -> str:
