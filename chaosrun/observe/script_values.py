@@ -1,17 +1,21 @@
 """The plain values of a script (numbers, texts, lists of them, random generators) at the steps at which a restart may resume:
-the variables of its running functions and of its modules, and the attributes of its objects and optimizers. Changes nothing."""
+the variables of its running functions and of its modules, the attributes of its objects and optimizers, and what the modules
+that it trains keep in no state dict. Changes nothing."""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+import torch
 import xxhash
 from torch.optim.optimizer import Optimizer
 
+from chaosrun.observe.held import MODULE_INTERNALS
+from chaosrun.observe.script_state import children, text_of
 from chaosrun.observe.script_variables import of_functions, of_modules, of_the_job
-from chaosrun.observe.unsaved_values import generator_of, plain_values
+from chaosrun.observe.unsaved_values import CONTAINERS, MAPPINGS, MEMORY, STREAMS, generator_of, is_number, plain_values
 from chaosrun.observe.untrained import untrained
 from chaosrun.wording import SECRET
 
@@ -51,14 +55,51 @@ class ScriptValues:
             functions, modules = of_functions(), of_modules(self._modules)
             # Those that a library holds are under no variable; what they count themselves is in no state dict.
             functions = {**functions, **{_kind(each): each for each in optimizers if _kind(each) not in functions}}
-            found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in (modules, functions)]
+            trained = [each for each in compared if isinstance(each, torch.nn.Module)]
+            kept = dict(islice(_kept({**functions, **modules}, trained), MOST_VALUES))
+            whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
+            known |= {id(kept[name]) for name in whole} | {id(part) for each in trained if kept for part in each.modules()}
+            found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in (kept, modules, functions)]
             told = dict(_readable(name, text) for some in found for name, text in some)
-            self._told = told | untrained({**functions, **modules}, compared)
+            self._told = told | whole | untrained({**functions, **modules}, compared)
         except Exception:  # an object of the script may raise any error, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
         gone = dict.fromkeys(before.keys() - self._told.keys(), "")
         return gone | {name: text for name, text in self._told.items() if before.get(name) != text}
+
+
+def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
+    """What these models' modules keep besides parameters, buffers and settings (a hidden state, a queue, a memory of earlier
+    batches), and attributes that are None yet, by location."""
+    names = {id(value): name for name, value in variables.items()}
+    for model in models:
+        head = names.get(id(model), type(model).__name__)
+        for path, module in model.named_modules():
+            if not type(module).__module__.startswith("torch.nn."):
+                above = f"{head}.{path}" if path else head
+                own = ((key, each) for key, each in vars(module).items() if key not in MODULE_INTERNALS)
+                yield from ((f"{above}/{key}", each) for key, each in own if _is_kept(key, each))
+
+
+def _with_tensors(value: Any) -> str:
+    """The text of a container with small tensors in it, however deep: a digest; empty for any other value. Of a list among the
+    script's variables, which may hold samples, only the length is told."""
+    texts = list(islice(_tensors(value), MOST_VALUES)) if type(value) in (*CONTAINERS, *MAPPINGS) else []
+    return f"{type(value).__name__}[{len(value)}] {xxhash.xxh3_64_hexdigest(' '.join(texts).encode())}" if texts else ""
+
+
+def _tensors(value: Any, depth: int = 3) -> Iterator[str]:
+    for key, child in children(value):
+        if isinstance(child, torch.Tensor) and is_number(child):
+            yield f"{key} {text_of(child)}"
+        elif type(child) in (*CONTAINERS, *MAPPINGS) and depth:
+            yield from _tensors(child, depth - 1)
+
+
+def _is_kept(name: str, value: object) -> bool:
+    kind = type(value)
+    return kind in (*CONTAINERS, *MAPPINGS, *STREAMS) or issubclass(kind, MEMORY) or (value is None and name[:1] != "_")
 
 
 def _kind(optimizer: Optimizer) -> str:

@@ -140,7 +140,7 @@ def plain_values(
         path, value = waiting.popleft()
         kind = type(value)
         with contextlib.suppress(Exception):  # an object of the script may raise any error
-            if kind in PLAIN or kind in STREAMS or _holds_plain_values(value) or (numbers and _is_number(value)):
+            if kind in PLAIN or kind in STREAMS or _holds_plain_values(value) or (numbers and is_number(value)):
                 found[path] = text_of(value) or ""
             elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
                 found[path] = f"{kind.__name__} of {len(value)}"
@@ -168,7 +168,7 @@ def generator_of(path: str) -> str:
     return head if found or path.endswith("/line") else ""
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether it is a number, or a small array of them, readable without waiting: in CPU memory."""
     if type(value) is numpy.ndarray:
         return value.nbytes <= LARGEST_ARRAY and not value.dtype.hasobject

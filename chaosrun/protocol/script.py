@@ -342,7 +342,7 @@ class ScriptTraining:
                     self._looked_beside = save.step
                     held, optimizers = {**save.held, **live.beside()}, live.optimizer_digests()
                     save = changed(save, held=held, buffers=live.buffers(), optimizers=optimizers)
-        self._steps.observer.write(save)
+        self._steps.save(save)
 
     def _complete(self) -> None:
         """The script is done with the last step."""

@@ -13,7 +13,7 @@ from chaosrun.observe.trace import Arrival, Beginning, Observer
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.position import Position
-from chaosrun.records.traces import BucketsRecord
+from chaosrun.records.traces import BucketsRecord, SaveRecord
 
 if TYPE_CHECKING:
     from chaosrun.observe.found_state import FoundState
@@ -42,6 +42,7 @@ class Steps:
         self._files = context.files
         self.done = 0
         self.ended = False
+        self._saved_within = -1
 
     def start(self, position: Position, began: Beginning, arrival: Arrival) -> None:
         """Write the `start` line."""
@@ -61,6 +62,14 @@ class Steps:
             self.observer.open_window()
             self.observer.holdings(self.done + 1)
             self.faults.reach("fetch", self.done + 1)
+
+    def save(self, save: SaveRecord) -> None:
+        """Record a save of a script's own."""
+        self.observer.write(save)
+        if not (save.aside or self.observer.is_between_steps or self._saved_within == save.step):
+            # A forward pass behind the update (a memory's, an evaluation's) opened the next step before the save.
+            self._saved_within = save.step
+            self.observer.holdings(save.step + 1, settings=False)
 
     def before_synchronised_backward(self, loss: torch.Tensor | None = None) -> None:
         """`loss`: where the script's own call of `backward` is known."""

@@ -53,10 +53,14 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = F
     differ between any two runs. `arrays`: with NumPy's, which differ if the samples do."""
     trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
     known, *again = _fault_free(drill, rank)
-    expected, seen = known.get(step, {}), _values_by_step(trace).get(step, {}) if trace else {}
+    here = _values_by_step(trace) if trace else {}
+    expected, seen = known.get(step, {}), here.get(step, {})
     changing = {name for held in known.values() for name in _apart(expected, held)}
     apart = _apart(expected, seen) & changing - _wandering(known, again)
+    later = [held for at, held in here.items() if at > step]
+    later = [held for at, held in known.items() if at >= step] + later if later else []
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
+    names = [name for name in names if seen[name] != "None" or not _made_again(name, later)]
     names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
     names.sort(key=lambda name: _order(name, seen[name]))
     saved = _saved_before(drill, attempt, rank)
@@ -113,6 +117,11 @@ def _values_by_step(trace: RankTrace) -> _ByStep:
 def _found_out_later(known: _ByStep, name: str, seen: str) -> bool:
     """Whether it was None and becomes True or False when first determined: again after each start."""
     return seen == "None" and {held[name] for held in known.values() if name in held} <= {"None", "True", "False"}
+
+
+def _made_again(name: str, later: Sequence[Mapping[str, str]]) -> bool:
+    """Whether it is the same from here on in both legs, as a table that is computed at its first use."""
+    return len({held.get(name) for held in later}) == 1
 
 
 def _order(path: str, seen: str) -> tuple[bool, bool, bool, int, bool, str]:

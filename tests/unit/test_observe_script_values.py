@@ -74,6 +74,30 @@ def test_a_file_is_not_looked_into(tmp_path: Path) -> None:
     assert log.closed and not [name for name in first if name.startswith("log/")], "each run opens its own, 'a' or 'w'"
 
 
+class Memory(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.hidden, self.last = torch.nn.Linear(2, 2), None, torch.zeros(2)
+        self.seen = dict[str, tuple[torch.Tensor, ...]]()
+
+
+def test_what_a_trained_module_keeps_in_no_state_dict_is_told() -> None:
+    memory = Memory()
+    model = torch.nn.Sequential(memory)
+    values = ScriptValues(lambda: [model])
+    first = values.changed()
+    assert {"model.0/hidden": "None", "model.0/seen": "dict of 0"}.items() <= first.items()
+    assert first["model.0/last"].startswith("float32[2] ")
+    assert not [name for name in first if name.startswith(("model/", "model.0/inner", "memory/"))]
+    memory.hidden = (torch.ones(2, 2), torch.ones(3))  # pyright: ignore[reportAttributeAccessIssue]
+    memory.seen["a"] = (torch.ones(2),)
+    del first
+    then = values.changed()
+    assert then["model.0/hidden"].startswith("tuple[2] ") and then["model.0/seen"].startswith("dict[1] ")
+    memory.seen["a"] = (torch.zeros(2),)
+    assert [*values.changed().keys() & {"model.0/hidden", "model.0/seen", "model.0/last"}] == ["model.0/seen"]
+
+
 class Pace:
     limit = 0.5
 

@@ -79,6 +79,17 @@ def test_values_that_did_not_come_back_are_named(
     assert told in hint and ("the script had" in hint) == bool(told), hint
 
 
+@pytest.mark.parametrize(("later", "told"), [("tuple[2] a", False), ("tuple[2] b", True)], ids=["made again", "lost"])
+def test_what_is_none_until_its_first_use_is_told_if_it_then_differs(tmp_path: Path, later: str, told: bool) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_augmentation=False), kills=SCRIPT_KILLS[:1])
+    tell(run, {"table": "None"}, {"table": "tuple[2] a"}, {"table": "tuple[2] a"}, {"table": "None"})
+    for rank in range(3):
+        path = run.leg("chaos").attempt(2).trace(rank)
+        start, held, *rest = read_lines(path)
+        write_lines(path, [start, held, {"kind": "holdings", "step": 7, "values": {"table": later}}, *rest])
+    assert ("table = None (reference: tuple[2] a)" in f"{judge(run).hint}") == told
+
+
 def test_arrays_are_told_after_numbers_which_they_may_come_from(tmp_path: Path) -> None:
     run = write_run(tmp_path, kills=KILLS[:1])
     first, right, lost = ({"a": f"float32[2] {digit * 16}", "b/n": digit} for digit in "123")
