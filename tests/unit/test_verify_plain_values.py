@@ -1,6 +1,7 @@
 """A script's plain values where a restart went on: those that are not the undisturbed run's are named."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from legs import KILLS, Bugs, edit_trace, only, put, write_run
@@ -96,6 +97,20 @@ def test_arrays_are_told_after_numbers_which_they_may_come_from(tmp_path: Path) 
     tell(run, first, right, right, lost)
     edit_trace(run, "chaos", 2, 1, only("step", put(grad="0" * 16), step=6))
     assert "the script had b/n = 3 (reference: 2), other contents of a (float32[2]), which" in f"{judge(run).hint}"
+
+
+def test_a_factor_of_the_losses_that_the_script_keeps_is_named(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    tell(run, {"scale": "8.0"}, {"scale": "16.0"}, {"scale": "16.0"}, {"scale": "8.0"})
+    for rank in range(3):
+
+        def halved(line: dict[str, Any]) -> dict[str, Any]:
+            return {**line, "loss": [(float.fromhex(loss) / 2).hex() for loss in line["loss"]]}
+
+        edit_trace(run, "chaos", 2, rank, only("step", halved, step=5))
+    verdict = judge(run)
+    assert verdict.code == "grad_scaler_not_restored", verdict.cause
+    assert "the script had scale = 8.0 (reference: 16.0), which" in f"{verdict.hint}"
 
 
 def test_values_are_told_of_settings_that_drift(tmp_path: Path) -> None:
