@@ -138,7 +138,7 @@ DATA: Mapping[str, Row] = {
         "accumulation window",
         script("a step took another number of micro-batches than before", likely=True),
         "the step took {seen} instead of {expected} micro-batches: the place within the window was not restored (save only at "
-        "the end of a window), or the window's length changed",
+        "the end of a window), or each rank's gradients accumulated before the save were not, or the window's length changed",
         "G2",
     ),
     "data_resume_inexact": Row(
