@@ -90,6 +90,18 @@ BUGS = (
         drills=(bad("accelerate==1.12.0", cause="batches_repeated"), good("accelerate==1.13.0")),
     ),
     Bug(
+        name="accelerate-4283",
+        thread="huggingface/accelerate#4283",
+        wrong="load_state passes over random states that it cannot read, as with torch 2.6 and newer: dropout draws again",
+        drills=(bad("accelerate==1.0.1", cause="rng_not_restored"), good("accelerate==1.1.1")),
+    ),
+    Bug(
+        name="diffusers-9764",
+        thread="huggingface/diffusers#9764",
+        wrong="EMAModel.from_pretrained brings back weights alone: decay and count of updates begin anew",
+        drills=(bad("diffusers==0.31.0", cause="kept_state_not_restored"), good("diffusers==0.32.2")),
+    ),
+    Bug(
         name="accelerate-3306",
         thread="huggingface/accelerate#3306",
         wrong="load_state does not bring back the number of the next automatic name: states are saved as 0, 1, … again",
