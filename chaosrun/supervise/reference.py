@@ -1,18 +1,18 @@
 """The cache of references: one uninterrupted leg serves every drill of the same job on the same kind of machine.
 
-Key: what the supervisor knows before anything runs (spec, script, versions, processor or GPU, chaosrun's own code). A hit
-counts only if every local file that the cached run imported is unchanged. Data files that a script reads are not covered: a
-stale hit then looks like an irreproducible job, so the drill runs a fresh reference before it says so.
+Key: what the supervisor knows before anything runs (spec, script, installed packages, processor or GPU, chaosrun's own code). A
+hit counts only if every local file that the cached run imported is unchanged. Data files that a script reads are not covered:
+a stale hit then looks like an irreproducible job, so the drill runs a fresh reference before it says so.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import chaosrun
@@ -24,7 +24,6 @@ from chaosrun.records.locks import awaited
 from chaosrun.records.run_file import read_json
 from chaosrun.spec.model import JobSpec
 
-PACKAGES = ("torch", "accelerate", "numpy", "safetensors", "torchdata", "transformers", "datasets")
 IRRELEVANT = {"name", "faults", "recovery", "verify", "timeout"}
 """Parts of a spec that do not change what an uninterrupted run computes."""
 OF_A_CHECKPOINT = {"script", "args", "env", "workers", "seed", "deterministic", "data"}
@@ -42,7 +41,7 @@ def reference_key(spec: JobSpec, script: Path, devices: str) -> str:
     facts = {
         "spec": spec.model_dump(mode="json", exclude=IRRELEVANT) | checkpoints,
         "script": [str(script), _sha256(script)],
-        "versions": {name: _version(name) for name in PACKAGES},
+        "packages": installed([*sys.path, *spec.env.get("PYTHONPATH", "").split(os.pathsep)]),
         "processor": _processor(),
         "devices": devices,
         "chaosrun": _own_code(),
@@ -179,11 +178,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def installed(folders: Iterable[str]) -> list[str]:
+    """Packages that a script may import from these folders, with their versions: the names of their folders of metadata."""
+    return sorted({entry.stem for folder in folders for entry in Path(folder).glob("*.dist-info")})
 
 
 def _processor() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The cache of references on a disk that is full: the drill needs no place in it, and what it needs of it, it says."""
+"""The cache of references: what it finds, and what it does on a full disk."""
 
 import errno
 import os
@@ -12,8 +12,9 @@ from legs import write_run
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.report.sentences import Told
+from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import Drill, LegRunner, run_files
-from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step
+from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, reference_key
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,17 @@ def test_one_that_is_kept_is_found(made: RunLayout, tmp_path: Path) -> None:
     copied = {path.relative_to(found.path) for path in found.path.rglob("*") if path.is_file()}
     kept = {path.relative_to(made.reference.path) for path in made.reference.path.rglob("*") if path.is_file()}
     assert copied <= kept and {path for path in kept - copied if path.parts[0] != "checkpoints"} == set()
+
+
+def test_none_is_found_once_any_package_has_another_version(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").touch()
+    spec = JobSpec(name="job", script="train.py", workers=1, env={"PYTHONPATH": str(tmp_path)})
+    keys: list[str] = []
+    for version in ("0.31.0", "0.32.2", "0.32.2"):
+        shutil.rmtree(tmp_path / "diffusers-0.31.0.dist-info", ignore_errors=True)
+        (tmp_path / f"diffusers-{version}.dist-info").mkdir(exist_ok=True)
+        keys.append(reference_key(spec, script, "cpu"))
+    assert keys[0] != keys[1] == keys[2]
 
 
 @pytest.mark.usefixtures("full")
