@@ -130,13 +130,15 @@ def nobody() -> Any:
 
 
 def fork_servers() -> set[psutil.Process]:
-    """Those of the drills of this process; their ranks are forks of them."""
-    found: set[psutil.Process] = set()
+    """Those of the drills of this process. Their forks count only once they have another parent: the server of another test
+    that is kept may fork new standbys at any time."""
+    found: dict[psutil.Process, int] = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             if "chaosrun.cluster.forkserver" in process.cmdline():
-                found.add(process)
-    return found
+                found[process] = process.ppid()
+    pids = {process.pid for process in found}
+    return {process for process, parent in found.items() if parent not in pids}
 
 
 def interrupt() -> None:
