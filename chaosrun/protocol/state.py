@@ -215,8 +215,9 @@ class TrainingState(ObservedState):
         self._load_buffers(saved["buffers"])
         self._load_rest(saved)
         # What zero_grad(set_to_none=False) leaves: an optimizer passes over a parameter without a gradient.
+        had_gradients = {*saved.get("gradients", ())}
         for name, parameter in self._named("named_parameters"):
-            if name in saved.get("gradients", ()):
+            if name in had_gradients:
                 parameter.grad = torch.zeros_like(parameter)
         registered = self.all_registered()
         if saved["registered"].keys() != registered.keys():
