@@ -41,7 +41,7 @@ def reference_key(spec: JobSpec, script: Path, devices: str) -> str:
     facts = {
         "spec": spec.model_dump(mode="json", exclude=IRRELEVANT) | checkpoints,
         "script": [str(script), _sha256(script)],
-        "packages": installed([*sys.path, *spec.env.get("PYTHONPATH", "").split(os.pathsep)]),
+        "packages": _installed([*sys.path, *spec.env.get("PYTHONPATH", "").split(os.pathsep)]),
         "processor": _processor(),
         "devices": devices,
         "chaosrun": _own_code(),
@@ -178,7 +178,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def installed(folders: Iterable[str]) -> list[str]:
+def _installed(folders: Iterable[str]) -> list[str]:
     """Packages that a script may import from these folders, with their versions: the names of their folders of metadata."""
     return sorted({entry.stem for folder in folders for entry in Path(folder).glob("*.dist-info")})
 

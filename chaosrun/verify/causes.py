@@ -81,15 +81,17 @@ def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
         return Cause.of("parameter_order", message=message)
     if not moment.restored:
         return Cause.of("initial_weights")
-    for step, because in ((0, "initial"), (moment.step - 1, "unchanged")):
-        if seen == reference_parameters(drill, rank, step):
-            return Cause.of("weights_not_restored", because=because)
+    if seen == reference_parameters(drill, rank, 0):
+        return Cause.of("weights_not_restored", because="initial")
+    if seen == reference_parameters(drill, rank, moment.step - 1):
+        return Cause.of("weights_not_restored", because="unchanged")
     for step in range(1, drill.reference_lineage.final_step + 1):
         if seen == reference_parameters(drill, rank, step):
             return Cause.of("weights_of_another_step", because="start", step=step)
-    others = [other for other in drill.ranks if seen == reference_parameters(drill, other, moment.step - 1)]
-    partly = Cause.of("weights_not_restored", because="partly")
-    return Cause.of("weights_of_another_rank", rank=rank, other=others[0], scope="") if others else partly
+    for other in drill.ranks:
+        if seen == reference_parameters(drill, other, moment.step - 1):
+            return Cause.of("weights_of_another_rank", rank=rank, other=other, scope="")
+    return Cause.of("weights_not_restored", because="partly")
 
 
 def other_order(drill: Drill, attempt: Attempt) -> str | None:
