@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,8 +255,8 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: S
             lay.update(found.lay)
             copied = _Copied(found.state, order)
             peers.begin()
-            saver.save(copied, peers)
-            arena.seal(Sealed(copied.position.step, order.attempt, message.layout))
+            copy = Sealed(copied.position.step, order.attempt, message.layout)
+            saver.save(copied, peers, before_commit=partial(arena.seal, copy))
         except Exception as error:  # any error: raised again in the rank
             traceback.print_exc()
             connection.send(_sendable(error))

@@ -1,9 +1,10 @@
 """Restores a checkpoint from the copies in a node's memory, which outlive the ranks, without reading files.
 
-Used only if every rank finds its copy, sealed when that same checkpoint was committed: `copies_of` finds this rank's,
-`checkpointing` asks the others. Each rank has room for two copies, written in turns, so that the newest checkpoint's copy lasts
-until the next is committed, however long the storage takes. The restored state is compared with the manifest's digests, as in
-any restore; if it differs on any rank, all ranks read the files.
+Used only if every rank finds its copy of that same checkpoint: `copies_of` finds this rank's, `checkpointing` asks the others.
+A copy is sealed right before the commit, so a checkpoint that is in the storage has the copies of all its ranks. Each rank has
+room for two copies, written in turns, so that the newest checkpoint's copy lasts until the next is committed, however long the
+storage takes. The restored state is compared with the manifest's digests, as in any restore; if it differs on any rank, all
+ranks read the files.
 """
 
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from chaosrun.protocol.snapshot import Arena, read
+from chaosrun.records.layout import checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.order import COPIES, WorkerOrder
 
@@ -46,8 +48,13 @@ def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> C
 
 
 def arenas_of(order: WorkerOrder) -> list[Arena]:
-    """This rank's arenas in the order in which to write them: the one with the newest sealed copy comes last."""
+    """This rank's arenas in the order in which to write them: the one with the checkpoint to be restored comes last."""
     arenas = [Arena(descriptor) for descriptor in order.memory[:COPIES]] or [Arena()]
     if not order.from_memory:
         return arenas[:1]
-    return sorted(arenas, key=lambda arena: (sealed.attempt, sealed.step) if (sealed := arena.sealed()) else (0, 0))
+
+    def worth(arena: Arena) -> tuple[bool, int]:
+        sealed = arena.sealed()
+        return (checkpoint_name(sealed.step) == order.resume, sealed.attempt) if sealed else (False, 0)
+
+    return sorted(arenas, key=worth)

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -110,8 +110,9 @@ class Saver:
         self._disk.listeners.append(self._points)
         self.store = checkpoint_store(leg, order.keep, self._disk)
 
-    def save(self, content: Content, peers: Peers) -> None:
-        """Commit a checkpoint. A collective: every rank calls it.
+    def save(self, content: Content, peers: Peers, *, before_commit: Callable[[], None] = lambda: None) -> None:
+        """Commit a checkpoint. A collective: every rank calls it. `before_commit` is called on each rank when all files are
+        written; the checkpoint is committed only after every rank has returned from it.
 
         Raises ResourcesError when the storage is full or cannot be written; older checkpoints stay as they are.
         """
@@ -119,9 +120,9 @@ class Saver:
         self._heart.beat("checkpoint.write", step)
         with self._points.saving(step) as until_saved:
             self._faults.reach("checkpoint.begin", step, disk=self._disk, objects=self.store.objects, until_saved=until_saved)
-            self._save(content, peers)
+            self._save(content, peers, before_commit)
 
-    def _save(self, content: Content, peers: Peers) -> None:
+    def _save(self, content: Content, peers: Peers, before_commit: Callable[[], None]) -> None:
         rank, step = self._order.rank, content.position.step
         staging = self.store.stage(step, self._order.attempt)
         with storage_errors(staging), _full_disk(staging), written_back(staging):
@@ -135,6 +136,7 @@ class Saver:
         if rank == 0:
             self.store.write_manifest(staging, self._manifest(staging, content, digests, names, everybody))
         self._faults.reach("checkpoint.precommit", step)
+        before_commit()
         self._heart.beat("checkpoint.precommit", step)
         peers.wait("precommit")
         self._heart.beat("checkpoint.commit", step)

@@ -1,8 +1,8 @@
 """A copy of a rank's state in memory that it shares with its writer (`protocol.background`): taken at memory speed.
 
 The state is pickled without the bytes of its tensors; those are copied next to it, each storage once, so that tensors that
-share a storage still do when read. A copy in the node's memory (`cluster.forkserver`) outlives its rank, and is sealed once its
-checkpoint is committed: a restarted rank can load it from there. None of it is in a file.
+share a storage still do when read. A copy in the node's memory (`cluster.forkserver`) outlives its rank, and is sealed right
+before its checkpoint is committed: a restarted rank can load it from there. None of it is in a file.
 """
 
 import ctypes
@@ -105,7 +105,7 @@ class Arena:
         self._unpin()
 
     def seal(self, sealed: Sealed) -> None:
-        """Mark the snapshot here as the contents of that committed checkpoint."""
+        """Mark the snapshot here as the contents of that checkpoint, which is complete and about to be committed."""
         told = _SEAL.pack(sealed.step, sealed.attempt, *sealed.layout, self._digest(sealed.layout))
         self.memory()[: _SEAL.size + _DIGEST.size] = told + _DIGEST.pack(xxhash.xxh3_64_intdigest(told))
 
@@ -113,7 +113,7 @@ class Arena:
         self.memory()[: _SEAL.size + _DIGEST.size] = bytes(_SEAL.size + _DIGEST.size)
 
     def sealed(self) -> Sealed | None:
-        """The snapshot in this memory, if its checkpoint was committed and nothing was written here since. The bytes of its
+        """The snapshot in this memory, if its checkpoint was complete and nothing was written here since. The bytes of its
         tensors are not checked."""
         if self.size < HEADER_BYTES:
             return None

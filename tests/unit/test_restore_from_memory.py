@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.errors import ResourcesError
 from chaosrun.protocol import background, checkpointing, snapshot
 from chaosrun.protocol.snapshot import HEADER_BYTES, Arena
 from chaosrun.records.position import Position
@@ -122,18 +124,47 @@ def test_the_copy_of_the_newest_checkpoint_lasts_until_the_next_is_committed(
 def test_a_restarted_rank_writes_over_the_older_copy(tmp_path: Path, memory: Memory) -> None:
     name, at = "", {}
     for batches in range(4, 7):
-        rank = job(tmp_path, memory)
+        rank = job(tmp_path, memory, resume=name or None)
         if name:
             rank.checkpointer.restore(name, {})
             assert (rank.checkpointer.source, rank.state.digests()) == ("memory", at)
             # Before it is committed, it is killed.
             rank.learn().checkpointer.save(Position(epoch=0, batches=9, step=9), {})
-            rank = job(tmp_path, memory)
+            rank = job(tmp_path, memory, resume=name)
             rank.checkpointer.restore(name, {})
             assert rank.checkpointer.source == "memory"
         name = rank.learn().checkpointer.save(Position(epoch=0, batches=batches, step=batches), {})
         at = rank.state.digests()
         rank.checkpointer.wait()
+
+
+def test_the_copies_are_there_as_soon_as_their_checkpoint_is_committed(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointStore, "retain", lambda store: os._exit(1))
+    first = job(tmp_path, memory).learn(3)
+    at, name = first.state.digests(), first.checkpointer.save(POSITION, {})
+    with pytest.raises(ResourcesError):
+        first.checkpointer.wait()
+    again = job(tmp_path, memory, "sync")
+    again.checkpointer.restore(name, {})
+    assert (again.checkpointer.source, again.state.digests()) == ("memory", at)
+
+
+def test_the_copy_of_a_checkpoint_that_was_not_committed_is_written_over(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, name = saved(tmp_path, memory)
+    with monkeypatch.context() as killed:
+        killed.setattr(CheckpointStore, "commit", lambda store, staging, step: os._exit(1))
+        second = job(tmp_path, memory, resume=name)
+        second.checkpointer.save(Position(epoch=0, batches=9, step=9), {})
+        with pytest.raises(ResourcesError):
+            second.checkpointer.wait()
+    third = job(tmp_path, memory, resume=name)
+    assert third.writer is not None
+    copies = [arena.sealed() for arena in third.writer._arenas]
+    assert [copy and copy.step for copy in copies] == [9, POSITION.step]
 
 
 def test_a_flipped_bit_of_a_copy_is_seen(tmp_path: Path, memory: Memory, capfd: pytest.CaptureFixture[str]) -> None:
