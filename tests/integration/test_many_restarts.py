@@ -5,14 +5,17 @@ import os
 import random
 import re
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from chaosrun import api
 from chaosrun.processes import ProcessIdentity, identify, marked, shared_memory_entries, unused_shared_memory
 from chaosrun.records.layout import RunLayout
 from tests.integration.ranks import alive, eventually
@@ -111,15 +114,21 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_10_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
-    strike_at_random(submit, 10)
+def test_10_random_faults_in_one_run(local_ray: None, tmp_path: Path) -> None:
+    in_own_process(strike_at_random, tmp_path, 10)
 
 
 @pytest.mark.ray
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_1000_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
-    strike_at_random(submit, 1000)
+def test_1000_random_faults_in_one_run(local_ray: None, tmp_path: Path) -> None:
+    in_own_process(strike_at_random, tmp_path, 1000)
+
+
+def in_own_process(function: Callable[..., None], *values: Any) -> None:
+    """Where a supervisor's memory is its own: a process of pytest also holds what other tests have left."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        process.submit(function, *values).result()
 
 
 def random_faults(count: int) -> list[dict[str, Any]]:
@@ -132,19 +141,18 @@ def random_faults(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def strike_at_random(submit: Callable[..., Any], count: int) -> None:
+def strike_at_random(root: Path, count: int) -> None:
     """Every step has a checkpoint, and a fault; the probe has one loader worker a rank to leave behind."""
     watch = Watch()
     shared_memory_before = shared_memory_entries()
-    result = submit(
-        REPOSITORY / "jobs" / "probe" / "job.yaml",
+    overrides = (
         f"args=[--steps, {2 * count + 5}, --loader-workers, 1, --cpu]",
         "per_worker.gpu=0",
         f"checkpoint={{every_steps: 1, keep: {KEEP}}}",
         f"faults.schedule={json.dumps(random_faults(count))}",
         "timeout=50m",
-        on_event=watch,
     )
+    result = api.submit(REPOSITORY / "jobs" / "probe" / "job.yaml", overrides=overrides, root=root, on_event=watch)
     verdict = result.verdict
     assert verdict.status == "PASS", verdict.cause
     assert len(verdict.attempts) == count + 1
