@@ -5,6 +5,7 @@ It must not know names of files beyond the rank file that it is given, nor steps
 
 import copy
 import io
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ from chaosrun.protocol.plain_values import load_values, plain_values, refuse_cod
 
 StateDict = dict[str, Any]
 """What state_dict() of torch's objects returns."""
+
+LARGE_BYTES = 1 << 20
+"""From this size on, zeros take up memory only once they are used."""
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -218,7 +222,7 @@ class TrainingState(ObservedState):
         had_gradients = {*saved.get("gradients", ())}
         for name, parameter in self._named("named_parameters"):
             if name in had_gradients:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = _zeros(parameter)
         registered = self.all_registered()
         if saved["registered"].keys() != registered.keys():
             raise RestoreMismatchError(
@@ -330,6 +334,16 @@ class TrainingState(ObservedState):
 
 def _has_dense_gradient(parameter: torch.Tensor) -> bool:
     return parameter.grad is not None and parameter.grad.layout == torch.strided
+
+
+def _zeros(parameter: torch.Tensor) -> torch.Tensor:
+    """Zeros like the parameter; on a CPU, large ones take up memory only once used, as most scripts drop them at once."""
+    size = parameter.numel() * parameter.element_size()
+    if type(parameter) is not torch.nn.Parameter or parameter.device.type != "cpu" or size < LARGE_BYTES:
+        return torch.zeros_like(parameter)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return torch.frombuffer(memory, dtype=parameter.dtype).as_strided(parameter.shape, strides)
 
 
 def payload_of(values: object, classes: Sequence[str]) -> bytes:

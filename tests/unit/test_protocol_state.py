@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from chaosrun.errors import InvalidCheckpointError, MisuseError, RestoreMismatchError
-from chaosrun.protocol.state import TrainingState
+from chaosrun.protocol.state import TrainingState, _zeros
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,20 @@ def test_zeros_that_zero_grad_left_are_there_after_a_restore(state: TrainingStat
     model.zero_grad()
     state.load(tmp_path, save(state, tmp_path))
     assert [parameter.grad for parameter in model.parameters()] == [None] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_zeros_take_up_memory_only_once_they_are_used(dtype: torch.dtype) -> None:
+    values = torch.empty(8, 1024, 32, 32, dtype=dtype).to(memory_format=torch.channels_last)
+    parameter = torch.nn.Parameter(values)
+    before = psutil.Process().memory_info().rss
+    gradient = _zeros(parameter)
+    size = gradient.numel() * gradient.element_size()
+    assert psutil.Process().memory_info().rss - before < size / 2
+    assert (gradient.shape, gradient.dtype, gradient.stride()) == (values.shape, dtype, values.stride())
+    parameter.grad = gradient
+    (parameter * 2).sum().backward()
+    assert (gradient == 2).all() and gradient.data_ptr() % 64 == 0
 
 
 class Trap:
