@@ -206,10 +206,10 @@ def check_bounded(kind: str, samples: list[Sample], restarts: int) -> None:
 
 
 def listening_ports() -> set[int]:
-    """Ports that processes of this test listen on: itself and what is below it."""
-    me = psutil.Process(os.getpid())
+    """Ports that processes of this test listen on: pytest's, and what is below it: the supervisor, and Ray."""
+    tests = psutil.Process(os.getppid())
     ports: set[int] = set()
-    for process in (me, *me.children(recursive=True)):
+    for process in (tests, *tests.children(recursive=True)):
         try:
             connections = process.net_connections(kind="inet")
         except psutil.Error:

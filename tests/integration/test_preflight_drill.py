@@ -75,7 +75,8 @@ def test_a_drill_that_is_ended_leaves_nothing(how: str, local_ray: None, tmp_pat
         threading.Thread(target=lambda: when(lambda: any(root.glob("runs/*/reference")), interrupt), daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             RayDrills().run([here()], terms(root))
-    assert not list((root / "runs").iterdir())
+    # Where the machine is slow, its thread ends later than `RayDrills.run` waits for it.
+    eventually(lambda: not list((root / "runs").iterdir()))
     eventually(lambda: not fork_servers() - before)
 
 
