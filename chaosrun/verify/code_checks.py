@@ -302,7 +302,9 @@ _STEPS: Mapping[str, Row] = {
         hint="after the restart the script read {ahead:3}, which it had written to after step {base}: the contents may be "
         "ahead of the checkpoint (keep them in the checkpoint, or cut them back to the checkpoint's step)"
     ),
-    "values.apart": detail(hint="when it resumed at step {at}, the script had {had:6}, which no checkpoint restored ({named})"),
+    "values.apart": detail(
+        hint="when it resumed at step {at}, the script had {had:6}, which the restart did not restore ({named})"
+    ),
     "values.as_saved": detail(
         hint="when it resumed at step {at}, the script had {as_saved:6}, just as its checkpoint holds it: saved before it was "
         "updated (save it after that, or update it when it is loaded)"

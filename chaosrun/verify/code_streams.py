@@ -14,6 +14,11 @@ STREAM_ROWS: Mapping[str, Row] = {
         hazard="R1",
     ),
     "rng_not_restored.of_the_beginning": detail(hint="the {streams} are as before step 1: seeded again, not restored{scope}"),
+    "rng_not_restored.with_data": detail(
+        hint="the {streams} and the batches are those of the beginning: the streams were seeded again, not restored (save and "
+        "restore the random state of every rank, NumPy's and Python's too); if the batches are not drawn from them, those "
+        "already done were not skipped"
+    ),
     "rng_not_restored.of_none": detail(
         hint="the {streams} match no step: not all were saved (NumPy's and Python's, too), or something drew from them after "
         "the restore: batches read in order to skip them, samples generated again, a loader that starts (it draws its seed "

@@ -20,6 +20,7 @@ from chaosrun.verify.kept import KeptDifference, comparable, first_kept_differen
 from chaosrun.verify.ledger import of_turns, of_updates
 from chaosrun.verify.left import left_difference
 from chaosrun.verify.moment import Moment
+from chaosrun.verify.plain_values import values_restored
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import parameters_expected
 
@@ -144,28 +145,39 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     opening = Moment(drill=drill, attempt=attempt, step=found.step + 1, records={})
     if mixed := saved_while_training(drill, attempt, found):
         return _found(opening, "weights", found.began, mixed, expected=f"all of step {mixed.params['base']}", seen=found.words)
-    quantity = found.wrong[0]
+    quantity, again = found.wrong[0], False
     if quantity == "data":
         # The batches of its first steps say more.
         first = next((moment for moment in _moments(drill, attempt)), None)
         seen = None if first is None else _in_step(first)
         strange = seen is not None and (seen.reason.code, seen.reason.because) in _STRANGE
-        drawn = "rng" in found.wrong and strange and drill.streams_count
+        streams_too = "rng" in found.wrong and not {*found.held["rng"]}.isdisjoint(found.held["data"])
+        again = streams_too and first is not None and _drawn_again(first)
+        drawn = "rng" in found.wrong and drill.streams_count and (strange or again)
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             because = seen.reason.because
-            if because in ("at_first", "broken") and "rng" in found.wrong and {*found.held["rng"]} & {*found.held["data"]}:
-                because = "as_drawn"  # by the streams, which are of that step, too
+            if because in ("at_first", "broken") and streams_too:
+                because = "as_drawn"
             return replace(seen, reason=seen.reason.explained(because, stood=found.words))
-        # Batches that no step of the reference had were drawn from wrong random streams.
+        # Batches that no step of the reference had, or the one that the streams are of, were drawn from wrong random streams.
         quantity = "rng" if drawn else quantity
     ranks = found.ranks[quantity]
     start = attempt.traces[ranks[0]].start
     reason = cause_of(drill, attempt, found, quantity)
+    if quantity == "rng" and again and reason.because == "of_the_beginning":
+        reason = reason.explained("with_data")
     if message := causes.other_order(drill, attempt):
         # The same parameters in another order are different weights to an optimizer, which identifies them by index.
         reason = Cause.of("parameter_order", message=message, stood=found.words)
     tensor = _first_tensor(drill, ranks[0], start, found.step) if start and quantity == "weights" else None
     return _found(opening, QUANTITIES[quantity][2], ranks, reason, tensor=tensor, **_stood(found))
+
+
+def _drawn_again(moment: Moment) -> bool:
+    """Whether batches are drawn from streams that began again: no loader numbers their samples, and the script's plain values,
+    the place in its data among them, were restored."""
+    unnumbered = not any(record.knows_ids or record.fetched for record in moment.records.values())
+    return unnumbered and all(values_restored(moment.drill, moment.attempt, rank) for rank in moment.records)
 
 
 def _stood(found: Standing) -> dict[str, str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _OF_VALUES = (
     *(*QUANTITIES, "learning_rate", "lr_scheduler_not_restored", "optimizer_settings_not_restored", "other_optimizer_stepped"),
+    *("batches_repeated", "batches_skipped", "sampler_epoch_not_set", "sampler_epoch_ahead"),
     *("data_order_not_restored", "batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
     *("kept_state_not_restored", "grad_scaler_not_restored", *(f"{part}_drifted" for part in PARTS)),
 )
@@ -46,6 +47,13 @@ def told_of_end(drill: Drill, reason: Cause) -> Cause:
     begun = ((attempt, rank) for attempt in drill.chaos.attempts[1:] for rank in sorted(attempt.traces))
     about = next(filter(None, (_values_apart(drill, attempt, rank) for attempt, rank in begun)), {})
     return reason.explained(reason.because, **about)
+
+
+def values_restored(drill: Drill, attempt: Attempt, rank: int) -> bool:
+    """Whether the plain values of a rank's restart are known, and those of the reference run."""
+    step, trace = attempt.start_of(rank) + 1, attempt.traces.get(rank)
+    known = trace and step in _values_by_step(trace) and step in _fault_free(drill, rank)[0]
+    return bool(known) and not _values_apart(drill, attempt, rank)
 
 
 def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False) -> Params:

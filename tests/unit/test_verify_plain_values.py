@@ -11,6 +11,9 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import judge
 from tests.records import read_lines, write_lines
 
+BEGAN = 4
+"""The step at which the second attempt goes on."""
+
 
 def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
     """What the reference, the first attempt under faults, and the second held at step 5; and at the beginning."""
@@ -80,6 +83,23 @@ def test_values_that_did_not_come_back_are_named(
     assert told in hint and ("the script had" in hint) == bool(told), hint
 
 
+@pytest.mark.parametrize("place", ["0", "4", None], ids=["lost", "there", "unknown"])
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_batches_are_drawn_again_where_the_place_in_the_data_was_restored(
+    tmp_path: Path, with_ids: bool, place: str | None
+) -> None:
+    """Batches and streams of the beginning: of a script that draws its batches, or that lost its place in them, too."""
+    bugs = Bugs(skip_off=-2 * BEGAN, keep_rng=False, with_ids=with_ids)
+    run = write_script_run(tmp_path, bugs=bugs, kills=SCRIPT_KILLS[:1])
+    if place is not None:
+        tell(run, {"place": "0"}, {"place": "4"}, {"place": "4"}, {"place": place})
+    verdict = judge(run)
+    drawn = place == "4" and not with_ids
+    assert verdict.code == ("rng_not_restored" if drawn else "batches_repeated"), verdict.cause
+    assert ("the streams were seeded again" in f"{verdict.hint}") == drawn, verdict.hint
+    assert ("the script had place = 0 (reference: 4), which" in f"{verdict.hint}") == (place == "0"), verdict.hint
+
+
 @pytest.mark.parametrize(("later", "told"), [("tuple[2] a", False), ("tuple[2] b", True)], ids=["made again", "lost"])
 def test_what_is_none_until_its_first_use_is_told_if_it_then_differs(tmp_path: Path, later: str, told: bool) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(keep_augmentation=False), kills=SCRIPT_KILLS[:1])
@@ -129,7 +149,7 @@ def test_of_what_is_saved_otherwise_values_are_told(tmp_path: Path, counted: str
     edit_trace(run, "chaos", 2, 0, only("save", edit))
     verdict = judge(run)
     assert verdict.code == "kept_state_not_restored", verdict.cause
-    assert ("the script had steps = 0 (reference: 4), which no checkpoint" in f"{verdict.hint}") == told, verdict.hint
+    assert ("the script had steps = 0 (reference: 4), which the restart" in f"{verdict.hint}") == told, verdict.hint
 
 
 @pytest.mark.parametrize("value", ["3", "0"], ids=["as saved", "otherwise"])
@@ -138,7 +158,7 @@ def test_a_value_that_was_saved_before_its_update_is_told_as_that(tmp_path: Path
     tell(run, {"self/steps": "0"}, {"self/steps": "4"}, {"self/steps": "4"}, {"self/steps": value})
     edit = lambda line: {**line, "held": {**line["held"], "steps": "3"} if line.get("held") else {}}  # noqa: E731
     edit_trace(run, "chaos", 1, 0, only("save", edit))
-    why = "just as its checkpoint holds it" if value == "3" else "which no checkpoint restored"
+    why = "just as its checkpoint holds it" if value == "3" else "which the restart did not restore"
     assert f"the script had self/steps = {value} (reference: 4), {why}" in f"{judge(run).hint}"
 
 
@@ -148,7 +168,7 @@ def test_of_an_end_at_another_step_values_and_the_first_difference_are_told(tmp_
     tell(run, {"patience": "0"}, {"patience": "2"}, {"patience": "2"}, {"patience": counted})
     verdict = judge(run)
     assert verdict.code == "ended_at_another_step" and verdict.divergence is not None
-    assert ("the script had patience = 0 (reference: 2), which no checkpoint" in f"{verdict.hint}") == told
+    assert ("the script had patience = 0 (reference: 2), which the restart" in f"{verdict.hint}") == told
     assert f"{verdict.divergence.reason.hint}".endswith(f"{verdict.hint}".partition("Of the first difference: ")[2])
     assert f"{verdict.hint}".count("patience =") == told
 
