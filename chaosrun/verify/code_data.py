@@ -32,7 +32,8 @@ DATA: Mapping[str, Row] = {
         "{batches:batch} skipped",
         _sampled("{batches:batch} skipped"),
         "the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} skipped, the "
-        "count of batches to skip on resume is off by {batches}",
+        "count of batches to skip on resume is off by {batches}, or what had been fetched ahead was lost "
+        "(prefetched batches)",
         "D8",
     ),
     "batches_repeated": Row(

@@ -95,7 +95,7 @@ def test_another_optimizers_turn_is_told_before_the_data_that_it_took(tmp_path: 
 @pytest.mark.parametrize(
     ("off", "broken_from", "code", "says"),
     [
-        (1, None, "batches_skipped", "the count of batches to skip on resume is off by 1"),
+        (1, None, "batches_skipped", "count of batches to skip on resume is off by 1, or what had been fetched ahead was lost"),
         (-2, None, "batches_repeated", "the count of batches to skip on resume is off by -2"),
         (BATCHES_PER_EPOCH - BEGAN, None, "batches_skipped", "the rest of the epoch before, 2 batches, was left out"),
         (-BEGAN, None, "batches_repeated", "8 batches repeated, as those already done were not skipped"),
