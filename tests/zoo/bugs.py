@@ -24,6 +24,7 @@ OLD_DATASETS = ("datasets==4.8.4", *HTTP, *BESIDE_DATASETS)
 """For older transformers, which import whatever datasets there is: a newer one needs a newer huggingface-hub."""
 LITDATA = ("lightning-utilities==0.15.2", "setuptools==75.8.0")
 LIGHTNING = ("lightning-utilities==0.15.2", "torchmetrics==1.8.2", "torchdata==0.11.0")
+TENSORDICT = ("tensordict==0.15.3", "orjson==3.13.0", "pyvers==0.2.3", "importlib_metadata==10.2.0", "zipp==4.1.2")
 TRANSFORMERS_4 = ("transformers==4.57.6", "accelerate==1.14.0", "huggingface-hub==0.36.0", "tokenizers==0.22.2", *OLD_DATASETS)
 TRANSFORMERS_5 = ("huggingface-hub==1.4.0", *OLD_DATASETS, "tokenizers==0.22.2", "typer-slim==0.21.0")
 
@@ -297,5 +298,11 @@ BUGS = (
         thread="huggingface/transformers#28544",
         wrong="the patience of early stopping begins at 0 again after a resume: the training ends later",
         drills=(bad("transformers==5.23.0", cause="ended_at_another_step"),),
+    ),
+    Bug(
+        name="torchrl-4089",
+        thread="pytorch/rl#4089",
+        wrong="the batches that a replay buffer has sampled ahead are not part of its state: they are skipped",
+        drills=(bad("torchrl==0.13.3", *TENSORDICT, cause="batches_skipped"), good("torchrl==0.14.1", *TENSORDICT)),
     ),
 )
