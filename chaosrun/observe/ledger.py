@@ -88,7 +88,8 @@ class BatchLedger:
     def __init__(self) -> None:
         listen()
         self._handed_out: deque[_HandedOut] = deque(maxlen=KEPT_BATCHES)
-        self._last: _HandedOut | None = None
+        self._reached: dict[_Iterator, int] = {}
+        """By iterator, the number of the batch of it that was taken last; without those that are no more."""
         self._since: dict[_Iterator, int] = {}
         """By iterator, how many batches it has handed out since the last forward pass that took some; the newest last."""
         self._newest: list[Any] | None = None
@@ -134,10 +135,13 @@ class BatchLedger:
         return self._newest if alone else None
 
     def _count(self, taken: "_HandedOut") -> None:
-        """Count passes: a batch of another iterator begins one, as does a batch earlier than the last."""
-        last, self._last = self._last, taken
-        if last is None or taken.iterator != last.iterator or taken.number < last.number:
+        """Count passes: an iterator's first batch begins one, as does a batch earlier than its last. Loaders that are read in
+        turn begin none when their turn comes again."""
+        if taken.iterator not in self._reached:
+            self._reached = {iterator: number for iterator, number in self._reached.items() if iterator() is not None}
+        if taken.number < self._reached.get(taken.iterator, taken.number + 1):
             self.passes += 1
+        self._reached[taken.iterator] = taken.number
 
     def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
         """The batch of which these tensors are copies (on another device, for instance); None if several are possible."""

@@ -56,6 +56,16 @@ def test_a_batch_that_the_script_makes_anew_counts_for_the_pass_over_its_loader(
     assert ledger.passes == 2, "of two loaders it may be either's"
 
 
+def test_loaders_that_are_read_in_turn_begin_no_pass_when_their_turn_comes_again(ledger: BatchLedger) -> None:
+    counted: list[int] = []
+    for _ in range(2):
+        for (x,), (y,) in zip(loader(), loader(), strict=True):
+            for taken in (x, y, x):
+                ledger.taken([taken])
+                counted.append(ledger.passes)
+    assert counted == [1] + [2] * 17 + [3] + [4] * 17
+
+
 def test_samples_of_a_subset_have_the_ids_of_the_whole(ledger: BatchLedger) -> None:
     rest = Subset(Subset(DATA, torch.arange(2, 12)), [9, 0, 4, 1])  # pyright: ignore[reportArgumentType]
     assert [ledger.taken([x]) for (x,) in DataLoader(rest, batch_size=2)] == [[11, 2], [6, 3]]
