@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import RankTrace
+from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import PARTS, QUANTITIES
 from chaosrun.verify.codes import Cause, Params
@@ -36,10 +37,18 @@ _COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
 def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
     """Add the script's plain values that differed from the reference run's when the restart resumed."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
-    if reason.code not in _OF_VALUES or attempt.number < 2:
+    if attempt.number < 2 or not (reason.code in _OF_VALUES or _draws_otherwise(drill, attempt, reason)):
         return found
     apart = _values_apart(drill, attempt, found.rank, arrays=reason.code in QUANTITIES)
     return replace(found, reason=reason.explained(reason.because, **apart))
+
+
+def _draws_otherwise(drill: Drill, attempt: Attempt, reason: Cause) -> bool:
+    """Whether the streams may have been restored, and drawn from otherwise to get data that no step had: the number of samples
+    in a buffer, for instance, decides which are drawn, and how many numbers that takes."""
+    strange = reason.code == "rng_of_another_step" or (reason.code, reason.because) == ("rng_not_restored", "of_none")
+    began = standing(drill, attempt) if strange else None
+    return began is not None and "data" in began.wrong and not began.held["data"]
 
 
 def told_of_end(drill: Drill, reason: Cause) -> Cause:

@@ -100,6 +100,24 @@ def test_batches_are_drawn_again_where_the_place_in_the_data_was_restored(
     assert ("the script had place = 0 (reference: 4), which" in f"{verdict.hint}") == (place == "0"), verdict.hint
 
 
+@pytest.mark.parametrize(("rng", "code"), [([], "rng_not_restored"), ([3], "rng_of_another_step")])
+@pytest.mark.parametrize("same_data", [False, True])
+def test_values_are_told_where_restored_streams_may_have_been_drawn_from_otherwise(
+    tmp_path: Path, rng: list[int], code: str, same_data: bool
+) -> None:
+    """As of a replay buffer that was lost: how many samples it holds decides which are drawn."""
+    run = write_script_run(tmp_path, bugs=Bugs(with_ids=False), kills=SCRIPT_KILLS[:1])
+    tell(run, {"size": "0"}, {"size": "4"}, {"size": "4"}, {"size": "1"})
+    found = {"rng": rng, "step": None, **({} if same_data else {"data": []})}
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], **found}}))
+        other = only("step", lambda line: {**line, "rng": "o", "loss": ["0x1p-9"], **({} if same_data else {"batch": ["o"]})})
+        edit_trace(run, "chaos", 2, rank, other)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+    assert ("the script had size = 1 (reference: 4), which" in f"{verdict.hint}") == (not same_data), verdict.hint
+
+
 @pytest.mark.parametrize(("later", "told"), [("tuple[2] a", False), ("tuple[2] b", True)], ids=["made again", "lost"])
 def test_what_is_none_until_its_first_use_is_told_if_it_then_differs(tmp_path: Path, later: str, told: bool) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(keep_augmentation=False), kills=SCRIPT_KILLS[:1])
