@@ -182,7 +182,8 @@ def check_disk(run: RunLayout, count: int) -> None:
     own = ("chaos", "job.yaml", "lock", "plan.json", "reference", "run.json", "supervisor.json", "verdict.json")
     assert sorted(run.path.iterdir()) == sorted(run.path / name for name in (*own, "junit.xml", "report.html", "report.md"))
     folders = {"attempts", "checkpoints", "faults", "output", "quarantine", "staging"}
-    assert {path.name for path in leg.path.iterdir()} <= {*folders, "environment.json", "inputs.json", "journal.jsonl"}
+    unknown = {path.name for path in leg.path.iterdir()} - folders
+    assert unknown <= {"began.json", "environment.json", "inputs.json", "journal.jsonl"}, unknown
     assert len([path for path in leg.faults.iterdir() if path.is_file()]) == count
     assert leg.attempts() == list(range(1, count + 2))
     strangers = [
