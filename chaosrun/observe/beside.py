@@ -48,18 +48,13 @@ def alive() -> list[torch.nn.Module]:
     return _live()[0]
 
 
-class _Wanted(dict[type, bool]):
-    """Which types' objects to inspect: there may be half a million objects, of a thousand types."""
-
-    def __missing__(self, kind: type) -> bool:
-        self[kind] = wanted = issubclass(kind, torch.nn.Module) or _is_own(kind)
-        return wanted
-
-
 def _live() -> tuple[list[torch.nn.Module], list[Any]]:
     """All modules, and all objects of classes that are neither Python's own nor of a library that chaosrun knows."""
-    wanted = _Wanted()
-    objects = [value for value in gc.get_objects() if wanted[type(value)]]
+    every = gc.get_objects()
+    # There may be half a million objects, of a thousand types, which a metaclass of the script may refuse to hash.
+    kinds = {id(kind): kind for kind in map(type, every)}
+    wanted = {name for name, kind in kinds.items() if issubclass(kind, torch.nn.Module) or _is_own(kind)}
+    objects = [value for value in every if id(type(value)) in wanted]
     modules = [value for value in objects if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
     return modules, [value for value in objects if _is_own(type(value))]
 
@@ -82,7 +77,7 @@ def _covers(tensors: Sequence[torch.Tensor], shapes: Counter[tuple[int, ...]]) -
 def _averages(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Attributes of the script's objects that are named as averages. Plain variables are left out, as they may be unused."""
     for value in objects:
-        with suppress(AttributeError):
+        with suppress(Exception):  # as above: a class may have a property of this name
             held = object.__getattribute__(value, "__dict__")
             yield from ((f"{type(value).__qualname__}.{name}", child) for name, child in _called_so(held))
 

@@ -7,7 +7,8 @@ legs differ, recovery is not what made the training differ.
 
 import torch
 import xxhash
-from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
+
+from chaosrun.observe.modes import outside_modes
 
 LENGTH = 8192
 """Elements of the longest sum: long enough for every kernel to split it."""
@@ -21,7 +22,7 @@ def canary(device: torch.device) -> str:
         torch.autocast(device.type, enabled=False),
         # The first pass may be one whose activations are checkpointed: what is computed here is none of them.
         torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged),
-        _disable_current_modes(),
+        outside_modes(),
     ):
         # Irregular fractions, so that every order of summation rounds in its own way.
         values = torch.arange(1, LENGTH + 1, dtype=torch.float32, device=device).mul(0.6180339887).frac().sub(0.37)

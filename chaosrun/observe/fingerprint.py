@@ -21,6 +21,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+from chaosrun.observe.modes import outside_modes
+
 MASK = (1 << 64) - 1
 CHUNK_WORDS = 1 << 22
 """Words reduced at once on a device: bounds the weights' and the products' memory to 32 MiB each."""
@@ -154,7 +156,7 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
     seeds: dict[int, int] = {}
     partial_sums: dict[torch.device, list[Tensor]] = {}
     owners: dict[torch.device, list[tuple[int, int]]] = {}
-    with torch.no_grad():
+    with outside_modes(), torch.no_grad():
         for index, tensor in enumerate(tensors):
             if type(tensor) not in _WHOLE:
                 # For a sharded tensor (DTensor), this rank's part.

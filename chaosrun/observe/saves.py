@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chaosrun.observe.contents import contents
+from chaosrun.observe.modes import outside_modes
 from chaosrun.observe.writers import wrap_writers
 from chaosrun.records.tensor_files import unnumbered
 from chaosrun.records.traces import SaveRecord
@@ -157,7 +158,7 @@ class SaveWatch:
         """The saved contents; empty in a background thread, where their step is unknown."""
         if threading.current_thread() is not threading.main_thread():
             return {}
-        with suppress(Exception):  # an object of the script may raise any error, which must not reach its save
+        with suppress(Exception), outside_modes():  # an object of the script may raise any error, which must not reach its save
             return contents(given)
         return {}
 

@@ -25,6 +25,7 @@ from chaosrun.observe.contents import input_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, let_go_of_replaced, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
+from chaosrun.observe.modes import outside_modes
 from chaosrun.observe.resumed_at import Due
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival
@@ -142,7 +143,7 @@ class ScriptTraining:
         self._dropped.clear()
         if not self._primer.is_due:
             return run()
-        with self._unheard():
+        with self._unheard(contextlib.nullcontext()):
             self._primer.prime(lambda _loss: run(), roots[0])
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
@@ -229,10 +230,12 @@ class ScriptTraining:
             self._backwards = 1
 
     @contextlib.contextmanager
-    def _unheard(self) -> Iterator[None]:
+    def _unheard(self, within: contextlib.AbstractContextManager[None] | None = None) -> Iterator[None]:
+        """`within`: where the script itself runs, too, so that its modes must see it."""
         self._busy = True
         try:
-            yield
+            with within or outside_modes():
+                yield
         finally:
             self._busy = False
 
@@ -334,7 +337,7 @@ class ScriptTraining:
             save = changed(save, aside=True)
         if save.held:
             live = self._state
-            with contextlib.suppress(TypeError):  # a tensor that has no memory itself
+            with contextlib.suppress(TypeError), outside_modes():  # a tensor that has no memory itself
                 save = changed(save, trained=live.trained_in(save.held))
                 if save.how == "pickle" and not save.trained:
                     save = changed(save, held={})  # of any kind: losses, samples

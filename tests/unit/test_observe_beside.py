@@ -73,3 +73,18 @@ def test_of_several_of_one_name_all_are_told_up_to_a_limit() -> None:
     assert len(told(net)["Alone"].split()) == 2
     copies += [copy.deepcopy(net) for _ in range(MOST_ALIKE)]
     assert "Alone" not in told(net)
+
+
+def test_objects_that_refuse_to_be_looked_at_hide_no_other() -> None:
+    class Kind(type):
+        def __hash__(cls) -> int:
+            raise RuntimeError
+
+    class Refusing(metaclass=Kind):
+        @property
+        def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+            raise RuntimeError
+
+    net = Net()
+    kept = [Refusing(), InAList(net)]
+    assert "InAList.shadow_params" in told(net) and kept

@@ -2,11 +2,14 @@ import copy
 import math
 import struct
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xxhash
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chaosrun.observe import fingerprint as subject
 from chaosrun.observe.fingerprint import digests, fingerprint, part_of, spots, tensor_digest
@@ -296,3 +299,30 @@ def test_the_rank_is_known_when_the_process_group_is_gone(monkeypatch: pytest.Mo
     flat._fqns = ["weight"]  # type: ignore[attr-defined]
     monkeypatch.setenv("RANK", "3")
     assert part_of(flat) == "[flat, rank 3]"
+
+
+class Counting(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+class CountingOperations(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Counting, CountingOperations])
+def test_the_modes_of_a_script_see_none_of_it(mode: type[Counting | CountingOperations]) -> None:
+    turned = torch.arange(6.0).view(2, 3).t()
+    expected = tensor_digest(turned)
+    with mode() as counting, mode() as inner:
+        assert tensor_digest(turned) == expected
+        assert (counting.calls, inner.calls) == (0, 0)
+        turned.add(1)
+        assert counting.calls == inner.calls > 0
