@@ -18,11 +18,11 @@ def canary(device: torch.device) -> str:
     """16 hex digits, the same in any autograd or autocast context. Draws no random number and leaves no gradient behind."""
     hasher = xxhash.xxh3_64()
     with (
+        outside_modes(),
         torch.inference_mode(False),
         torch.autocast(device.type, enabled=False),
         # The first pass may be one whose activations are checkpointed: what is computed here is none of them.
         torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged),
-        outside_modes(),
     ):
         # Irregular fractions, so that every order of summation rounds in its own way.
         values = torch.arange(1, LENGTH + 1, dtype=torch.float32, device=device).mul(0.6180339887).frac().sub(0.37)

@@ -211,8 +211,7 @@ class ScriptTraining:
         own = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None)
         passes, ids = self._ledger.passes, self._ledger.taken(own)
         fetched = self._ledger.fetched(skipping=self._order.attempt > 1)
-        self._builds = self._builds and ids is None and fetched is None
-        self._passes += 1
+        self._builds, self._passes = self._builds and ids is None and fetched is None, self._passes + 1
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
         steps.observer.batch([inputs, named], ids, fetched if ids is None else None)
 
