@@ -1,5 +1,5 @@
-"""The settings of a script's modules that no state dict holds: mode, frozen parameters, and plain attributes (a dropout rate, a
-temperature, a count). Changes nothing."""
+"""The settings of a script's modules that no state dict holds: mode, hooks, frozen parameters, and plain attributes (a dropout
+rate, a temperature, a count). Changes nothing."""
 
 import contextlib
 from collections import Counter
@@ -18,6 +18,9 @@ MOST_CHANGES = 64
 """Of one setting; a count of all steps would make the records long."""
 LONGEST = 40
 """Characters of a text that is a setting; longer ones are left out."""
+USUAL = {"training": True, "hooks": 0}
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a module keeps them."""
 
 
 @dataclass(slots=True)
@@ -28,12 +31,13 @@ class _Module:
     names: tuple[str, ...] = ()
 
     def values(self) -> list[Any]:
-        """Its mode and its plain attributes."""
+        """Its mode, how many hooks it has, and its plain attributes."""
         if len(self.own) != self.size:
             self.size = len(self.own)
             plain = (name for name, value in self.own.items() if type(value) in PLAIN and name not in MODULE_INTERNALS)
-            self.names = ("training", *(name for name in plain if name[:1] != "_"))
-        return [value if type(value := self.own.get(name)) in PLAIN else None for name in self.names]
+            self.names = ("training", *(name for name in plain if name[:1] != "_"), "hooks")
+        values = [value if type(value := self.own.get(name)) in PLAIN else None for name in self.names[:-1]]
+        return [*values, sum(len(self.own.get(kind) or ()) for kind in HOOKS)]
 
 
 class ModuleSettings:
@@ -47,13 +51,14 @@ class ModuleSettings:
                 prefix = f"{number}:" if number else ""
                 self._modules += [_Module(prefix + path, vars(module)) for path, module in root.named_modules()]
                 self._parameters += [(prefix + path, each) for path, each in root.named_parameters()]
-        self._last: tuple[list[list[Any]], list[bool]] | None = None
+        self._last: tuple[list[list[Any]], list[tuple[bool, int]]] | None = None
         self._told: dict[str, str] = {}
         self._changes: Counter[str] = Counter()
 
     def changed(self) -> dict[str, str]:
         """Settings that changed since the last call, by path; "" for one that is gone."""
-        now = [each.values() for each in self._modules], [each.requires_grad for _, each in self._parameters]
+        parameters = [(each.requires_grad, len(each._backward_hooks or ())) for _, each in self._parameters]
+        now = [each.values() for each in self._modules], parameters
         if now == self._last:
             return {}
         self._last, before, self._told = now, self._told, self._settings(*now)
@@ -67,13 +72,14 @@ class ModuleSettings:
             if changes[name] <= MOST_CHANGES
         }
 
-    def _settings(self, values: Sequence[Sequence[Any]], trained: Sequence[bool]) -> dict[str, str]:
+    def _settings(self, values: Sequence[Sequence[Any]], parameters: Sequence[tuple[bool, int]]) -> dict[str, str]:
         """Readable settings without the usual ones (modules in training mode, parameters that require gradients)."""
         told: dict[str, str] = {}
         for module, held in zip(self._modules, values, strict=True):
             for name, value in zip(module.names, held, strict=True):
-                if (name != "training" or value is False) and len(text := str(value)) <= LONGEST:
+                if (name not in USUAL or value != USUAL[name]) and len(text := str(value)) <= LONGEST:
                     told[f"{module.path}.{name}" if module.path else name] = text
-        frozen = (path for (path, _), is_trained in zip(self._parameters, trained, strict=True) if not is_trained)
-        told |= {f"{path}.requires_grad": "False" for path in frozen}
+        for (path, _), (is_trained, hooks) in zip(self._parameters, parameters, strict=True):
+            told |= {} if is_trained else {f"{path}.requires_grad": "False"}
+            told |= {f"{path}.hooks": str(hooks)} if hooks else {}
         return dict(list(told.items())[:MOST_SETTINGS])

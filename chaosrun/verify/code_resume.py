@@ -284,7 +284,7 @@ _STATES: Mapping[str, Row] = {
     ),
     "data_order_not_restored.of_none": detail(hint=f"no recorded step began with this batch: {_OF_NO_BATCH}{{scope}}"),
     "data_order_not_restored.beside": detail(
-        hint="no recorded step began with this batch, although model, optimizer and random streams were restored as saved: "
+        hint="no recorded step began with this batch, although weights, optimizer and random streams were restored as saved: "
         f"besides model and optimizer, {{beside}}, which a restart must also load; if it does, {_OF_NO_BATCH}{{scope}}"
     ),
     "data_order_not_restored.of_the_beginning": detail(
@@ -325,7 +325,9 @@ _STATES: Mapping[str, Row] = {
         "{base}, and its other optimizers were restored): its state was not saved, or not loaded{scope}"
     ),
     "optimizer_state_of_another_step.own": Row(
-        "", OWN, "the optimizer's state of step {step}, the weights of step {base}: files of two checkpoints were mixed{scope}"
+        "",
+        OWN,
+        "the optimizer's state of step {step}, weights of step {base}: of two checkpoints, or saved late without a copy{scope}",
     ),
     "optimizer_settings_not_restored.own": Row(
         "",

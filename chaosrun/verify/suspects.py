@@ -124,8 +124,8 @@ def _modules_at(trace: RankTrace, step: int) -> dict[str, str]:
 
 
 def _setting(name: str, told: str | None) -> str:
-    """A module's setting; if it is not recorded, training mode and trained parameters are True."""
-    return told or ("True" if name.rpartition(".")[2] in ("training", "requires_grad") else "not set")
+    """A module's setting; if it is not recorded, it is the usual one."""
+    return told or {"training": "True", "requires_grad": "True", "hooks": "0"}.get(name.rpartition(".")[2], "not set")
 
 
 def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:

@@ -25,6 +25,11 @@ def test_what_no_state_dict_holds_is_told() -> None:
     model[0].weight.requires_grad_()
     model[1].eval()
     assert told.changed() == {"0.scale": "", "0.weight.requires_grad": "", "1.training": "False"}
+    hook = model[1].register_forward_hook(lambda *_: None)
+    model[0].bias.register_hook(lambda gradient: gradient)
+    assert told.changed() == {"1.hooks": "1", "0.bias.hooks": "1"}
+    hook.remove()
+    assert told.changed() == {"1.hooks": ""}
 
 
 def test_several_models_are_told_apart_and_very_many_settings_left_out() -> None:
