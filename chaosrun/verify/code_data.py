@@ -61,6 +61,11 @@ DATA: Mapping[str, Row] = {
         "before, {batches:batch}, was left out: the epoch was taken as finished (a save within it that counts as its end), or "
         "what a stream had read ahead (a shuffle buffer, prefetched batches) was lost{by_all}"
     ),
+    "batches_skipped.before_update": detail(
+        hint="data and random streams are one step ahead of weights and optimizer: the checkpoint was saved before the "
+        "optimizer's step, and counts it as done (save after the step, or count it later), or the restart takes a batch "
+        "without a step (to initialise or build the model)"
+    ),
     "batches_repeated.at_first": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, as "
         "those already done were not skipped (skip them, or save and load the state of the loader)"

@@ -272,10 +272,6 @@ _STATES: Mapping[str, Row] = {
         "restored to its place (call set_epoch before the epoch's first batch, skip the batches already done, or load the "
         "loader's state)",
     ),
-    "batches_skipped.before_update": detail(
-        hint="data and random streams are one step ahead of weights and optimizer: the checkpoint was saved before the "
-        "optimizer's step, and counts it as done (save after the step, or count it later)"
-    ),
     "batches_repeated.as_drawn": detail(
         hint="the samples seen are those expected at step {step}, batch {index} of epoch {epoch}, and the random streams match "
         "that step, too: the batches already done were not skipped (skip them, or save and load the state of the loader), "

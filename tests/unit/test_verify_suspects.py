@@ -67,7 +67,10 @@ def test_a_save_before_the_update_that_it_counts_is_told_as_such(tmp_path: Path,
         edit_trace(run, "chaos", 2, rank, began)
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
-    assert ("saved before the optimizer's step, and counts it as done" in f"{verdict.hint}") == told, verdict.hint
+    assert (
+        "optimizer's step, and counts it as done (save after the step, or count it later), or the restart takes"
+        in f"{verdict.hint}"
+    ) == told
 
 
 def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path) -> None:
