@@ -177,7 +177,7 @@ def _drawn_again(moment: Moment) -> bool:
     """Whether batches are drawn from streams that began again: no loader numbers their samples, and the script's plain values,
     the place in its data among them, were restored."""
     unnumbered = not any(record.knows_ids or record.fetched for record in moment.records.values())
-    return unnumbered and all(values_restored(moment.drill, moment.attempt, rank) for rank in moment.records)
+    return unnumbered and values_restored(moment.drill, moment.attempt)
 
 
 def _stood(found: Standing) -> dict[str, str]:

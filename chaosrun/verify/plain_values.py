@@ -58,11 +58,15 @@ def told_of_end(drill: Drill, reason: Cause) -> Cause:
     return reason.explained(reason.because, **about)
 
 
-def values_restored(drill: Drill, attempt: Attempt, rank: int) -> bool:
-    """Whether the plain values of a rank's restart are known, and those of the reference run."""
-    step, trace = attempt.start_of(rank) + 1, attempt.traces.get(rank)
-    known = trace and step in _values_by_step(trace) and step in _fault_free(drill, rank)[0]
-    return bool(known) and not _values_apart(drill, attempt, rank)
+def values_restored(drill: Drill, attempt: Attempt) -> bool:
+    """Whether plain values of a restart are known, at least of a rank that saves, and all these are the reference run's."""
+
+    def is_known(rank: int, trace: RankTrace) -> bool:
+        step = attempt.start_of(rank) + 1
+        return step in _values_by_step(trace) and step in _fault_free(drill, rank)[0]
+
+    known = [rank for rank, trace in attempt.traces.items() if is_known(rank, trace)]
+    return bool(known) and not any(_values_apart(drill, attempt, rank) for rank in known)
 
 
 def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False) -> Params:
