@@ -33,11 +33,11 @@ from chaosrun.protocol import seeds
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.earlier_traces import EarlierTraces
-from chaosrun.protocol.steps import Steps, refuse_captured
+from chaosrun.protocol.steps import Steps, refuse_captured, why_no_step
 from chaosrun.records.codec import changed
 from chaosrun.records.position import Position
 from chaosrun.records.traces import SavedRecord, SaveRecord
-from chaosrun.wording import count, hiding
+from chaosrun.wording import count
 
 
 class ScriptTraining:
@@ -82,6 +82,8 @@ class ScriptTraining:
         """By the first optimizer of a step, by id: how many make the step, once a whole one has been seen."""
         self._looked_beside = -1
         """The step at whose save the script's modules were last looked up."""
+        self._unmoving: str | None = None
+        """`stepped_digest` after a restart's first step, if its learning rate is 0: a checkpoint may be loaded only now."""
         self._recorded = True
         self._incomplete = False
         self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
@@ -179,10 +181,12 @@ class ScriptTraining:
             if self._backwards:
                 if not self._steps.observer.has_met_an_optimizer:
                     self._steps.before_optimizer_step(parameters_of(optimizer))  # its backward passes were made in a closure
+                unmoving = self._began_with is not None and not any(self._state.learning_rates())
                 self._finish_step([id(optimizer)])
+                self._unmoving = stepped_digest() if unmoving else None
             elif not self._recorded:
                 self._stepped.append(id(optimizer))
-            if not self._recorded and self._is_whole():
+            if not self._recorded and self._unmoving is None and self._is_whole():
                 self._record()
 
     def step_was_skipped(self) -> None:
@@ -348,6 +352,9 @@ class ScriptTraining:
 
     def _complete(self) -> None:
         """The script is done with the last step."""
+        if self._unmoving not in (None, stepped_digest()):
+            self._take_back()
+        self._unmoving = None
         if self._state and self._steps and self._watch.look(self._state.is_held_in):
             self._steps.observer.write(SavedRecord(step=self.position.step, time_s=time.time()))
         if not self._recorded:
@@ -359,6 +366,12 @@ class ScriptTraining:
             self._saves.step_done(self.position.step)
             self._faults.reach("step", self.position.step)
 
+    def _take_back(self) -> None:
+        """Forget a step that was followed by loading a checkpoint: the attempt begins again, see `_has_loaded`."""
+        assert self._steps
+        self._steps.observer.drop_window()
+        self.position, self._stepped, self._recorded, self._began_with = Position(), [], True, ""
+
     def finish(self, *, waiting: bool = True) -> None:
         """Handle the script's normal end, `waiting` for its threads. Raises UserScriptError when it trained nothing."""
         if waiting:
@@ -369,25 +382,12 @@ class ScriptTraining:
             steps = self._steps
             if steps is None:
                 if self._order.attempt == 1 or not hooks.optimizers():
-                    raise UserScriptError("the script ended without a step of any optimizer", hint=self._why_no_step())
+                    hint = why_no_step(self._context, self._earlier.has_trained())
+                    raise UserScriptError("the script ended without a step of any optimizer", hint=hint)
+                steps = self._begin(None, None, at_end=True)
+            elif self._has_loaded():
                 steps = self._begin(None, None, at_end=True)
             steps.end(self.position)
-
-    def _why_no_step(self) -> str:
-        if self._earlier.has_trained():
-            return (
-                "it trained before it was killed, and has ended now without building an optimizer: have it build the model and "
-                "load its checkpoint even when all steps are made, so that what training ends with can be compared"
-            )
-        files = self._context.team_files
-        if files and files.began_with:
-            return hiding(files.began_with)
-        ranks = self._order.world_size
-        each = f"; each of {ranks} ranks has to train: one that only serves others cannot be drilled" if ranks > 1 else ""
-        return (
-            "name the script that trains (a step is a call of an optimizer of torch: a loop that changes its weights by itself "
-            f"makes none); a process that it starts by itself is drilled by its command{each}"
-        )
 
 
 class EnoughSteps(SystemExit):

@@ -14,6 +14,7 @@ from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, SaveRecord
+from chaosrun.wording import hiding
 
 if TYPE_CHECKING:
     from chaosrun.observe.found_state import FoundState
@@ -28,6 +29,24 @@ def refuse_captured() -> None:
             hint="drill the job without that graph, its checkpoints are the same; or capture forward and backward passes alone "
             "(torch.cuda.make_graphed_callables, torch.compile(mode='reduce-overhead')), which is recorded",
         )
+
+
+def why_no_step(context: WorkerContext, has_trained: bool) -> str:
+    """What to do about a script that ended without a step of any optimizer. `has_trained`: in an earlier attempt."""
+    if has_trained:
+        return (
+            "it trained before it was killed, and has ended now without building an optimizer: have it build the model and "
+            "load its checkpoint even when all steps are made, so that what training ends with can be compared"
+        )
+    files = context.team_files
+    if files and files.began_with:
+        return hiding(files.began_with)
+    ranks = context.order.world_size
+    each = f"; each of {ranks} ranks has to train: one that only serves others cannot be drilled" if ranks > 1 else ""
+    return (
+        "name the script that trains (a step is a call of an optimizer of torch: a loop that changes its weights by itself "
+        f"makes none); a process that it starts by itself is drilled by its command{each}"
+    )
 
 
 class Steps:

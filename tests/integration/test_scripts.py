@@ -192,6 +192,7 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
     "replaced_after_a_pass": (1, 6, 1, 1),
     "measured_at_each_start": (1, 6, 0, 1),
     "tried_at_each_start": (1, 6, 0, 1),
+    "stepped_at_each_restart": (1, 6, 1, 1),
     "together": (1, 6, 2, 2),
     "stages": (1, 6, 1, 1),
     "scaler": (1, 6, 1, 1),

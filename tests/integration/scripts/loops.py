@@ -139,6 +139,22 @@ def tried_at_each_start() -> None:
         update(optimizer)
 
 
+def stepped_at_each_restart() -> None:
+    """Before a checkpoint is loaded, the optimizer makes a step that changes no weights, to have state to load into."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    if os.environ["CHAOSRUN_ATTEMPT"] != "1":
+        with torch.random.fork_rng():
+            model(torch.ones(2, 8)).sum().backward()
+            update(optimizer)
+    saved = Saved(model=model, optimizer=optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3
+    for number in saved.rounds():
+        model(data(number)).square().mean().backward()
+        update(optimizer)
+
+
 def together() -> None:
     """A GAN whose two optimizers step at the end; one drops its gradients in between, the other's are still to come."""
     generator, judge = net(), net(nn.Linear(8, 1))
@@ -434,7 +450,7 @@ KINDS |= {
     for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled, compiled_step)
 }
 KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other, built_after_a_pass, replaced_after_a_pass)}
-KINDS |= {kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start)}
+KINDS |= {kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start, stepped_at_each_restart)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
