@@ -4,9 +4,9 @@ and at which faults strike; the attempt is aligned with the reference by its ini
 The counterpart of `session`. Saves and restores nothing: the script does.
 
 A step is a call of an optimizer after a backward pass. Optimizers that are called one after the other, without a backward pass
-in between, make one step together; a call without one is not a step (torch.distributed.checkpoint makes such a call, to have
-state to load). A step is over when it is recorded; faults "after" it strike at the script's next forward pass, or at its end:
-all that it does in between, such as a save, belongs to the step.
+in between, make one step together; a call without one is no step, nor is a restart's first with a learning rate of 0, before it
+loads its checkpoint: both only make state to load into. A step is over when it is recorded; faults "after" it strike at the
+script's next forward pass, or at its end: all that it does in between, such as a save, belongs to the step.
 """
 
 import contextlib
