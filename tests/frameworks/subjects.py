@@ -86,7 +86,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
                 args=("--forget-random",),
                 kills=((1, 8),),
                 verdict="FAIL",
-                cause="batches_repeated",
+                cause="rng_not_restored",
                 quick=True,
             ),
             Subject(
