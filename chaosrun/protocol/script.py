@@ -215,7 +215,8 @@ class ScriptTraining:
         own = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None)
         passes, ids = self._ledger.passes, self._ledger.taken(own)
         fetched = self._ledger.fetched(skipping=self._order.attempt > 1)
-        self._builds, self._passes = self._builds and ids is None and fetched is None, self._passes + 1
+        self._builds = self._builds and ids is None and fetched is None
+        self._passes += 1
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
         steps.observer.batch([inputs, named], ids, fetched if ids is None else None)
 
@@ -380,12 +381,10 @@ class ScriptTraining:
             self._complete()
             self._saves.end()
             steps = self._steps
-            if steps is None:
-                if self._order.attempt == 1 or not hooks.optimizers():
-                    hint = why_no_step(self._context, self._earlier.has_trained())
-                    raise UserScriptError("the script ended without a step of any optimizer", hint=hint)
-                steps = self._begin(None, None, at_end=True)
-            elif self._has_loaded():
+            if steps is None and (self._order.attempt == 1 or not hooks.optimizers()):
+                hint = why_no_step(self._context, self._earlier.has_trained())
+                raise UserScriptError("the script ended without a step of any optimizer", hint=hint)
+            if steps is None or self._has_loaded():
                 steps = self._begin(None, None, at_end=True)
             steps.end(self.position)
 
