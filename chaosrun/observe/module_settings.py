@@ -32,12 +32,19 @@ class _Module:
 
     def values(self) -> list[Any]:
         """Its mode, how many hooks it has, and its plain attributes."""
-        if len(self.own) != self.size:
-            self.size = len(self.own)
-            plain = (name for name, value in self.own.items() if type(value) in PLAIN and name not in MODULE_INTERNALS)
+        own = self.own
+        if len(own) != self.size:
+            self.size = len(own)
+            plain = (name for name, value in own.items() if type(value) in PLAIN and name not in MODULE_INTERNALS)
             self.names = ("training", *(name for name in plain if name[:1] != "_"), "hooks")
-        values = [value if type(value := self.own.get(name)) in PLAIN else None for name in self.names[:-1]]
-        return [*values, sum(len(self.own.get(kind) or ()) for kind in HOOKS)]
+        get = own.get
+        values = [value if type(value := get(name)) in PLAIN else None for name in self.names]
+        # Asked one by one, as this is done in each step, and most modules have none.
+        if get("_forward_hooks") or get("_forward_pre_hooks") or get("_backward_hooks") or get("_backward_pre_hooks"):
+            values[-1] = sum(len(get(kind) or ()) for kind in HOOKS)
+        else:
+            values[-1] = 0
+        return values
 
 
 class ModuleSettings:
