@@ -11,9 +11,10 @@ import ctypes
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,10 @@ from chaosrun.observe.modes import outside_modes
 MASK = (1 << 64) - 1
 CHUNK_WORDS = 1 << 22
 """Words reduced at once on a device: bounds the weights' and the products' memory to 32 MiB each."""
+SMALL_WORDS = 1 << 16
+"""A tensor of at most so many on a device is reduced together with others: alone, each takes several launches."""
+JOINED_WORDS = 1 << 19
+"""Of small tensors that are reduced together; the weights of up to 16 such sets are kept, 4 MiB each at most."""
 
 SPOTS = 16
 SPOT_ELEMENTS = 1024
@@ -154,8 +159,7 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
     """Digests in order. Enqueues the work of all devices first, then waits once for each device."""
     results = [0] * len(tensors)
     seeds: dict[int, int] = {}
-    partial_sums: dict[torch.device, list[Tensor]] = {}
-    owners: dict[torch.device, list[tuple[int, int]]] = {}
+    words: dict[torch.device, list[tuple[int, Tensor]]] = {}
     with outside_modes(), torch.no_grad():
         for index, tensor in enumerate(tensors):
             if type(tensor) not in _WHOLE:
@@ -170,15 +174,46 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
                 results[index] = xxhash.xxh3_64_intdigest(_memory(dense), seed=seed)
                 continue
             seeds[index] = seed
-            sums = _partial_sums(_words(dense), _weights)
-            partial_sums.setdefault(tensor.device, []).extend(sums)
-            owners.setdefault(tensor.device, []).append((index, len(sums)))
-        gathered = {device: torch.stack(sums) for device, sums in partial_sums.items() if sums}
-        for device, parts in owners.items():
-            values = iter(gathered[device].tolist() if device in gathered else [])
-            for index, count in parts:
-                results[index] = _finish([next(values) for _ in range(count)], seeds[index])
+            words.setdefault(dense.device, []).append((index, _words(dense)))
+        parts: dict[int, list[int]] = {index: [] for index in seeds}
+        for owners, sums in [_sums_on_device(each) for each in words.values()]:
+            for index, value in zip(owners, sums.tolist(), strict=True):
+                parts[index].append(value)
+        for index, seed in seeds.items():
+            results[index] = _finish(parts[index], seed)
     return results
+
+
+def _sums_on_device(words: Iterable[tuple[int, Tensor]]) -> tuple[list[int], Tensor]:
+    """The partial sums of numbered tensors on one device, in one tensor there, and whose each is."""
+    owners: list[int] = []
+    sums: list[Tensor] = []
+    joined: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+    for index, each in words:
+        if 0 < len(each) <= SMALL_WORDS:
+            joined.setdefault(each.dtype, []).append((index, each))
+        else:
+            parts = _partial_sums(each, _weights)
+            owners += [index] * len(parts)
+            sums += parts
+    for small in joined.values():
+        for together in _sets(small):
+            owners += [index for index, _ in together]
+            sums.append(_joined_sums([each for _, each in together]))
+    return owners, torch.cat([each.reshape(-1) for each in sums]) if sums else torch.empty(0)
+
+
+def _sets(words: Iterable[tuple[int, Tensor]]) -> Iterator[list[tuple[int, Tensor]]]:
+    """In order, as many at a time as JOINED_WORDS allows."""
+    together: list[tuple[int, Tensor]] = []
+    size = 0
+    for index, each in words:
+        if size + len(each) > JOINED_WORDS:
+            yield together
+            together, size = [], 0
+        together.append((index, each))
+        size += len(each)
+    yield together
 
 
 _WHOLE = frozenset({Tensor, torch.nn.Parameter})
@@ -234,6 +269,22 @@ def _partial_sums(words: Tensor, weights: Callable[[torch.device], Tensor]) -> l
     """Weighted sums mod 2^64 of the words, one 0-dim int64 tensor per chunk, on the words' device."""
     table = weights(words.device)
     return [(chunk * table[: len(chunk)]).sum() for chunk in words.split(len(table)) if len(chunk)]
+
+
+def _joined_sums(words: list[Tensor]) -> Tensor:
+    """The weighted sum mod 2^64 of each of these tensors, which are of one type and not empty: the same as alone."""
+    if len(words) == 1:
+        return _partial_sums(words[0], _weights)[0]
+    weights, ends = _joined_weights(words[0].device, tuple(map(len, words)))
+    running = (torch.cat(words) * weights).cumsum(0)
+    return torch.diff(running[ends], prepend=running.new_zeros(1))
+
+
+@lru_cache(maxsize=16)
+def _joined_weights(device: torch.device, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The weights of tensors of these lengths one after the other, and where each of them ends."""
+    table, ends = _weights(device), [end - 1 for end in accumulate(lengths)]
+    return torch.cat([table[:length] for length in lengths]), torch.tensor(ends, device=device)
 
 
 def _finish(partial_sums: Sequence[int], seed: int) -> int:

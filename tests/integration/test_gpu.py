@@ -95,8 +95,11 @@ def test_a_gpu_digests_as_a_cpu_would_by_the_same_sum() -> None:
             [int(each) for each in _partial_sums(_words(where), lambda device: _weights(device))] for where in (tensor, there)
         ]
         assert sums[0] == sums[1]
+    small = [torch.randn(size, device="cuda") for size in (1, 7, 0, 4096)]
+    on_gpu += small
     before = tensor_digests(on_gpu)
-    assert tensor_digests(on_gpu) == before
+    assert tensor_digests(on_gpu) == before == [tensor_digests([tensor])[0] for tensor in on_gpu], "together as alone"
+    del on_gpu[-len(small) :], before[-len(small) :]
     for tensor in on_gpu:
         # One bit of one element, anywhere.
         tensor.view(torch.uint8)[tensor.nbytes // 3] ^= 4

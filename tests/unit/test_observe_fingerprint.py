@@ -126,6 +126,20 @@ def test_the_device_formula_is_the_one_in_the_docstring():
     assert device_digest(tensor) == xxhash.xxh3_64_intdigest(total.to_bytes(8, "little"), seed=seed)
 
 
+def test_small_tensors_on_a_device_are_digested_together_as_alone(monkeypatch):
+    monkeypatch.setattr(subject, "SMALL_WORDS", 40)
+    monkeypatch.setattr(subject, "JOINED_WORDS", 120)
+    shapes = [(), (7,), (5, 8), (41,), (3, 40)]
+    tensors = [random_bits(dtype, shape, seed) for dtype in DTYPES for seed, shape in enumerate(shapes)]
+    tensors[2:2] = [torch.empty(0), torch.empty(0, dtype=torch.int16)]
+    numbered = enumerate(subject._words(subject._dense(tensor)) for tensor in tensors)
+    owners, sums = subject._sums_on_device(numbered)
+    assert len(owners) == len(sums)
+    for number, tensor in enumerate(tensors):
+        parts = [value for owner, value in zip(owners, sums.tolist(), strict=True) if owner == number]
+        assert subject._finish(parts, subject._seed(tensor.dtype, tensor.shape)) == device_digest(tensor)
+
+
 def test_weights_are_odd_distinct_and_fixed():
     weights = subject._weights(torch.device("cpu"))
     assert bool((weights & 1).all())
