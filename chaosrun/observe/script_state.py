@@ -129,7 +129,8 @@ def _of_tensor(value: torch.Tensor) -> str:
     if value.numel() == 1 and value.layout is torch.strided:
         return f"tensor {value.item()!r}"
     try:
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {tensor_digest(value):016x}"
+        here = value.cpu() if value.is_cuda else value  # one call; a digest on a GPU is several
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {tensor_digest(here):016x}"
     except TypeError:
         return "a tensor"
 

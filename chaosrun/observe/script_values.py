@@ -46,8 +46,11 @@ class ScriptValues:
         """Values that changed since the last call, by path, "" for one no longer found; empty after too many calls."""
         if self._looks == 0:
             return {}
-        began_s, before = time.thread_time(), self._told
+        before, began_s = self._told, 0.0
         try:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # What other streams write is read below, and waiting for it is no slow look.
+            began_s = time.thread_time()
             compared = self._known()
             optimizers = [each for each in compared if isinstance(each, Optimizer)]
             known = {id(each) for each in compared} - {id(each) for each in optimizers}

@@ -169,10 +169,10 @@ def generator_of(path: str) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number, or a small array of them, readable without waiting: in CPU memory."""
+    """Whether it is a number, or a small array of them, in the memory of the CPU or of a GPU."""
     if type(value) is numpy.ndarray:
         return value.nbytes <= LARGEST_ARRAY and not value.dtype.hasobject
-    if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided:
+    if type(value) is not torch.Tensor or not (value.is_cpu or value.is_cuda) or value.layout is not torch.strided:
         return False
     return value.nbytes <= LARGEST_ARRAY and value.grad_fn is None
 

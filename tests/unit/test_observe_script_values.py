@@ -117,9 +117,10 @@ def test_what_is_empty_or_of_the_class_at_first_is_told() -> None:
     assert then.items() <= values.changed().items()
 
 
-def test_small_tensors_of_variables_and_objects_are_told_as_digests() -> None:
-    table, meter = torch.ones(8), Meter()
-    meter.sum = torch.zeros(2, 2)  # pyright: ignore[reportAttributeAccessIssue]
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_small_tensors_of_variables_and_objects_are_told_as_digests(device: str) -> None:
+    table, meter = torch.ones(8, device=device), Meter()
+    meter.sum = torch.zeros(2, 2, device=device)  # pyright: ignore[reportAttributeAccessIssue]
     samples, large, average = [torch.ones(3)], torch.ones(1 << 15), {"w": torch.ones(3)}
     values = ScriptValues(lambda: [meter.model])
     first = values.changed()
