@@ -30,14 +30,18 @@ from tests.benchmarks import (
     step_time,
     throughput,
 )
+from tests.benchmarks.launch import ON_GPU
 from tests.benchmarks.samples import Samples
 
 PARTS = ("recovery", "sizes", "throughput", "steps", "scripts", "startup", "preflight", "records", "control_plane", "stall")
+GPU_PARTS = ("recovery", "sizes", "steps", "stall")
 
 
 def main() -> int:
     arguments = parse_arguments()
-    parts = arguments.only or list(PARTS)
+    if arguments.gpu:
+        os.environ[ON_GPU] = "1"
+    parts = arguments.only or list(GPU_PARTS if arguments.gpu else PARTS)
     console = Console(width=None if sys.stdout.isatty() else 110)
     report: dict[str, Any] = {"v": 1, "time_s": time.time(), "repeats": arguments.repeats, "machine": machine_facts()}
     failures: list[str] = []
@@ -283,6 +287,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure chaosrun beside its peers.")
     parser.add_argument("--repeats", type=int, default=5, help="runs of everything (default: 5)")
     parser.add_argument("--only", action="append", choices=PARTS, help="measure this part; may be repeated")
+    parser.add_argument("--gpu", action="store_true", help=f"one rank on a GPU instead; alone: {', '.join(GPU_PARTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to this file")
     parser.add_argument("--keep", action="store_true", help="keep them, and write the README's numbers anew")
     return parser.parse_args()

@@ -1,7 +1,8 @@
 """For how long a training stands still at a checkpoint: `accelerator.save_state`, and chaosrun's, sync and async, of one state.
 
-Two ranks on this machine, each way by turns in the same processes, each keeps its two newest checkpoints; before each, what the
-one before left is brought to the disk. chaosrun's also hash, sync and commit, which `save_state` does not.
+Two ranks on this machine, or one on a GPU, each way by turns in the same processes, each keeps its two newest checkpoints;
+before each, what the one before left is brought to the disk. chaosrun's also hash, sync and commit, which `save_state` does
+not.
 """
 
 import json
@@ -13,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.benchmarks.launch import REPOSITORY, scratch
+from tests.benchmarks.launch import ON_GPU, REPOSITORY, scratch
 from tests.benchmarks.samples import Samples
 
 __all__ = ["SIZES", "TARGETS", "WAYS", "Stall", "measure_stalls"]
 
 SIZES = (int(0.1e9), int(0.5e9), int(2e9))
 """Bytes of weights and optimizer."""
-RANKS = 2
 WAYS = ("save_state", "and fsync", "sync", "async", "until committed", "memcpy")
 TARGETS = {"sync": 1.1, "async": 0.25}
 LIMIT_S = 600.0
@@ -49,16 +49,19 @@ class Stall:
 
 def measure_stalls(repeats: int, progress: Callable[[str], None]) -> list[Stall]:
     found: list[Stall] = []
+    on_gpu = ON_GPU in os.environ
+    number = 1 if on_gpu else 2
     for size in SIZES:
         stall = Stall(size=size)
         found.append(stall)
         with scratch() as folder:
-            environment = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-            environment |= {"ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": str(RANKS), "PYTHONPATH": str(REPOSITORY)}
+            environment = {**os.environ, "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+            environment |= {} if on_gpu else {"ACCELERATE_USE_CPU": "true"}
             command = [sys.executable, "-m", "tests.benchmarks.stall_probe", str(folder), str(size), str(repeats)]
             ranks = [
                 subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=REPOSITORY)
-                for rank in range(RANKS)
+                for rank in range(number)
             ]
             try:
                 codes = [each.wait(LIMIT_S) for each in ranks]

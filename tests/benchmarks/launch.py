@@ -12,12 +12,14 @@ from pathlib import Path
 
 from chaosrun.processes import kill_marked, remove_shared_memory_leftovers, shared_memory_entries
 
-__all__ = ["LIMIT_S", "REPOSITORY", "LaunchError", "chaosrun_command", "launch", "scratch"]
+__all__ = ["LIMIT_S", "ON_GPU", "REPOSITORY", "LaunchError", "chaosrun_command", "launch", "scratch"]
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60.0
 """A run that takes longer has failed."""
 OUTPUT_SHOWN = 2000
+ON_GPU = "BENCH_ON_GPU"
+"""Set where one rank trains on a GPU, not two on CPUs; inherited by what is measured."""
 
 
 class LaunchError(Exception):

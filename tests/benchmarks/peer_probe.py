@@ -1,8 +1,8 @@
 """The training of jobs/probe, saved and resumed with accelerate alone, for launchers other than chaosrun.
 
-`peer_probe.py FOLDER [MEGABYTES]`: saves a checkpoint every 10 steps, goes on from the newest, and kills rank 1 once after step
-21. MEGABYTES of state are saved and restored beside the model's own, and never trained. Each process appends its events to
-FOLDER/events-<pid>.jsonl. Runs under any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+`peer_probe.py FOLDER [MEGABYTES]`: saves a checkpoint every 10 steps, goes on from the newest, and kills the last rank once
+after step 21. MEGABYTES of state are saved and restored beside the model's own, and never trained. Each process appends its
+events to FOLDER/events-<pid>.jsonl. Runs under any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 import json
@@ -13,14 +13,13 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["KILLED_RANK", "SAVED_STEP", "STEPS", "STEP_S", "main"]
+__all__ = ["SAVED_STEP", "STEPS", "STEP_S", "main"]
 
 STEPS = 44
 SAVE_EVERY_STEPS = 10
 SAVED_STEP = 20
 """Of the checkpoint to go on from."""
 KILL_AFTER_STEP = SAVED_STEP + 1
-KILLED_RANK = 1
 STEP_S = 0.02
 
 
@@ -37,7 +36,7 @@ def main(folder: Path, rank: int, megabytes: int = 0) -> None:
     from torch.utils.data import DataLoader, TensorDataset
 
     configuration = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1)
-    accelerator = Accelerator(cpu=True, dataloader_config=configuration)
+    accelerator = Accelerator(cpu="BENCH_ON_GPU" not in os.environ, dataloader_config=configuration)
     torch.set_num_threads(1)
     set_seed(1)
     data = TensorDataset(torch.randn(340, 64), torch.randint(10, (340,)))
@@ -69,7 +68,7 @@ def main(folder: Path, rank: int, megabytes: int = 0) -> None:
             note("step", step=step, loss=loss.item())
             if step % SAVE_EVERY_STEPS == 0:
                 accelerator.save_state(str(folder / "checkpoints" / f"step-{step:05d}"))
-            if step == KILL_AFTER_STEP and rank == KILLED_RANK and not (folder / "killed").exists():
+            if step == KILL_AFTER_STEP and rank == accelerator.num_processes - 1 and not (folder / "killed").exists():
                 (folder / "killed").touch()
                 note("kill", step=step)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -9,14 +9,15 @@ it has brought its fault marker to the disk, which counts as recovery here), and
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from chaosrun.records.layout import RunLayout
-from tests.benchmarks.launch import LIMIT_S, REPOSITORY, LaunchError, chaosrun_command, launch, scratch
-from tests.benchmarks.peer_probe import KILLED_RANK, SAVED_STEP, STEP_S, STEPS
+from tests.benchmarks.launch import LIMIT_S, ON_GPU, REPOSITORY, LaunchError, chaosrun_command, launch, scratch
+from tests.benchmarks.peer_probe import SAVED_STEP, STEP_S, STEPS
 from tests.benchmarks.samples import Samples
 from tests.records import read_lines
 
@@ -52,6 +53,8 @@ def measure_recovery(repeats: int, progress: Callable[[str], None], megabytes: i
 
 def why_no_ray_train() -> str | None:
     """Why there is no row for Ray Train; None when there is one."""
+    if ON_GPU in os.environ:
+        return "Ray Train is not measured on a GPU"
     missing = [name for name in ("pandas", "pyarrow") if importlib.util.find_spec(name) is None]
     if not missing:
         return None
@@ -62,26 +65,32 @@ def _limit_s(megabytes: int) -> float:
     return BIG_LIMIT_S if megabytes else LIMIT_S
 
 
+def _workers() -> int:
+    return 1 if ON_GPU in os.environ else 2
+
+
 def _chaosrun(folder: Path, megabytes: int) -> float:
     command = [
         *(chaosrun_command(), "submit", str(JOB), "--root", str(folder), "--quiet", "-o", "json"),
-        f"args=[--steps, {STEPS}, --seed, 1, --step-seconds, {STEP_S}, --cpu, --frozen-megabytes, {megabytes}]",
-        "per_worker.gpu=0",
+        f"args=[--steps, {STEPS}, --seed, 1, --step-seconds, {STEP_S}, --frozen-megabytes, {megabytes}]",
+        f"workers={_workers()}",
+        f"per_worker.gpu={int(ON_GPU in os.environ)}",
         "checkpoint.every_steps=10",
-        f"faults.schedule=[{{rank: {KILLED_RANK}, at_step: {SAVED_STEP}, phase: checkpoint.postcommit}}]",
+        f"faults.schedule=[{{rank: {_workers() - 1}, at_step: {SAVED_STEP}, phase: checkpoint.postcommit}}]",
     ]
     # Exit code 0: the recovery was exact as well.
     account = json.loads(launch(command, folder, limit_s=_limit_s(megabytes)))
     leg = RunLayout(Path(account["path"])).leg("chaos")
     killed_s = json.loads((leg.faults / "F1.json").read_text())["time_s"]
-    traces = [leg.attempt(2).trace(rank) for rank in (0, 1)]
+    traces = [leg.attempt(2).trace(rank) for rank in range(_workers())]
     return _first_step_s([line for trace in traces for line in read_lines(trace) if line["kind"] == "step"]) - killed_s
 
 
 def _torchrun(folder: Path, megabytes: int) -> float:
     launch(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"),
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", f"--nproc-per-node={_workers()}", "--max-restarts=3"),
             *(str(HERE / "peer_probe.py"), str(folder), str(megabytes)),
         ],
         folder,
