@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 import xxhash
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
+from chaosrun.observe.contents import address_of
 from chaosrun.observe.held import MODULE_INTERNALS
 from chaosrun.observe.script_state import children, text_of
 from chaosrun.observe.script_variables import of_functions, of_modules, of_the_job
-from chaosrun.observe.unsaved_values import CONTAINERS, MAPPINGS, MEMORY, STREAMS, generator_of, is_number, plain_values
+from chaosrun.observe.unsaved_values import CONTAINERS, MAPPINGS, MEMORY, STREAMS, generator_of, is_number, is_of_torch
+from chaosrun.observe.unsaved_values import plain_values as values_of
 from chaosrun.observe.untrained import untrained
 from chaosrun.wording import SECRET
 
@@ -62,14 +65,24 @@ class ScriptValues:
             kept = dict(islice(_kept({**functions, **modules}, trained), MOST_VALUES))
             whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
             known |= {id(kept[name]) for name in whole} | {id(part) for each in trained if kept for part in each.modules()}
-            found = [plain_values(each, known, MOST_VALUES, numbers=True).items() for each in (kept, modules, functions)]
+            shared = _addresses([*trained, *functions.values(), *modules.values()])
+            roots = (kept, modules, functions)
+            found = [values_of(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
             told = dict(_readable(name, text) for some in found for name, text in some)
-            self._told = told | whole | untrained({**functions, **modules}, compared)
+            self._told = told | whole | untrained({**functions, **modules}, compared, shared)
         except Exception:  # an object of the script may raise any error, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
         gone = dict.fromkeys(before.keys() - self._told.keys(), "")
         return gone | {name: text for name, text in self._told.items() if before.get(name) != text}
+
+
+def _addresses(values: Iterable[Any]) -> set[int]:
+    """Of the parameters and buffers of the models among these: a state dict that the script keeps shows them as they are now,
+    and one that it has loaded as they were when it was saved."""
+    models = [each for each in values if issubclass(type(each), torch.nn.Module)]
+    tensors = (tensor for each in models for tensor in (*each.parameters(), *each.buffers()))
+    return {address_of(tensor) for tensor in tensors if not is_lazy(tensor)} - {0}
 
 
 def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
@@ -79,7 +92,7 @@ def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) ->
     for model in models:
         head = names.get(id(model), type(model).__name__)
         for path, module in model.named_modules():
-            if not type(module).__module__.startswith("torch.nn."):
+            if not is_of_torch(module):
                 above = f"{head}.{path}" if path else head
                 own = ((key, each) for key, each in vars(module).items() if key not in MODULE_INTERNALS)
                 yield from ((f"{above}/{key}", each) for key, each in own if _is_kept(key, each))

@@ -16,6 +16,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
+from chaosrun.observe.contents import address_of
 from chaosrun.observe.held import attributes
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, is_own, text_of
 from chaosrun.observe.script_variables import PLAIN
@@ -128,11 +129,16 @@ def _texts(state: object) -> Iterator[str]:
 
 
 def plain_values(
-    roots: Mapping[str, object], saved: Collection[int], most: int = MOST_VALUES, *, numbers: bool = False
+    roots: Mapping[str, object],
+    saved: Collection[int],
+    most: int = MOST_VALUES,
+    *,
+    numbers: bool = False,
+    shared: Collection[int] = (),
 ) -> Values:
     """Nearest first. `saved`: ids of objects to skip; `most`: limit on visited values and objects; `numbers`: include small
-    tensors and arrays, sizes of containers, values that an object has of its class, and what optimizers keep besides their
-    state."""
+    tensors and arrays, sizes of containers, values that an object has of its class, buffers of modules that are not torch's,
+    what optimizers keep besides their state; `shared`: addresses of tensors to skip in dictionaries."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
@@ -149,8 +155,10 @@ def plain_values(
                 if numbers and kind in (*CONTAINERS, *MAPPINGS):
                     found[path] = f"{kind.__name__} of {len(value)}"  # of an empty one nothing else is told
                 of_class = _of_class(value) if numbers or isinstance(value, torch.nn.Module) else ()
-                held = islice((*children(value), *of_class), MOST_CHILDREN)
-                waiting.extend((f"{path}/{name}", child) for name, child in held if not _is_left_out(value, name, child))
+                buffers = _buffers(value) if numbers else ()
+                held = islice((*children(value), *of_class, *buffers), MOST_CHILDREN)
+                copies = shared if kind in MAPPINGS else ()
+                waiting.extend((f"{path}/{name}", each) for name, each in held if not _is_left_out(value, name, each, copies))
     return found
 
 
@@ -160,6 +168,16 @@ def _of_class(value: Any) -> Iterator[tuple[str, Any]]:
         own = dict(attributes(value))
         held = ((key, each) for key, each in vars(type(value)).items() if key not in own and not key.startswith("__"))
         yield from ((key, each) for key, each in held if type(each) in PLAIN)
+
+
+def _buffers(value: Any) -> Iterator[tuple[str, Any]]:
+    """Those of a module of the script's or of a library's: a memory of earlier batches may be in no state dict."""
+    if isinstance(value, torch.nn.Module) and not is_of_torch(value):
+        yield from vars(value)["_buffers"].items()
+
+
+def is_of_torch(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
 
 
 def generator_of(path: str) -> str:
@@ -177,10 +195,12 @@ def is_number(value: object) -> bool:
     return value.nbytes <= LARGEST_ARRAY and value.grad_fn is None
 
 
-def _is_left_out(value: Any, name: str, child: object) -> bool:
+def _is_left_out(value: Any, name: str, child: Any, shared: Collection[int]) -> bool:
     """Whether this child is a tensor of several numbers in a container, which may hold samples, or texts beside one (ids of the
-    samples): of these only the count is told; the mode of a module; how much of a queue is done; or what torch keeps with an
-    optimizer: its defaults and hooks, a warning's count, a cache."""
+    samples): of these only the count is told; the mode of a module; how much of a queue is done; what torch keeps with an
+    optimizer: its defaults and hooks, a warning's count, a cache; or a tensor at one of the `shared` addresses."""
+    if shared and issubclass(type(child), torch.Tensor) and address_of(child) in shared:
+        return True
     if type(value) in CONTAINERS:
         beside = islice(value, MOST_CHILDREN) if _is_of_texts(child) else ()
         return _is_of_several(child) or any(type(each) is numpy.ndarray or _is_of_several(each) for each in beside)

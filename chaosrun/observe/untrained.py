@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch.optim.optimizer import Optimizer
 
+from chaosrun.observe.contents import address_of
 from chaosrun.observe.fingerprint import fingerprint, local_part
 from chaosrun.observe.unsaved_values import is_passed_over
 
@@ -20,12 +21,13 @@ ELEMENTS = 64
 """Of each tensor."""
 
 
-def untrained(variables: Mapping[str, object], known: Sequence[object]) -> dict[str, str]:
-    """`variables`: the script's, by name; `known`: objects that are compared elsewhere: models, optimizers."""
+def untrained(variables: Mapping[str, object], known: Sequence[object], shared: Collection[int] = ()) -> dict[str, str]:
+    """`variables`: the script's, by name; `known`: objects that are compared elsewhere: models, optimizers; `shared`: addresses
+    of the tensors of models, which a state dict in a list's place shows, too."""
     trained = {id(tensor) for each in known for tensor in _trained(each)}
     found: dict[str, str] = {}
     met: set[int] = set()
-    for path, tensors in _held(variables, {id(each) for each in known}):
+    for path, tensors in _held(variables, {id(each) for each in known}, shared):
         if met.isdisjoint(map(id, tensors)) and trained.isdisjoint(map(id, tensors)) and len(found) < MOST_HELD:
             with contextlib.suppress(Exception):  # tensors without content
                 found[path] = f"weights {_spots(tensors)}"
@@ -43,7 +45,9 @@ def _trained(known: object) -> Iterator[torch.Tensor]:
             pass
 
 
-def _held(variables: Mapping[str, object], known: Collection[int]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+def _held(
+    variables: Mapping[str, object], known: Collection[int], shared: Collection[int]
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """The tensors of models among the variables; in their attributes and items also lists of tensors (a function's own list may
     be a batch). Without those with `known` ids."""
     for name, value in islice(variables.items(), MOST_OBJECTS):
@@ -58,7 +62,7 @@ def _held(variables: Mapping[str, object], known: Collection[int]) -> Iterator[t
                 continue
             if issubclass(type(child), torch.nn.Module):
                 yield from _of_model(path, cast(torch.nn.Module, child))
-            elif (tensors := _listed(child)) and all(map(_counts, tensors)):
+            elif (tensors := _listed(child)) and all(_counts(each) and address_of(each) not in shared for each in tensors):
                 yield path, tensors
 
 

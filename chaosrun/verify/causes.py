@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import StartRecord
+from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
@@ -204,8 +204,18 @@ def _rescaled(moment: Moment) -> bool:
 
 def _changed_between(moment: Moment) -> bool:
     """The weights were changed between the last step and this one, unlike in the reference run."""
-    pairs = ((record, moment.drill.reference_lineage.at(rank, moment.step)) for rank, record in moment.records.items())
-    return any(other and record.began != other.began for record, other in pairs)
+    return any(_changed_before(moment, rank, record) for rank, record in moment.records.items())
+
+
+def _changed_before(moment: Moment, rank: int, record: StepRecord) -> bool:
+    other = moment.drill.reference_lineage.at(rank, moment.step)
+    if other is None or record.began == other.began:
+        return False
+    start, before = moment.attempt.traces[rank].start, moment.drill.reference_lineage.at(rank, moment.step - 1)
+    if record.began or start is None or moment.step != moment.attempt.start_of(rank) + 1:
+        return True
+    # A start that is recorded within the first step may come after the change.
+    return start.param not in (other.began, before and before.param)
 
 
 def _beside_streams(moment: Moment) -> str:

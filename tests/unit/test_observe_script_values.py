@@ -376,3 +376,23 @@ def test_weights_that_no_optimizer_steps_are_told_as_digests(monkeypatch: pytest
     assert {name for name, text in values.changed().items() if text.startswith("weights ")} == {"teacher"}
     average.shadow[1][-1] = 7.0
     assert {name for name, text in values.changed().items() if text.startswith("weights ")} == {"average/shadow"}
+
+
+class Bank(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(4, 2), persistent=False)
+
+
+def test_buffers_of_a_module_that_is_not_trained_are_told_and_state_dicts_of_live_models_are_not() -> None:
+    model, criterion, twin = torch.nn.Linear(2, 2), Bank(), torch.nn.Linear(2, 2)
+    saved = {"model": model.state_dict(), "twin": twin.state_dict(), "copy": {"weight": torch.ones(2, 2)}}
+    values = ScriptValues(lambda: [model])
+    first = values.changed()
+    assert first["criterion/bank"].startswith("float32[4, 2]") and "saved/copy/weight" in first and "saved/copy" in first
+    assert saved and not [name for name in first if name.startswith(("saved/model/", "saved/twin/"))]
+    with torch.no_grad():
+        criterion.get_buffer("bank")[0] += 1
+        for each in (model, twin):
+            each.weight.add_(1)
+    assert {name for name in values.changed() if name.startswith(("criterion", "saved"))} == {"criterion/bank"}

@@ -528,6 +528,16 @@ def test_weights_that_the_script_changed_between_two_steps_are_told(tmp_path: Pa
     assert found.reason.sentence == "weights changed differently between steps"
 
 
+def test_weights_changed_before_a_start_was_recorded_are_not_told_as_changed_differently(tmp_path: Path) -> None:
+    """A momentum encoder is moved before the first forward pass, at which a restart is recorded."""
+    run = write_run(tmp_path, bugs=Bugs(keep_buffers=False, with_digests=False), reference_bugs=Bugs(with_digests=False))
+    for rank in range(3):
+        edit_trace(run, "reference", 1, rank, only("step", put(began="e" * 16), step=5))
+        edit_trace(run, "chaos", 2, rank, only("start", put(param="e" * 16)))
+    found = diverging(run)
+    assert (found.code, found.step, found.reason.because) == ("forward_pass", 5, "restored")
+
+
 @pytest.mark.parametrize(
     ("seen", "named"),
     [((9, 5, 6), "frozen"), ((1, 2, 6), "head"), ((1, 4, 4), None), ((1, 5, 6, 7), None)],
