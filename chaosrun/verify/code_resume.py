@@ -132,8 +132,8 @@ _RESUME: Mapping[str, Row] = {
     "never_came_back.later": Row(
         "trained on after {fault}, but did not reach the end: {message}",
         script("it raises in steps after a restart that succeed in the reference run", likely=True),
-        "what it has counted or named since its start (the number of the next file, a list of steps, a queue) changed with "
-        "the restart: save it with the checkpoint, and restore it",
+        "what it has counted, named or kept since its start (the number of the next file, a list of steps, a queue, what an "
+        "optimizer around another keeps by parameter) changed with the restart: save it with the checkpoint, and restore it",
     ),
     "raises_after_restart": Row(
         "fails at every restart after {fault}: {message}",
