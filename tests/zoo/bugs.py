@@ -294,6 +294,12 @@ BUGS = (
         drills=(bad("pytorch-optimizer==3.8.0", cause="weights_not_restored"),),
     ),
     Bug(
+        name="sam-73",
+        thread="davda54/sam#73",
+        wrong="the state dict of a SAM holds its own state, not that of the optimizer inside it, as in pytorch_optimizer",
+        drills=(bad("pytorch-optimizer==3.8.0", cause="optimizer_state_not_restored"), good("pytorch-optimizer==4.1.0")),
+    ),
+    Bug(
         name="transformers-28544",
         thread="huggingface/transformers#28544",
         wrong="the patience of early stopping begins at 0 again after a resume: the training ends later",
