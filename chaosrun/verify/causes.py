@@ -211,11 +211,11 @@ def _changed_before(moment: Moment, rank: int, record: StepRecord) -> bool:
     other = moment.drill.reference_lineage.at(rank, moment.step)
     if other is None or record.began == other.began:
         return False
-    start, before = moment.attempt.traces[rank].start, moment.drill.reference_lineage.at(rank, moment.step - 1)
+    start = moment.attempt.traces[rank].start
     if record.began or start is None or moment.step != moment.attempt.start_of(rank) + 1:
         return True
     # A start that is recorded within the first step may come after the change.
-    return start.param not in (other.began, before and before.param)
+    return start.param != other.began
 
 
 def _beside_streams(moment: Moment) -> str:
