@@ -181,13 +181,19 @@ def _loss(moment: Moment) -> Cause:
         return Cause.of("grad_scaler_not_restored", because="of_losses")
     if moment.attempt.number > 1 and _changed_between(moment):
         return Cause.of("forward_pass", because="changed_between")
-    right = moment.restored_right
-    first = right and moment.first_after_restore
-    if first and (lost := lost_buffers(moment.drill, moment.attempt, moment.records.keys())):
-        return Cause.of("buffers_not_restored", because="at_start", rank=lost[0], name=lost[1], by="script")
+    if cause := _buffers(moment):
+        return cause
     if moment.restored and moment.drill.hash_seeds:
         return Cause.of("forward_pass", because="hashes", where=moment.drill.hash_order)
+    right = moment.restored_right
     return Cause.of("forward_pass", because=_beside_streams(moment) if right else "restored" if moment.restored else None)
+
+
+def _buffers(moment: Moment) -> Cause | None:
+    """Buffers that a restart began without, if all else is as saved: the first pass reads them, forward or backward."""
+    first = moment.restored_right and moment.first_after_restore
+    lost = lost_buffers(moment.drill, moment.attempt, moment.records.keys()) if first else None
+    return Cause.of("buffers_not_restored", because="at_start", rank=lost[0], name=lost[1], by="script") if lost else None
 
 
 def _rescaled(moment: Moment) -> bool:
@@ -239,7 +245,7 @@ def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
         if left and left.left == "hook_state":
             return Cause.of("hook_state_not_restored", hook=left.left_by)
         return Cause.of("bucket_layout", apart=_apart(moment))
-    return Cause.of("gradient", because=_since_restore(moment))
+    return _buffers(moment) or Cause.of("gradient", because=_since_restore(moment))
 
 
 def _since_restore(moment: Moment) -> str | None:

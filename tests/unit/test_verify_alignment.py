@@ -115,6 +115,19 @@ def test_buffers_that_a_restart_begins_without_are_named(tmp_path: Path, began: 
     assert (f"other buffers than the run had when it saved ({name})" in f"{verdict.hint}") == (code == "buffers_not_restored")
 
 
+def test_buffers_that_only_the_backward_pass_shows_are_named(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False))
+    for rank in range(3):
+        reference = read_lines(run.leg("reference").attempt(1).trace(rank))
+        loss = next(line["loss"] for line in reference if line["kind"] == "step" and line["step"] == 5)
+        edit_trace(run, "chaos", 2, rank, only("step", put(loss=loss, grad="0" * 16), step=5))
+    edit_trace(run, "chaos", 1, 0, only("save", put(buffers={"norm.mean": "a" * 16}), step=4))
+    edit_trace(run, "chaos", 2, 0, only("start", put(buffers={"norm.mean": "b" * 16})))
+    verdict = judge(run)
+    assert verdict.divergence is not None and verdict.divergence.kind == "gradient", verdict.divergence
+    assert verdict.code == "buffers_not_restored" and "(norm.mean)" in f"{verdict.hint}"
+
+
 @pytest.mark.parametrize(("began", "code"), [("a" * 16, "buffers_drifted"), ("b" * 16, "buffers_not_restored")])
 def test_buffers_that_came_back_and_end_otherwise_have_drifted(tmp_path: Path, began: str, code: str) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
