@@ -306,8 +306,9 @@ _STEPS: Mapping[str, Row] = {
         hint="when it resumed at step {at}, the script had {had:6}, which the restart did not restore ({named})"
     ),
     "values.as_saved": detail(
-        hint="when it resumed at step {at}, the script had {as_saved:6}, just as its checkpoint holds it: saved before it was "
-        "updated (save it after that, or update it when it is loaded)"
+        hint="when it resumed at step {at}, the script had {as_saved:6}, just as its checkpoint holds it: saved at "
+        "another point of the step than the weights: before it was updated, or after it went on (save both at one point, or "
+        "correct it when it is loaded)"
     ),
     "learning_rate.still": detail(
         hint="the learning rate stays what it was when the restart began, but keeps changing in the reference run: the script "
