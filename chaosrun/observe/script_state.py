@@ -205,7 +205,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     info = inspect.getattr_static(kind, "cache_info", None)
     # Of functools (a method of the script might have effects), around a function that is not a library's.
     if isinstance(info, types.MethodDescriptorType) and is_own(value.__module__ or ""):
-        yield "cache", str(info(value))
+        yield "cache", info(value).currsize  # how often it was asked begins anew in every process
     top = kind.__module__.partition(".")[0]
     if top in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return

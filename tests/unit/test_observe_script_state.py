@@ -127,6 +127,13 @@ def test_the_cache_of_a_library_s_function_is_none_of_the_script_s_values() -> N
     assert "it/cache" in script_state({"it": own})
 
 
+def test_how_often_a_cache_was_asked_is_no_state() -> None:
+    cached(0.5)
+    before = script_state({"it": cached})
+    cached(0.5)
+    assert script_state({"it": cached}) == before
+
+
 class Touchy:
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("do not look")
