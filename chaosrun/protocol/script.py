@@ -33,7 +33,7 @@ from chaosrun.protocol import seeds
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.earlier_traces import EarlierTraces
-from chaosrun.protocol.steps import Steps, refuse_captured, why_no_step
+from chaosrun.protocol.steps import Steps, refuse_captured, why_added, why_no_step
 from chaosrun.records.codec import changed
 from chaosrun.records.position import Position
 from chaosrun.records.traces import SavedRecord, SaveRecord
@@ -174,9 +174,7 @@ class ScriptTraining:
                 raise MisuseError(
                     f"{type(optimizer).__name__} steps {count(len(added), 'parameter')} at step {self.position.step + 1} that "
                     "no trained model held at the first step",
-                    hint="build all that is trained before the first step, all layers of a net that grows among it; keep "
-                    "models that are trained one after the other in one nn.ModuleList; drill each fold by itself; find a "
-                    "learning rate in a run of its own, or on the model itself (docs/job.md says how)",
+                    hint=why_added(self._order.attempt > 1),
                 )
             if self._backwards:
                 if not self._steps.observer.has_met_an_optimizer:

@@ -31,6 +31,21 @@ def refuse_captured() -> None:
         )
 
 
+def why_added(is_restarted: bool) -> str:
+    """What to do about parameters that an optimizer steps and that no trained model held at the first step. A restart steps
+    them where the first start did not."""
+    if is_restarted:
+        return (
+            "an optimizer that is unpickled apart from its model holds copies of the parameters, and steps these: save both in "
+            "one file, or load the optimizer's state dict; and build all that is trained before a restart's first step"
+        )
+    return (
+        "build all that is trained before the first step, all layers of a net that grows among it; keep models that are "
+        "trained one after the other in one nn.ModuleList; drill each fold by itself; find a learning rate in a run of its "
+        "own, or on the model itself (docs/job.md says how)"
+    )
+
+
 def why_no_step(context: WorkerContext, has_trained: bool) -> str:
     """What to do about a script that ended without a step of any optimizer. `has_trained`: in an earlier attempt."""
     if has_trained:

@@ -178,6 +178,12 @@ def test_parameters_that_come_in_later_are_refused(ranks: Ranks) -> None:
     )
 
 
+def test_an_optimizer_that_was_saved_apart_from_its_model_is_told_of(ranks: Ranks) -> None:
+    assert ranks.run(ranks.chaos, "loops.py", "optimizer_apart", kill={"at_step": 3}) == {0: -9}
+    ended = ranks.run(ranks.chaos, "loops.py", "optimizer_apart", attempt=2)
+    assert ended[0] not in (0, None) and "unpickled apart from its model" in ranks.log(ranks.chaos, attempt=2)
+
+
 def test_max_steps_end_a_script(ranks: Ranks) -> None:
     assert ranks.run(ranks.reference, "plain_ddp.py", workers=2, max_steps=7) == {0: 0, 1: 0}
     end = ranks.trace(ranks.reference, rank=1).end

@@ -207,6 +207,21 @@ def one_after_the_other() -> None:
         optimizer.step()
 
 
+def optimizer_apart() -> None:
+    """Beside the one that is saved with the model, in a file of its own, with copies of the parameters; these are stepped."""
+    both, alone = (Path(os.environ["CHAOSRUN_OUTPUT"]) / name for name in ("both.pt", "alone.pt"))
+    model = net()
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters())
+    if both.exists():
+        model, _unused = torch.load(both, weights_only=False)
+        optimizer = torch.load(alone, weights_only=False)
+    for number in range(ROUNDS):
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+        torch.save((model, optimizer), both)
+        torch.save(optimizer, alone)
+
+
 def scaler() -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
@@ -450,7 +465,9 @@ KINDS |= {
     for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled, compiled_step)
 }
 KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other, built_after_a_pass, replaced_after_a_pass)}
-KINDS |= {kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start, stepped_at_each_restart)}
+KINDS |= {
+    kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start, stepped_at_each_restart, optimizer_apart)
+}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
