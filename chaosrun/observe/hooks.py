@@ -16,6 +16,8 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from chaosrun.observe.modes import outside_modes
+
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -131,7 +133,8 @@ def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
 
 def has_gradients(optimizer: Optimizer) -> bool:
     """Whether any gradient is not zero: torch.distributed.checkpoint calls an optimizer with zeros, to have state to load."""
-    return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
+    with outside_modes():
+        return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
 
 
 def let_go() -> None:
@@ -150,6 +153,11 @@ def _live(references: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
     return [optimizer for optimizer in found if getattr(optimizer, "param_groups", None)]
 
 
+def _is_meta(tensor: torch.Tensor) -> bool:
+    with outside_modes():  # they see that an attribute is read
+        return tensor.is_meta
+
+
 def _see_forward_passes() -> None:
     inner = torch.nn.Module.__call__
 
@@ -159,7 +167,7 @@ def _see_forward_passes() -> None:
         listener = _seen.hears()
         # Modules without parameters (a loss function, a metric, an augmentation) only compute. A module on meta is not
         # trained: it is a copy used to count operations.
-        if listener is None or (first := next(self.parameters(), None)) is None or first.is_meta:
+        if listener is None or (first := next(self.parameters(), None)) is None or _is_meta(first):
             return inner(self, *inputs, **named)
         _seen.inside = True
         try:

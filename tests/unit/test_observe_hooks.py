@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from chaosrun.observe import hooks
 from chaosrun.observe.canary import canary
 
+CPU = torch.device("cpu")
 INPUTS = torch.ones(2, 3)
 
 
@@ -27,7 +29,7 @@ class Computing:
     def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         self.forwards.append(module)
         told = len(self.backwards)
-        canary(torch.device("cpu"))
+        canary(CPU)
         del self.backwards[told:]  # its own
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
@@ -55,6 +57,26 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Computing:
 @pytest.fixture
 def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+class Counting(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_script_sees_no_call_more(
+    heard: Computing, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Counting() as watched:
+        model(INPUTS)
+    assert heard.forwards == [model]
+    monkeypatch.setattr(hooks._seen, "listener", None)
+    with Counting() as alone:
+        model(INPUTS)
+    assert watched.calls == alone.calls > 0
 
 
 def test_a_copy_on_meta_whose_operations_are_counted_is_the_scripts_alone(heard: Computing, model: torch.nn.Module) -> None:
