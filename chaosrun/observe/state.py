@@ -127,6 +127,9 @@ class ObservedState:
         registered = {id(each) for each in self.all_registered().values()}
         return [each for each in (*self.prepared(), *self.optimizers()) if id(each) not in registered]
 
+    def modules(self) -> list[torch.nn.Module]:
+        return self.bare_models()
+
     def prepared(self) -> list[Any]:
         """Objects that are saved as a whole, and accelerate's wrappers around them."""
         own = self._accelerator

@@ -170,8 +170,7 @@ class Observer:
         if self._order.rank == 0:
             # Here, as the script has chosen its device: reading the GPU's name earlier would initialise CUDA.
             record_environment(self._leg.environment)
-        if self._order.by == "script":
-            self._modules = ModuleSettings(cast("FoundState", self._state).modules())
+        self._modules = ModuleSettings(cast("FoundState | ObservedState", self._state).modules())
         fault_free = self._order.leg != "chaos" and self._order.attempt == 1
         if fault_free and self._order.rank == 0 and self._order.by == "chaosrun":
             # Done in the reference leg, so that no restart waits for it.

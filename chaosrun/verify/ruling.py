@@ -86,10 +86,9 @@ def rule(
         divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
     if divergence and not blameless:
         divergence = told_of_files(drill, told_of_values(drill, divergence))
-    if divergence and drill.by_script:
-        divergence = libraries.told_of(told_of_modules(drill, divergence), drill)
-    elif divergence:
-        divergence = told_of_outside(drill, divergence)
+    if divergence:
+        divergence = told_of_modules(drill, divergence)
+        divergence = libraries.told_of(divergence, drill) if drill.by_script else told_of_outside(drill, divergence)
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
     if divergence and not blameless and drill.by_script and (damage := damage_taken(drill, divergence)):

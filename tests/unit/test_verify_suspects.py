@@ -1,14 +1,15 @@
 """What a checkpoint holds besides model and optimizer, is suspected where all else came back."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Bugs, drop, edit_trace, only, put
+from legs import Bugs, drop, edit_trace, only, put, write_run
 from script_legs import SCRIPT_KILLS, write_script_run
 
+from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import judge
 from tests.records import read_lines, write_lines
 
@@ -120,10 +121,11 @@ def renamed(lines: Iterable[Line], before: str, after: str, held: dict[str, str]
                 yield {**line, "how": "rename", "path": target, "before": source, "held": {}}
 
 
+@pytest.mark.parametrize("written", [write_script_run, write_run])
 @pytest.mark.parametrize("lost", [True, False])
-def test_modules_that_are_set_otherwise_are_named(tmp_path: Path, lost: bool) -> None:
+def test_modules_that_are_set_otherwise_are_named(tmp_path: Path, lost: bool, written: Callable[..., RunLayout]) -> None:
     """A dropout that one step changes, and a layer that it unfreezes: no state dict holds that."""
-    run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False), kills=SCRIPT_KILLS[:1])
+    run = written(tmp_path, bugs=Bugs(keep_buffers=False, with_digests=False), kills=SCRIPT_KILLS[:1])
     first, later = {"1.p": "0.1", "0.weight.requires_grad": "False"}, {"1.p": "0.4", "0.weight.requires_grad": ""}
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
         for rank in range(3):
