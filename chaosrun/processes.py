@@ -331,3 +331,12 @@ def with_package(environment: Mapping[str, str]) -> dict[str, str]:
     among all other packages, must not hide the releases that a job puts first."""
     path = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(PACKAGE_ROOT))))
     return {**environment, "PYTHONPATH": path}
+
+
+def set_variables(values: Mapping[str, str | None]) -> None:
+    """Set variables of this process's environment; None removes one."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from ray._private.node import Node
 from chaosrun.cluster import joining
 from chaosrun.cluster.cleanup import CleanupProcess, clean_up
 from chaosrun.errors import ResourcesError, UsageError
-from chaosrun.processes import shared_memory_entries
+from chaosrun.processes import set_variables, shared_memory_entries
 
 _raylet: Any = ray._raylet
 # Ray's minimum is 75 MiB; no training data goes through it.
@@ -93,7 +93,7 @@ def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
         cleanup = CleanupProcess(folder, shared_memory_before)
         stack.callback(cleanup.goodbye)
         # RAY_AUTH_MODE is set by Ray itself.
-        stack.callback(_restore_environment, {name: os.environ.get(name) for name in (*SETTINGS, "RAY_AUTH_MODE")})
+        stack.callback(set_variables, {name: os.environ.get(name) for name in (*SETTINGS, "RAY_AUTH_MODE")})
         stack.callback(clean_up, folder, shared_memory_before)
         stack.callback(ray.shutdown)
         os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
@@ -177,14 +177,6 @@ def started_for_one_driver() -> Iterator[None]:
         services.ConsolePopen = start
         for name, method in methods.items():
             setattr(Node, name, method)
-
-
-def _restore_environment(before: Mapping[str, str | None]) -> None:
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def _make_folder() -> Path:

@@ -50,7 +50,7 @@ from chaosrun.cluster.messages import (
 )
 from chaosrun.cluster.preloads import import_all
 from chaosrun.cluster.standby import Standby, Target, fork_standby
-from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
+from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, set_variables, shared_memory_entries
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import COPIES, WorkerOrder
 
@@ -361,11 +361,7 @@ def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
     if found.unfit is not None:
         channel.sendall(line(Failed(message=found.unfit, traceback=None)))
         return None
-    for name, value in configure.env.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    set_variables(configure.env)
     # Only now: on import, torch places its compiler's cache, which has to last, in the default TMPDIR.
     os.environ["TMPDIR"] = configure.temporary
     tempfile.tempdir = None

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from chaosrun.cluster.standby import Target
 from chaosrun.records.events import NotPreloaded
+from chaosrun.records.filesystem import write_all
 from chaosrun.records.order import WorkerOrder
 
 IMPORTS = 4
@@ -202,8 +203,7 @@ def _fork(own: Sequence[str], before: frozenset[str], number: int) -> int:
             importlib.import_module(name)
         told = json.dumps(_held(own, before)).encode()
         del ballast
-        while told:
-            told = told[os.write(writing, told) :]
+        write_all(writing, told)
     os._exit(0)
 
 

@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset, _DatasetKind
 
 from chaosrun.observe.contents import content_digest
 from chaosrun.observe.rng import digest_rng
+from chaosrun.records.filesystem import write_all
 from chaosrun.records.traces import ProbeRecord
 
 SAMPLES = 3
@@ -219,9 +220,7 @@ def _answer(question: Callable[[], Iterator[list[_Fetched]]], report: int) -> No
 
 
 def _say(pipe: int, value: Mapping[str, object]) -> None:
-    line = json.dumps(value).encode()
-    while line:
-        line = line[os.write(pipe, line) :]
+    write_all(pipe, json.dumps(value).encode())
 
 
 def _let_go_of_files(report: int) -> None:

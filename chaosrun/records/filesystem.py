@@ -44,7 +44,7 @@ class Filesystem:
 
     def write(self, path: Path, descriptor: int, data: bytes) -> None:
         """Write all of `data` to an open file."""
-        self._do(Operation(kind="write", path=path, data=data), lambda: _write_all(descriptor, data))
+        self._do(Operation(kind="write", path=path, data=data), lambda: write_all(descriptor, data))
 
     def truncate(self, path: Path, size: int) -> None:
         self._do(Operation(kind="truncate", path=path), lambda: os.truncate(path, size))
@@ -130,7 +130,7 @@ def written_for(path: Path) -> Path:
     return path.with_name(match[1]) if match else path
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

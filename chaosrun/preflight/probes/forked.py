@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from chaosrun.processes import die_with_parent
+from chaosrun.records.filesystem import write_all
 
 Say = Callable[[Any], None]
 
@@ -24,13 +25,7 @@ def forked(act: Callable[[Say], None]) -> tuple[int, int]:
     try:
         os.close(reading)
         die_with_parent(parent)
-        act(lambda said: _write(writing, said))
+        act(lambda said: write_all(writing, json.dumps(msgspec.to_builtins(said)).encode() + b"\n"))
         code = 0
     finally:
         os._exit(code)
-
-
-def _write(writing: int, said: Any) -> None:
-    rest = memoryview(json.dumps(msgspec.to_builtins(said)).encode() + b"\n")
-    while rest:
-        rest = rest[os.write(writing, rest) :]

@@ -20,6 +20,7 @@ from chaosrun.cluster.probe_guard import new_name
 from chaosrun.errors import ChaosrunError, ResourcesError
 from chaosrun.preflight.probes.storage_kills import Saves, kill_writers
 from chaosrun.preflight.probes.storage_place import Failed, Mount, mount_of, nearest_folder, own_folder, remove_stale
+from chaosrun.records.filesystem import write_all
 from chaosrun.records.object_urls import ObjectPlace
 
 BLOCK = 1 << 20
@@ -137,9 +138,7 @@ def _write(path: Path, blocks: list[bytes], size: int) -> Round:
     try:
         began = time.perf_counter()
         for number in range(size // BLOCK):
-            rest = memoryview(blocks[number % len(blocks)])
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            write_all(descriptor, blocks[number % len(blocks)])
         written = time.perf_counter()
         os.fsync(descriptor)
         ended = time.perf_counter()
