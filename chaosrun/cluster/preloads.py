@@ -248,9 +248,6 @@ def _put_clock_forward() -> None:
     datetime.datetime, datetime.date = Later, LaterDate  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# Contents of a module
-
-
 def _held(own: Sequence[str], before: frozenset[str]) -> dict[str, str]:
     """A digest by name, of everything in the job's own modules and of plain values in the others and in the environment."""
     seen: dict[int, Any] = {}

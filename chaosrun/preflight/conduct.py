@@ -170,9 +170,6 @@ def _baseline(path: Path) -> Baseline:
     return Baseline(from_json(value, str(path)))
 
 
-# Which checks
-
-
 def choose(
     checks: Sequence[Check[Any]], level: Level, *, only: Sequence[str] = (), skip: Sequence[str] = ()
 ) -> tuple[Check[Any], ...]:

@@ -75,9 +75,6 @@ def _newest_checkpoint(leg: LegLayout) -> int | None:
     return None
 
 
-# Costs of a run
-
-
 def costs_of(legs: Sequence[LegHistory]) -> Costs:
     """Steps right after a save, and the first of an attempt, are left out, as they do extra work."""
     attempts = [attempt for leg in legs for attempt in leg.attempts]

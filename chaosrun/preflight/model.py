@@ -56,9 +56,6 @@ def graded(value: float | None, least: float, small: float) -> Status:
     return Status.FAIL if value < least else Status.WARN
 
 
-# Findings
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     """A number that is compared with those of other nodes and with a baseline."""
@@ -158,9 +155,6 @@ class Rows:
         return self.row(status, measured, threshold, **words, **more)
 
 
-# Answers
-
-
 class Answers(Struct, Generic[F], frozen=True, kw_only=True):
     """The nodes' answers to the same call, by name."""
 
@@ -184,9 +178,6 @@ def read_answers(outcomes: Mapping[str, Outcome], facts: type[F], asked_s: tuple
         except ValueError as wrong:
             unanswered[name] = Outcome(ended="raised", error=f"its answer cannot be read: {wrong}")
     return Answers(answered=answered, unanswered=unanswered, asked_s=asked_s)
-
-
-# Checks
 
 
 def ask(probe: str, limit_s: float, env: Mapping[str, str] | None = None, **parameters: Any) -> Call:

@@ -127,9 +127,6 @@ def _token(nodes: Sequence[Node], answered: Mapping[str, SoftwareFacts]) -> Find
     )
 
 
-# Clocks
-
-
 def _clocks(bounds: Mapping[str, Bounds]) -> Iterator[Finding]:
     rows = ROWS.of(name="clock")
     for node, (low, high) in bounds.items():

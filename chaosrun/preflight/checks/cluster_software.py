@@ -53,9 +53,6 @@ def _spoken_of(found: Iterable[Finding]) -> set[str]:
     return {name for finding in bad for name in (finding.node, *finding.blames) if name}
 
 
-# Installed software
-
-
 def versions(answered: Answered, workers: Collection[str], with_gpus: Collection[str]) -> Iterator[Finding]:
     """`workers`: nodes that can get one; `with_gpus`: those whose GPUs may be used."""
 
@@ -109,9 +106,6 @@ def _versions(rows: Rows, what: str, there: Mapping[str, str]) -> Iterator[Findi
     yield from differing(rows, there, grade, "the same job may give other numbers there, or not start", remedy)
 
 
-# Variables
-
-
 def variables(answered: Answered, workers: Collection[str], of_job: frozenset[str]) -> Iterator[Finding]:
     """`of_job`: variables that the job's own environment sets equally on every node."""
     rows = ROWS.of(name="environment variables")
@@ -134,9 +128,6 @@ def variables(answered: Answered, workers: Collection[str], of_job: frozenset[st
     same = f"{number} that matter to training are set" if number else "none that matters to training is set"
     for node in has.keys() - _spoken_of(found):
         yield rows.passed(same, "the same on every node", node=node)
-
-
-# The job's script
 
 
 def script(answered: Answered, path: Path, workers: Collection[str]) -> Iterator[Finding]:

@@ -99,9 +99,6 @@ def _driver(row: Rows, node: Node, facts: DevicesFacts, *, wanted: bool) -> Iter
             yield number.passed(f"{seen}", counts)
 
 
-# The driver's report on one GPU
-
-
 def _gpu(row: Rows, gpu: Gpu, one_worker: bool) -> list[Finding]:
     # This identifies the GPU to a technician.
     place = f"({gpu.uuid or 'no UUID'}, bus {gpu.bus})"

@@ -125,9 +125,6 @@ class Drills(Protocol):
         ...
 
 
-# Which drills
-
-
 def gather(setting: Setting, pool: Pool) -> DrillFacts:
     strict = setting.job is None or setting.job.spec.deterministic == "strict"
     if setting.drills is None:
@@ -244,9 +241,6 @@ def _nodes_without_the_root(setting: Setting, pool: Pool) -> dict[str, str]:
         **{name: silence.error for name, silence in told.unanswered.items()},
         **{name: why for name, seen in told.answered.items() for why in seen.missing.values()},
     }
-
-
-# Findings
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: DrillFacts) -> list[Finding]:

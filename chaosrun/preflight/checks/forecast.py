@@ -64,9 +64,6 @@ def _of_drills(facts: object) -> Costs | None:
     return together(passed) if passed else None
 
 
-# The model
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     nodes: int
@@ -116,9 +113,6 @@ def forecast(save_s: float, restart_s: float, *, node_mtbf_s: float, nodes: int)
         goodput=goodput(interval_s, save_s, restart_s, mtbf_s),
         is_hopeless=save_s >= 2 * mtbf_s,
     )
-
-
-# Findings
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: ForecastFacts) -> list[Finding]:

@@ -148,9 +148,6 @@ def _copy(row: Rows, memory: Memory, workers: int, setting: Setting) -> Iterator
     )
 
 
-# Space on disks, and in /dev/shm
-
-
 def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
     row = row.of(name=f"room for {purpose}", device=place.path)
     if place.error:
@@ -191,9 +188,6 @@ def _shared_memory(row: Rows, shm: Place, *, several_gpus: bool) -> Finding:
     )
 
 
-# Limits of processes
-
-
 def _limits(row: Rows, limits: Limits, workers: int, world: int) -> Iterator[Finding]:
     least = FILES_OF_A_WORKER + FILES_PER_RANK * world
     yield _enough(
@@ -214,9 +208,6 @@ def _limits(row: Rows, limits: Limits, workers: int, world: int) -> Iterator[Fin
         reason=f"so many more can be started, for {count(workers, 'worker')} and what they start",
         remedy="raise it: `ulimit -u`, TasksMax= of a service, --pids-limit of a container; or end what is left over",
     )
-
-
-# Other processes
 
 
 def _others(row: Rows, busy: Busy, usable: float) -> Finding:
@@ -246,9 +237,6 @@ def _left(row: Rows, left: Sequence[Process], hidden: bool) -> Finding:
     if hidden:
         return row.skip("/proc shows no processes of other users here (hidepid)")
     return row.passed("nothing", "nothing", reason="of the processes that this user may look into")
-
-
-# Kernel messages
 
 
 def _kernel_log(row: Rows, log: KernelLog) -> Iterator[Finding]:

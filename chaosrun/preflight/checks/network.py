@@ -90,9 +90,6 @@ class _Ports:
         return port
 
 
-# Connections
-
-
 def _connect(
     level: Level, pool: Pool, nodes: Sequence[Node], ports: _Ports, *, tries: int = 2
 ) -> tuple[Answers[mesh.MeshFacts], dict[str, int]]:
@@ -106,9 +103,6 @@ def _connect(
     asked = {name: mesh.Asked(node=name, port=port, peers=peers, **about) for name, port in listening.items()}
     told = pool.ask({name: ask("mesh", limit_s, **to_plain(each)) for name, each in asked.items()}, mesh.MeshFacts)
     return _connect(level, pool, nodes, ports, tries=1) if tries > 1 and again(told) else (told, listening)
-
-
-# Sums
 
 
 def backends(setting: Setting, nodes: Sequence[Node]) -> list[tuple[str, list[Node]]]:
@@ -201,9 +195,6 @@ class _Sums:
         }
 
 
-# Interfaces
-
-
 def judge_interfaces(nodes: Sequence[Node], told: Answers[InterfaceFacts], talking: Sequence[Backend]) -> list[Finding]:
     findings: list[Finding] = []
     for node in nodes:
@@ -255,9 +246,6 @@ def _interface_of(address: str, found: InterfaceFacts) -> str | None:
 def _named(address: str, found: InterfaceFacts) -> str:
     name = _interface_of(address, found)
     return f"{name} {address}" if name else f"{address} (on no interface here: translated on the way)"
-
-
-# Judging everything
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: NetworkFacts) -> list[Finding]:

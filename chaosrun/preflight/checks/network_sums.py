@@ -87,9 +87,6 @@ def _odd_hashes(run: Run) -> set[str]:
     return odd
 
 
-# Which node is at fault
-
-
 def suspects(run: Run) -> Suspects:
     """Nodes at fault for an unsound run, and why; empty when that is unknown."""
     count = len(run.nodes)
@@ -152,9 +149,6 @@ def _next(rank: RankFacts) -> str:
     """The next operation that the rank should have done, in words."""
     case, finished = divmod(rank.place, 2)
     return NEXT.get(rank.place) or (f"come to sum {case + 2}" if finished else f"finish sum {case + 1}")
-
-
-# Findings
 
 
 def judge_sums(nodes: Sequence[Node], backends: Sequence[Backend]) -> list[Finding]:

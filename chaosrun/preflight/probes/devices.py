@@ -108,9 +108,6 @@ def _ours(pid: int) -> bool:
         return False
 
 
-# A device's process
-
-
 def _compute(name: str, order: Mapping[str, object], patience_s: float) -> Computed:
     reading, writing = os.pipe()
     parameters = json.dumps({**order, "device": name.partition(":")[0], "progress": writing})

@@ -104,8 +104,6 @@ def _at(step: str) -> None:
     print(f"it was at: {step}", file=sys.stderr, flush=True)
 
 
-# Speed
-
 Round = tuple[float, float]
 """Seconds until all is synced, and those of the fsync."""
 

@@ -108,9 +108,6 @@ def report_of(result: Result, good_file: str | None = None) -> Report:
     )
 
 
-# In a sentence
-
-
 def headline(result: Result) -> str:
     """The verdict in a line."""
     nodes, good, unchecked = len(result.nodes), len(result.good), len(result.unchecked)
@@ -157,9 +154,6 @@ def commands(result: Result, good_file: str | None) -> list[tuple[str, str]]:
     if result.fit and result.job is not None:
         found.append(("go", ["chaosrun", "submit", *result.arguments]))
     return [(label, shlex.join(command)) for label, command in found]
-
-
-# Findings
 
 
 def problems(result: Result, findings: Iterable[Finding]) -> list[Problem]:
@@ -233,9 +227,6 @@ def _skips(found: Sequence[Problem], nodes: int) -> list[tuple[str, str]]:
     return [("; ".join(titles), reason) for reason, titles in told.items()]
 
 
-# Nodes and checks
-
-
 def groups(result: Result) -> list[Group]:
     """Bad ones first, then those not checked, those with a warning, the rest; large before small; last the whole cluster."""
     known: dict[tuple[str | None, str], list[Status]] = {}
@@ -271,9 +262,6 @@ def groups(result: Result) -> list[Group]:
 
 def _rank(statuses: Iterable[Status | None]) -> int:
     return list(Status).index(worst([status for status in statuses if status is not None]))
-
-
-# Numbers
 
 
 def measures(result: Result) -> list[MeasureRow]:

@@ -107,9 +107,6 @@ def _diagnosed(found: "Diagnosis") -> Iterator[tuple[str, str]]:
         yield "what to do", found.hint
 
 
-# Restarts
-
-
 def restarts(source: Source) -> Shown | None:
     """`times`: of each recovery; `parts`: shares of the wall time. None without a chaos leg that began."""
     leg = source.chaos
