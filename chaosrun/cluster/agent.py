@@ -121,8 +121,6 @@ class NodeAgent:
         self._over = 0
         """The attempt that was reported as stopped, until the next one begins."""
 
-    # Fork server
-
     async def start_server(
         self, env: Mapping[str, str], preload: Sequence[str] = PRELOAD, target: str = TARGET, standbys: int = 0
     ) -> Ready:
@@ -277,8 +275,6 @@ class NodeAgent:
         assert server.listening is not None
         await server.listening
 
-    # Attempts
-
     async def start(self, attempt: int, orders: Sequence[WorkerOrder], listen: bool) -> Started:
         """Fork the node's ranks of an attempt; its port is None unless `listen`.
 
@@ -318,8 +314,6 @@ class NodeAgent:
         self._send(server, Stop(attempt=attempt))
         return await asyncio.shield(waiting)
 
-    # Faults
-
     async def identify_rank(self, attempt: int, rank: int, listening: bool = False) -> tuple[int, int] | None:
         """(pid, start time in ticks) of a rank that runs here in this attempt, None if it does not.
 
@@ -351,8 +345,6 @@ class NodeAgent:
             return here and outside(OutsideStrike(order=order, node=node))
 
         return [strike(order) for order in orders]
-
-    # Reporting
 
     async def events(self, heard: int) -> list[AgentEvent]:
         """All events after the first `heard` ones, as soon as there is one."""

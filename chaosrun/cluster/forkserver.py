@@ -149,8 +149,6 @@ class ForkServer:
             case Configure():
                 raise AssertionError("it is configured once")
 
-    # Starting
-
     def _start(self, command: Start) -> None:
         assert self._attempt is None, "the agent starts an attempt only after the last one has stopped"
         number, orders = command.attempt, command.orders
@@ -236,8 +234,6 @@ class ForkServer:
             *(standby.channel.fileno() for standby in self._standbys),
         ]
         self._standbys.append(fork_standby(self._target, close))
-
-    # Deaths
 
     def _see_deaths(self) -> None:
         """Kill the processes that dead ranks leave behind, and the other ranks when one died badly; then reap and report."""

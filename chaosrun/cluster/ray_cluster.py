@@ -107,8 +107,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Placement
-
     def acquire(self, timeout_s: float, *, avoid: Collection[str] = ()) -> Placement:
         """Reserve the whole world size and put an agent on each of its nodes, none of which is in `avoid`.
 
@@ -259,8 +257,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         for each in kept:
             self.events.put(each)
 
-    # Standing by
-
     def stand_by(
         self, wanted: int | Literal["all"], env: Mapping[str, str], *, avoid: Collection[str] = (), **runs: Any
     ) -> None:
@@ -295,8 +291,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         known = {node: self.places.get(node, 0) for node in self.agents} | {node: rooms.get(node, 0) for node in self.standbys}
         places = [node for node, room in known.items() if node not in avoid for _ in range(room)]
         return places if self.standbys and len(places) >= self._workers else []
-
-    # Attempts
 
     def start_servers(
         self, env: Mapping[str, str], *, preload: Sequence[str] = PRELOAD, target: str = TARGET, timeout_s: float = 300.0
@@ -339,8 +333,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         self._watchers = [*(each for each in self._watchers if each.is_alive()), watcher]
         watcher.start()
 
-    # Faults
-
     @property
     def own_node(self) -> str:
         """The node that this process is connected to."""
@@ -349,8 +341,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def head(self) -> ProcessIdentity | None:
         """The head process of a private Ray, which is a child of this process."""
         return child_called("gcs_server", os.getpid()) if self.kind == "private" else None
-
-    # End
 
     def close(self) -> None:
         """End agents and all below them, the placement, and a private Ray with its folder."""

@@ -161,8 +161,6 @@ class ClusterWorkers:
         """Have `next_event` return this event; safe from signal handlers and other threads."""
         self._cluster.events.put(("", event))
 
-    # Faults
-
     @property
     def ray(self) -> str:
         """ "private", "joined" or "borrowed"."""
@@ -223,8 +221,6 @@ class ClusterWorkers:
     def head(self) -> ProcessIdentity | None:
         """Ray's head process, if this process started it."""
         return self._cluster.head()
-
-    # Hangs
 
     def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
         """The activity of every rank as of the last request; also sends the next request. None if there is no answer yet: at

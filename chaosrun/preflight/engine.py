@@ -169,8 +169,6 @@ class Engine:
                     found.append(_rows(check).error(silence.error or silence.ended, remedy, node=name))
         return facts, found
 
-    # All of them
-
     def _left_out(self, check: Check[Any], taking_part: Container[str]) -> list[Finding]:
         out = [node.name for node in self.pool.everyone if node.name not in taking_part]
         why = {name: self._out.get(name) or self.pool.lost.get(name, "it does not answer") for name in out}

@@ -150,8 +150,6 @@ class OutsideFaults:
                 return f"{fault.describe()}: rank {fault.rank} is on the node that the supervisor itself is connected to"
         return None
 
-    # Due
-
     def patience_s(self, tick_s: float, *, running: bool) -> float:
         """The longest time until `look` must be called again."""
         waits = [tick_s]
@@ -219,8 +217,6 @@ class OutsideFaults:
         beat = read_heartbeat(self._leg.attempt(self._attempt).heartbeat(rank))
         return beat is not None and beat.step > 0
 
-    # Strikes
-
     def _strike(self, due: Sequence[tuple[Fault, Marker]]) -> None:
         for fault, marker in due:
             self._claimed[fault.id] = fault
@@ -260,8 +256,6 @@ class OutsideFaults:
         who = {"attempt": marker.attempt, "rank": marker.rank, "pid": marker.pid, "start_ticks": marker.start_ticks}
         options = {name: fault.option(name) for name in fault.facts.options}
         return StrikeOrder(fault=fault.id, kind=fault.kind, leg_path=str(self._leg.path), **who, options=options)
-
-    # Seen
 
     def _see_notes(self) -> None:
         """Record the notes of faults that left their rank alive as soon as these faults are over: a client may wait for

@@ -138,8 +138,6 @@ class Supervisor:
         finally:
             self._journal.close()
 
-    # Events
-
     def _next_event(self, state: lifecycle.LegState) -> lifecycle.Event:
         while True:
             if self._pending:
@@ -262,8 +260,6 @@ class Supervisor:
             store=self._store,
             record_quarantined=self._record_quarantined,
         )
-
-    # Actions
 
     def _act(self, action: lifecycle.Action) -> None:
         match action:
