@@ -34,8 +34,6 @@ class PointResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillResult:
-    """The result of one drill of a suite."""
-
     name: str
     run: RunLayout | None
     """None when it could not be started."""

@@ -269,8 +269,6 @@ def _key(plan: FaultPlan) -> str:
 
 @dataclass(slots=True)
 class _Drills:
-    """Runs the drills of a case."""
-
     case: Case
     early: Early
     address: str | None

@@ -122,8 +122,6 @@ def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tu
 
 @dataclass(slots=True)
 class SuiteRun:
-    """A run of a suite in progress."""
-
     folder: SuiteFolder
     plan: SuitePlan
     journal: Journal

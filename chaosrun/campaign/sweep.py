@@ -143,8 +143,6 @@ def _as_file(job: Path | TypedJob, folder: SweepFolder) -> Path:
 
 @dataclass(slots=True, kw_only=True)
 class _SweepRun:
-    """A sweep in progress."""
-
     folder: SweepFolder
     job: Job
     root: Path

@@ -11,7 +11,6 @@ class EventLog:
         self._news = asyncio.Event()
 
     def tell(self, event: AgentEvent) -> None:
-        """Add an event."""
         self._events.append(event)
         self._news.set()
 

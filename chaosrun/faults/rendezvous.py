@@ -53,7 +53,6 @@ def port_taken(strike: Strike) -> None:
 
 
 def no_arrival(strike: Strike) -> None:
-    """Never arrive at the rendezvous."""
     while True:
         signal.pause()
 

@@ -90,8 +90,6 @@ class State(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """The state with which an attempt begins."""
-
     weights: Fingerprint
     optimizer: str
     rates: tuple[str, ...]
@@ -272,7 +270,6 @@ class Observer:
 
     @property
     def has_met_an_optimizer(self) -> bool:
-        """Whether an optimizer was called in this step."""
         return bool(self._rates)
 
     def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:

@@ -45,8 +45,6 @@ DEEP_EXTRA_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The request of a preflight."""
-
     job: Path | None = None
     overrides: Sequence[str] = ()
     level: Level = Level.STANDARD

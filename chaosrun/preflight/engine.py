@@ -208,7 +208,6 @@ class Engine:
 
 
 def _rows(check: Check[Any]) -> Rows:
-    """The rows of the whole check."""
     return Rows(check=check.name, name=check.about)
 
 

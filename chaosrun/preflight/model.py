@@ -201,8 +201,6 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The request of a preflight."""
-
     level: Level
     root: Path
     """Where runs are kept (absolute)."""

@@ -104,7 +104,6 @@ class Baseline:
 
 
 def _bounded(finding: Finding) -> bool:
-    """Whether it has a number with bounds."""
     measure = finding.measure
     if measure is None or (measure.warn, measure.fail) == (None, None) or finding.status in (Status.SKIP, Status.ERROR):
         return False

@@ -81,8 +81,6 @@ class _Failed(NamedTuple):
 
 
 class Writer:
-    """The rank's side of its writer."""
-
     def __init__(self, order: WorkerOrder, leg: LegLayout, *, listen_fd: int | None = None) -> None:
         """Fork the writer, without this rank's listening socket. Call before this process has threads."""
         self._rank = order.rank
@@ -151,7 +149,6 @@ class Writer:
         taken.copy(self._arena)
 
     def save(self, taken: Taken, step: int) -> None:
-        """Begin to save the copy."""
         self.saving = step
         self._tell(_Save(taken.layout, self._places[0]))
         self._places.rotate(-1)

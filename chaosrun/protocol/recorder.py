@@ -25,8 +25,6 @@ from chaosrun.records.traces import CheckpointRecord, CommittedRecord, LoaderWor
 
 
 class Recorder(Steps):
-    """One rank of one attempt."""
-
     def __init__(self, accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> None:
         super().__init__(state, context, accelerator.device)
         self._preemption, self._results = context.preemption, context.results

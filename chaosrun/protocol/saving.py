@@ -208,7 +208,6 @@ class StorePeers:
         self._number = 0
 
     def begin(self) -> None:
-        """Begin the next save."""
         self._number += 1
         if self._size > 1 and self._store is None:
             self._store = torch.distributed.PrefixStore("chaosrun/saves", self._connect(timeout=_FOR_EVER))

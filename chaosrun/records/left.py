@@ -108,7 +108,6 @@ def _figures(leg: LegLayout) -> tuple[dict[str, Figures], dict[str, float]]:
 
 
 def _files(leg: LegLayout) -> Iterator[_File]:
-    """Files below the outputs."""
     for path, name in _below_outputs(leg):
         yield from _file(path, name)
 

@@ -39,5 +39,4 @@ def read_operations(path: Path) -> tuple[FileOperation, ...]:
 
 
 def operations_of_save(path: Path, save: int) -> tuple[FileOperation, ...]:
-    """The operations of the save after this step."""
     return tuple(each for each in read_operations(path) if each.save == save)

@@ -79,8 +79,6 @@ class _Storage(bytes):
 
 
 class _Number(NamedTuple):
-    """A tensor that is a single number."""
-
     value: float
 
 

@@ -99,7 +99,6 @@ def summed(block: Block, before: bytes, region: bytes | bytearray | memoryview) 
 
 
 def packed_footer(block: Block) -> bytes:
-    """The footer that follows a block."""
     return _pack(("block", block))
 
 

@@ -44,8 +44,6 @@ def _rendered(format: str, view: RunView) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A report written by `chaosrun report`."""
-
     run_id: str
     verdict: "Verdict"
     path: Path | None

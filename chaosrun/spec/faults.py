@@ -61,7 +61,6 @@ class FaultOptions(Section):
 
     @property
     def options(self) -> dict[str, Value]:
-        """The options given for the fault."""
         given = {option: getattr(self, key) for key, option in _OPTION_KEYS.items() if getattr(self, key) is not None}
         if "file" not in self.facts.options:
             given.pop("file", None)

@@ -21,8 +21,6 @@ MOST_DRILLS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One value of one key."""
-
     key: Place
     label: str
     """Its part of the drill's name."""

@@ -31,8 +31,6 @@ WITNESS_LIMIT_S = 45.0
 
 @dataclass(slots=True, kw_only=True)
 class NodeTermination:
-    """A node that is being ended."""
-
     fault: Fault
     limit_s: float
     """The deadline for its witness's note."""

@@ -24,8 +24,6 @@ from chaosrun.wording import listed, rank_list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A bug of a library."""
-
     library: str
     codes: tuple[str, ...]
     what: str

@@ -182,8 +182,6 @@ def _is_comparable(drill: Drill, attempt: Attempt, rank: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The account of a run from its files."""
-
     drill: Drill
     """The whole leg, compared with its own records."""
     checks: tuple[Check, ...]

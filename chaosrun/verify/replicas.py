@@ -68,8 +68,6 @@ class Parting:
 
 
 class Replicas:
-    """The replicas of one leg."""
-
     def __init__(self, leg: LegHistory) -> None:
         self._leg = leg
         self.sharded = is_sharded(leg)
@@ -157,7 +155,6 @@ class Replicas:
         return list(groups.values())
 
     def _partings(self, attempt: Attempt) -> Iterator[Parting]:
-        """The partings, oldest first."""
         groups = self._groups(attempt)
         for records in _perhaps_apart(attempt):
             for group in groups:

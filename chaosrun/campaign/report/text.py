@@ -125,7 +125,6 @@ def render_shrunk(shrunk: "Shrunk") -> RenderableType:
 
 
 def render_plan(plan: "SuitePlan") -> RenderableType:
-    """The plan of a suite."""
     table = columns("drill", "expected", "workers", "faults", "what", "seed", right=("workers", "faults", "seed"))
     for column in table.columns:
         column.no_wrap = column.header not in ("drill", "what")

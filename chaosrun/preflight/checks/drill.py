@@ -118,8 +118,6 @@ class DrillFacts(Struct, frozen=True, kw_only=True):
 
 
 class Drills(Protocol):
-    """Carries drills out."""
-
     def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
         """The outcome of each request. A KeyboardInterrupt is raised again once no drill runs any more."""
         ...

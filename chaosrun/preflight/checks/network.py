@@ -124,8 +124,6 @@ def _two_ranks(backend: str, nodes: Sequence[Node]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sums:
-    """The sums of one backend's ranks."""
-
     pool: Pool
     level: Level
     backend: str

@@ -43,8 +43,6 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Backend(Struct, frozen=True, kw_only=True):
-    """The sums of the ranks of one backend."""
-
     name: str
     nodes: tuple[str, ...]
     cases: tuple[tuple[int, str], ...] = ()
@@ -107,7 +105,6 @@ def suspects(run: Run) -> Suspects:
 
 
 def _trouble(run: Run) -> Suspicion:
-    """The problem of an unsound run."""
     shown = {name: Suspicion(wrong, INEXACT) for name, _, rank in run.ranks if (wrong := _wrong(rank))}
     odd = dict.fromkeys(sorted(_odd_hashes(run)), Suspicion("its result is another than that of the other ranks", INEXACT))
     said = Suspicion(next((rank.error for *_, rank in run.ranks if rank.error), "it did not end"), APART)

@@ -32,8 +32,6 @@ DEAD_WITHIN_S = 2.0
 
 
 class Computed(Struct, frozen=True, kw_only=True):
-    """The result of computing on one device."""
-
     ended: Literal["done", "raised", "died", "hung"]
     phase: str
     """The last phase that was announced."""

@@ -109,7 +109,6 @@ def report_of(result: Result, good_file: str | None = None) -> Report:
 
 
 def headline(result: Result) -> str:
-    """The verdict in a line."""
     nodes, good, unchecked = len(result.nodes), len(result.good), len(result.unchecked)
     statuses = {finding.status for finding in result.findings}
     if Status.PASS not in statuses:
