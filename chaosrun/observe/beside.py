@@ -4,7 +4,7 @@ nothing."""
 import gc
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -79,11 +79,8 @@ def _averages(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     for value in objects:
         with suppress(Exception):  # as above: a class may have a property of this name
             held = object.__getattribute__(value, "__dict__")
-            yield from ((f"{type(value).__qualname__}.{name}", child) for name, child in _called_so(held))
-
-
-def _called_so(named: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in list(named.items()) if _is_average(str(name))]
+            named = [(name, child) for name, child in list(held.items()) if _is_average(str(name))]
+            yield from ((f"{type(value).__qualname__}.{name}", child) for name, child in named)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -16,7 +16,7 @@ from chaosrun.records.codec import sound_records
 from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.left import NOTHING_LEFT, Left, read_left
-from chaosrun.records.opened import OpenedFile, of_earlier_attempts, of_other_legs, opened_records
+from chaosrun.records.opened import OpenedFile, of_other_legs, opened_records
 from chaosrun.records.run_file import read_object
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import EndRecord, RankTrace, Source, StartRecord, StepRecord
@@ -154,7 +154,7 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
     environment, opened = _read_environment(layout.environment, problems), opened_records(layout, problems)
     began, left = read_began(layout, problems), read_left(layout, problems)
-    files = {"opened": of_other_legs(opened), "read_again": of_earlier_attempts(opened)}
+    files = {"opened": of_other_legs(opened), "read_again": tuple(record for record in opened if not record.left_by)}
     return replace(history, environment=environment, **files, began=began, left=left, problems=tuple(problems))
 
 

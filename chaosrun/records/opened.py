@@ -92,11 +92,6 @@ def of_other_legs(records: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
     return tuple({record.path: record for record in reversed(found)}.values())[::-1]
 
 
-def of_earlier_attempts(records: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
-    """Files that an attempt read, and an earlier one of the same leg had written."""
-    return tuple(record for record in records if not record.left_by)
-
-
 def of_a_training(opened: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
     """The files that may hold results of another leg's training."""
     return tuple(record for record in opened if not record.before_training)

@@ -36,7 +36,3 @@ OPERATIONS = msgspec.json.Decoder(FileOperation)
 def read_operations(path: Path) -> tuple[FileOperation, ...]:
     """The operations of one rank of one attempt; empty if none was traced. Raises DamagedRecordError."""
     return tuple(read_records(path, OPERATIONS)) if path.exists() else ()
-
-
-def operations_of_save(path: Path, save: int) -> tuple[FileOperation, ...]:
-    return tuple(each for each in read_operations(path) if each.save == save)

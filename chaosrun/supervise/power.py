@@ -12,7 +12,7 @@ from chaosrun.records.codec import DamagedRecordError
 from chaosrun.records.events import OutputsReplaced, OutputsReplacing
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Marker, read_marker, read_note
-from chaosrun.records.operations import FileOperation, operations_of_save
+from chaosrun.records.operations import FileOperation, read_operations
 
 
 def cut_power(leg: LegLayout, plan: FaultPlan, attempt: int, outputs: tuple[str, ...], record: Callable[..., None]) -> None:
@@ -37,4 +37,5 @@ def cut_power(leg: LegLayout, plan: FaultPlan, attempt: int, outputs: tuple[str,
 def _done(leg: LegLayout, marker: Marker, note: SaveNote) -> list[FileOperation]:
     """The operations of all ranks in that save before the power was cut."""
     files = leg.attempt(marker.attempt).path.glob("rank-*.operations.jsonl")
-    return [each for path in files for each in operations_of_save(path, note.save) if each.time_s <= (note.struck_s or 0.0)]
+    of_save = (each for path in files for each in read_operations(path) if each.save == note.save)
+    return [each for each in of_save if each.time_s <= (note.struck_s or 0.0)]

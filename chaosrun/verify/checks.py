@@ -12,6 +12,10 @@ from chaosrun.verify.check import Check, Drill, inconclusive
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.kept import own_checkpoints
 
+OF_THE_END = (
+    *(finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_rng, finals.final_position),
+    *(finals.final_registered, finals.final_checkpoint),
+)
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.records,
     premises.completed,
@@ -33,18 +37,7 @@ CHECKS: tuple[Callable[[Drill], Check], ...] = (
     replicas.rank_agreement,
     recovery.replay_agreement,
     recovery.bucket_layout,
-    finals.final_weights,
-    finals.final_optimizer,
-    finals.final_scheduler,
-    finals.final_rng,
-    finals.final_position,
-    finals.final_registered,
-    finals.final_checkpoint,
-)
-
-OF_THE_END = (
-    *(finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_rng, finals.final_position),
-    *(finals.final_registered, finals.final_checkpoint),
+    *OF_THE_END,
 )
 OF_OUR_CHECKPOINTS = (
     restored.checkpointed_state,
