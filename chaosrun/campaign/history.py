@@ -14,6 +14,7 @@ from chaosrun.campaign.files import SuitePlan, decode, encode
 from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import UsageError
 from chaosrun.records.destination import is_stream
+from chaosrun.records.grouping import grouped
 
 SHOWN_NIGHTS = 30
 FLAKY_WITHIN = 10
@@ -150,9 +151,7 @@ def _write(path: Path, line: bytes) -> None:
 
 def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool = False) -> list[Night]:
     """The newest `last` nights, oldest first; dates with only runs by hand count if `by_hand`, or if there are no others."""
-    dates: dict[str, list[Entry]] = {}
-    for entry in sorted(entries, key=lambda entry: entry.time_s):
-        dates.setdefault(entry.night, []).append(entry)
+    dates = grouped(sorted(entries, key=lambda entry: entry.time_s), lambda entry: entry.night)
     whole = {night: found for night, found in dates.items() if not all(entry.by_hand for entry in found)}
     shown = dates if by_hand or not whole else whole
     found: list[Night] = []

@@ -27,6 +27,7 @@ from chaosrun.cluster.placement import Placement, places_for, rooms_for
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, child_called
 from chaosrun.records.events import NodePlace, NotPreloaded
+from chaosrun.records.grouping import grouped
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.bounds import crowded
 
@@ -142,9 +143,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             node_of_bundle = placement_group_table(self._group)["bundles_to_node_id"]
         gpus = self._gpus_of_bundles(deadline) if self.gpu else {}
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-        bundles_of_node: dict[str, list[int]] = {}
-        for index in range(self._workers):
-            bundles_of_node.setdefault(node_of_bundle[index], []).append(index)
+        bundles_of_node = grouped(range(self._workers), lambda index: node_of_bundle[index])
         nodes: dict[str, NodePlace] = {}
         stood_by = tuple(node for node in bundles_of_node if node in self.standbys)
         rank = 0

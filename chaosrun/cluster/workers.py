@@ -20,6 +20,7 @@ from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import NodePlace, PlacementAcquired
+from chaosrun.records.grouping import grouped
 from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import HASH_ORDER, WorkerOrder
@@ -183,10 +184,7 @@ class ClusterWorkers:
         because its agent's answer was lost."""
         done: dict[str, bool | None] = {}
         calls: list[tuple[AgentClient, list[str], Any]] = []
-        by_node: dict[str, list[StrikeOrder]] = {}
-        for order in orders:
-            by_node.setdefault(self.node_of(order.rank), []).append(order)
-        for node, own in by_node.items():
+        for node, own in grouped(orders, lambda order: self.node_of(order.rank)).items():
             if node in self._lost | self._leaving:
                 continue
             if any(KINDS[order.kind].evidence == "node" for order in own):

@@ -25,6 +25,7 @@ from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.trained_modules import bare, holders, names_of_swapped, sizes_of, smallest_of, unwrapped
+from chaosrun.records.grouping import grouped
 from chaosrun.records.left import MOST_BYTES
 from chaosrun.records.tensor_files import entries, is_one
 from chaosrun.records.traces import UNNAMED, StartRecord
@@ -270,9 +271,7 @@ def named_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, t
     """Empty unless there are several. Named by class; those of the same class are numbered in their order."""
     if len(optimizers) < 2:
         return {}
-    found: dict[str, list[torch.optim.Optimizer]] = {}
-    for optimizer in optimizers:
-        found.setdefault(type(optimizer).__qualname__, []).append(optimizer)
+    found = grouped(optimizers, lambda optimizer: type(optimizer).__qualname__)
     return {
         kind if len(alike) == 1 else f"{kind} {number} of {len(alike)}": optimizer
         for kind, alike in found.items()

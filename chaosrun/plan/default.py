@@ -5,13 +5,13 @@ random.
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
 from chaosrun.faults.fault import BY_DEFAULT, Fault, FaultPlan
 from chaosrun.faults.kind import Phase
 from chaosrun.plan.sampling import distinct
+from chaosrun.records.grouping import grouped
 from chaosrun.spec.model import JobSpec
 
 _WITHIN = ((1, 2), (1, 3), (2, 3))
@@ -24,9 +24,7 @@ def default_plan(
     """`epoch_of_step`: in the reference run; `savers`: for each step, the ranks that saved after it. `strikes_saves`: strace is
     installed."""
     chance = random.Random(spec.faults.seed)
-    epochs: dict[int, list[int]] = defaultdict(list)
-    for step in sorted(epoch_of_step):
-        epochs[epoch_of_step[step]].append(step)
+    epochs = grouped(sorted(epoch_of_step), lambda step: epoch_of_step[step])
     found: list[Fault] = []
     last = max(epoch_of_step, default=0)
     saved = [step for step in sorted(savers) if 0 < step < last] or [step for step in savers if step > 0]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from chaosrun.records.grouping import grouped
 from chaosrun.wording import listed
 
 
@@ -28,9 +29,7 @@ class Majority:
 
 def majority(values: Mapping[str, str]) -> Majority:
     """`values` by node, at least one."""
-    groups: dict[str, list[str]] = {}
-    for node, value in values.items():
-        groups.setdefault(value, []).append(node)
+    groups = grouped(values, lambda node: values[node])
     most = max(len(nodes) for nodes in groups.values())
     largest = [value for value, nodes in groups.items() if len(nodes) == most]
     if len(largest) > 1:

@@ -13,6 +13,7 @@ from chaosrun.errors import RecoveryError, UsageError
 from chaosrun.records import events as recorded
 from chaosrun.records.began import Began, read_began
 from chaosrun.records.codec import sound_records
+from chaosrun.records.grouping import grouped
 from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.left import NOTHING_LEFT, Left, read_left
@@ -203,10 +204,7 @@ def _attempts(
     numbers = [event.attempt for event in starting]
     if numbers != sorted(set(numbers)):
         problems.append(f"attempts start in the order {numbers}")
-    by_attempt: dict[int, list[recorded.JournalEvent]] = {}
-    for event in journal:
-        if isinstance(event, recorded.OfAttempt):
-            by_attempt.setdefault(event.attempt, []).append(event)
+    by_attempt = grouped((event for event in journal if isinstance(event, recorded.OfAttempt)), lambda event: event.attempt)
     for number in sorted({*layout.attempts(), *by_attempt} - set(numbers)):
         problems.append(f"attempt {number} left records, but the journal never started it")
     quarantines = [event for event in journal if isinstance(event, recorded.CheckpointQuarantined)]

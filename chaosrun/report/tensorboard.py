@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import UsageError
 from chaosrun.records.events import AttemptStarting
+from chaosrun.records.grouping import grouped
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_run, recorded_leg
 
@@ -104,10 +105,7 @@ Steps = Mapping[int, Sequence["StepRecord"]]
 
 
 def _by_step(records: "Iterable[StepRecord]") -> Steps:
-    found: dict[int, list[StepRecord]] = {}
-    for record in sorted(records, key=lambda record: (record.step, record.rank)):
-        found.setdefault(record.step, []).append(record)
-    return found
+    return grouped(sorted(records, key=lambda record: (record.step, record.rank)), lambda record: record.step)
 
 
 def _put_steps(put: Put, steps: Steps) -> None:

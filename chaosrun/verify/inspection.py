@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from chaosrun.errors import UsageError
+from chaosrun.records.grouping import grouped
 from chaosrun.records.inspection import QUANTITIES, Entry, Moment, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.codes import Params
@@ -120,9 +121,7 @@ def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) ->
 
 def _candidates(pair: "_Pair") -> tuple[Candidate, ...]:
     """Candidates by variable, without those that one side has not set yet: a loop sets them before it reads them."""
-    apart: dict[str, list[str]] = {}
-    for path in differing_keys(pair.expected_script, pair.seen_script):
-        apart.setdefault(_variable(path), []).append(path)
+    apart = grouped(differing_keys(pair.expected_script, pair.seen_script), _variable)
     both = {_variable(path) for path in pair.expected_script} & {_variable(path) for path in pair.seen_script}
     return tuple(
         Candidate(

@@ -7,6 +7,7 @@ those that the first attempt saved, and for saves that it did not reach, those o
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt
 from chaosrun.records.tensor_files import unnumbered
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
@@ -229,11 +230,7 @@ def _pairs(drill: Drill, attempt: Attempt, rank: int) -> Iterator[tuple[SaveReco
 
 
 def _by_place(trace: RankTrace) -> Mapping[tuple[int, str], list[SaveRecord]]:
-    found: dict[tuple[int, str], list[SaveRecord]] = {}
-    for saved in trace.saves:
-        if saved.held:
-            found.setdefault((saved.step, saved.path), []).append(saved)
-    return found
+    return grouped((saved for saved in trace.saves if saved.held), lambda saved: (saved.step, saved.path))
 
 
 def _kind(saved: SaveRecord) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 
+from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import Block, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
@@ -149,10 +150,7 @@ class Replicas:
 
     def _groups(self, attempt: Attempt) -> list[list[int]]:
         """Ranks that hold the same parts of all tensors."""
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for rank, start in attempt.starts.items():
-            groups.setdefault(self._held(start), []).append(rank)
-        return list(groups.values())
+        return list(grouped(attempt.starts, lambda rank: self._held(attempt.starts[rank])).values())
 
     def _partings(self, attempt: Attempt) -> Iterator[Parting]:
         groups = self._groups(attempt)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaosrun.campaign.report.view import SuiteView, suite_view
+from chaosrun.records.grouping import grouped
 from chaosrun.records.naming import root_arguments, run_arguments, shortest
 from chaosrun.report.page import columns, indented, labelled, section, unwrapped
 from chaosrun.report.text import STYLES
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from chaosrun.campaign.files import SuitePlan, Sweep
     from chaosrun.campaign.results import SuiteResult
     from chaosrun.campaign.shrink import Shrunk
-    from chaosrun.plan.points import Point
 
 MOST_SHOWN = 20
 """Points that did not pass; sweep.json has all."""
@@ -75,10 +75,7 @@ def render_sweep(sweep: "Sweep", *, root: Path | None = None, quiet: bool = Fals
 def _phases(sweep: "Sweep") -> RenderableType:
     table = columns("phase", "steps", "ranks", "files", "reached", "verdicts", right=("files", "reached"))
     table.columns[0].no_wrap = True
-    groups: dict[tuple[bool, str], list[Point]] = {}
-    for point in sweep.points:
-        groups.setdefault((point.recovering, point.phase), []).append(point)
-    for (recovering, phase), points in groups.items():
+    for (recovering, phase), points in grouped(sweep.points, lambda point: (point.recovering, point.phase)).items():
         files = {point.target for point in points} - {None}
         tried = [sweep.tried.get(point.id) for point in points]
         table.add_row(

@@ -5,7 +5,7 @@ other bits: another model, instruction set, version or number of threads. Device
 are equal.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from chaosrun.preflight.model import Answers, Check, Finding, Level, Rows, Setti
 from chaosrun.preflight.probes.compute import ComputeFacts, Kind
 from chaosrun.preflight.probes.devices import DevicesFacts
 from chaosrun.preflight.probes.fingerprinted_training import Training, first_difference
+from chaosrun.records.grouping import grouped
 from chaosrun.wording import count
 
 REPEATS = 3
@@ -111,10 +112,7 @@ def _alone(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
 
 def _votes(sound: Sequence[Bits]) -> Iterator[tuple[Bits, Finding]]:
     """Compare each device with the equal ones, by majority."""
-    groups: dict[tuple[str, int], list[Bits]] = defaultdict(list)
-    for bits in sound:
-        groups[bits.like].append(bits)
-    for group in groups.values():
+    for group in grouped(sound, lambda bits: bits.like).values():
         counts = Counter(bits.whole for bits in group)
         for bits in group:
             yield bits, _vote(bits, group, counts)
@@ -142,10 +140,7 @@ def _vote(bits: Bits, group: Sequence[Bits], counts: Mapping[str, int]) -> Findi
 
 def _kinds(sound: Sequence[Bits]) -> Iterator[tuple[Bits, Finding]]:
     """Compare kinds of device with each other: a job that moves from one kind to another is not exact."""
-    families: dict[tuple[str, int], list[Bits]] = defaultdict(list)
-    for bits in sound:
-        families[bits.family].append(bits)
-    for family in families.values():
+    for family in grouped(sound, lambda bits: bits.family).values():
         like = Counter(bits.like for bits in family).most_common(1)[0][0]
         usual = _usual([bits for bits in family if bits.like == like])
         for bits in family:

@@ -8,11 +8,13 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import median
 
 from chaosrun.preflight.model import BAD, Finding, Status, worst
 from chaosrun.preflight.peers import BASELINE, Kind, Kinds
 from chaosrun.preflight.result import ANSWERS, Result
+from chaosrun.records.grouping import grouped
 from chaosrun.wording import clock, count, listed, with_unit
 
 WHOLE = "the whole cluster"
@@ -157,10 +159,7 @@ def commands(result: Result, good_file: str | None) -> list[tuple[str, str]]:
 
 def problems(result: Result, findings: Iterable[Finding]) -> list[Problem]:
     """Problems, equal ones merged; bad ones before warnings, and for one status those on most nodes first."""
-    same: dict[tuple[Status, str, str, str, str, str], list[Finding]] = {}
-    for each in findings:
-        key = (each.status, each.check, each.name, each.threshold, each.reason, each.remedy)
-        same.setdefault(key, []).append(each)
+    same = grouped(findings, attrgetter("status", "check", "name", "threshold", "reason", "remedy"))
     whole = {(run.name, run.about) for run in result.checks}
     titles: dict[tuple[Status, str, str, str, tuple[str, ...], tuple[str, ...]], dict[str, list[str]]] = {}
     for (status, check, name, *words), those in same.items():
@@ -182,9 +181,7 @@ def _joined(titles: Mapping[str, Sequence[str]]) -> str:
 
 def _places(findings: Sequence[Finding], nodes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The nodes, and a line for those with the same devices and values."""
-    own: dict[tuple[str, ...], list[Finding]] = {}
-    for each in findings:
-        own.setdefault((each.node,) if each.node is not None else tuple(in_order(each.blames)), []).append(each)
+    own = grouped(findings, lambda each: (each.node,) if each.node is not None else tuple(in_order(each.blames)))
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for names, those in own.items():
         devices = tuple(in_order(each.device for each in those if each.device is not None))

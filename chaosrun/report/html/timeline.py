@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chaosrun.records import events as recorded
+from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord
 from chaosrun.report.html.drawing import Scale, ticks
@@ -124,11 +125,8 @@ def _lanes(ranks: list[int], busy: set[int]) -> list[int]:
 
 def _of_the_others(bars: Sequence[_Bar]) -> list[_Bar]:
     """One bar for each attempt: from the first rank that began to the last that ended; it trains once all ranks do."""
-    by_attempt: dict[int, list[_Bar]] = {}
-    for bar in bars:
-        by_attempt.setdefault(bar.attempt, []).append(bar)
     found: list[_Bar] = []
-    for attempt, own in by_attempt.items():
+    for attempt, own in grouped(bars, lambda bar: bar.attempt).items():
         end = max(bar.end for bar in own)
         trains = max(bar.trains for bar in own)
         # Only of ranks whose steps were rolled back.
