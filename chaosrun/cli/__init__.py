@@ -47,9 +47,8 @@ DRILL_HERE = ("suite", "sweep", "shrink", "diagnose", "preflight")
 TAKE_COMMANDS = ("submit", "run", "plan", "validate", "sweep")
 for command in (drills.submit, drills.run, drills.plan, drills.validate, campaigns.sweep):
     app.command(command, usage=OF_ANY_JOB.format(command=command.__name__))
-for command in (drills.resume, drills.verify, drills.diagnose, campaigns.shrink, runs.status, runs.logs):
+for command in (drills.resume, drills.verify, drills.diagnose, campaigns.shrink, runs.status, runs.logs, runs.trace):
     app.command(command)
-app.command(runs.trace)
 app.command(drills.inject, usage="Usage: chaosrun inject [OPTIONS] RUN --rank RANK")
 app.command(drills.wait)
 app.command(drills.cancel)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaosrun.faults.disk_model import Content, Model, State, after_power_cut
+from chaosrun.records.filesystem import remove
 from chaosrun.records.operations import FileOperation
 
 
@@ -61,7 +62,7 @@ def rebuild(
     for number, output in enumerate(outputs):
         _build(state, Path(*Path(output).parts[1:]), scratch / str(number))
     for number, output in enumerate(outputs):
-        _remove(Path(output))
+        remove(Path(output))
         if os.path.lexists(scratch / str(number)):
             shutil.move(scratch / str(number), output)
     return changes
@@ -194,10 +195,3 @@ def _build(state: State, output: Path, into: Path) -> None:
             place.write_bytes(content)
         else:
             shutil.copy2(content, place, follow_symlinks=False)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        path.unlink()

@@ -20,8 +20,8 @@ from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.strike import Strike
 from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, catches, children, identify, is_alive, leave_at_once, wait_gone
 from chaosrun.records.markers import Note
+from chaosrun.wording import MIB
 
-MIB = 1 << 20
 BALLAST_LIMIT = 2
 """Give up once this many times the allowance was allocated: the limit does not hold."""
 TORCH_HEARS_WITHIN_S = 1.0

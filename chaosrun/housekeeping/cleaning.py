@@ -16,6 +16,7 @@ from typing import Any
 
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.housekeeping.inventory import FILED, FOLDERS, Choice, Found, Kept, choose, is_real, look, storage_of, take_stock
+from chaosrun.records.filesystem import remove
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import default_root
@@ -169,24 +170,17 @@ def _take_apart(place: Path) -> None:
             remove_all_objects(run, home / run.path.relative_to(thrown))
             for entry in sorted(run.path.iterdir()):
                 if entry != run.run_json:
-                    _remove(entry)
+                    remove(entry)
             # Last, as it says where the checkpoints are.
             run.run_json.unlink()
-        _remove(thrown)
-    _remove(place)
+        remove(thrown)
+    remove(place)
 
 
 def _runs_in(thrown: Path, kind: str) -> list[RunLayout]:
     inside = thrown / "runs"
     places = [thrown] if kind == "run" else sorted(inside.iterdir()) if is_real(thrown) and is_real(inside) else []
     return [RunLayout(path) for path in places if is_real(path) and (path / "run.json").is_file()]
-
-
-def _remove(path: Path) -> None:
-    if is_real(path):
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _size(*paths: Path) -> int:

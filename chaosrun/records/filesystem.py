@@ -5,6 +5,7 @@ If a listener raises before an operation, it is not done. The checkpoint store a
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -128,6 +129,14 @@ def written_for(path: Path) -> Path:
     """The final path of a temporary file of `write_durably`; any other path is returned as it is."""
     match = _TEMPORARY.fullmatch(path.name)
     return path.with_name(match[1]) if match else path
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it; nothing if it is gone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink(missing_ok=True)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

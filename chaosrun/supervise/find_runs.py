@@ -11,7 +11,8 @@ from chaosrun.errors import UsageError
 from chaosrun.records.folders import called
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import default_root, root_arguments
-from chaosrun.records.run_file import RunSummary, is_owner, own_leg, read_run
+from chaosrun.records.run_file import RunSummary, is_owner, own_leg, read_object, read_run
+from chaosrun.records.supervision import is_supervised, read_supervision
 
 
 def list_runs(root: Path | None = None) -> list[RunSummary]:
@@ -24,9 +25,6 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
 
 
 def _summary(run: RunLayout) -> RunSummary:
-    from chaosrun.records.run_file import read_object
-    from chaosrun.records.supervision import is_supervised
-
     summary = partial(RunSummary, run_id=run.run_id, path=run.path)
     try:
         info = read_run(run)
@@ -45,8 +43,6 @@ def _summary(run: RunLayout) -> RunSummary:
 
 def _exit_code(run: RunLayout) -> int | None:
     """The exit code of the error that the last supervisor ended with; None if it was killed."""
-    from chaosrun.records.supervision import read_supervision
-
     try:
         last = read_supervision(run)
     except UsageError:

@@ -17,6 +17,7 @@ from chaosrun.preflight.placement import gpus_per_worker, workers_on
 from chaosrun.preflight.probes import allreduce, mesh
 from chaosrun.preflight.probes.interfaces import InterfaceFacts
 from chaosrun.records.codec import changed, to_plain
+from chaosrun.wording import MIB
 
 INTERFACE = Rows(check="network", name="interface")
 LOOKUP_S = 20.0
@@ -28,7 +29,6 @@ COLLECTIVE_S = {Level.QUICK: 8.0, Level.STANDARD: 20.0, Level.DEEP: 60.0}
 PER_NODE_S = 0.02
 NCCL_START_S = 20.0
 """It makes its connections within the first collective."""
-MIB = 1 << 20
 DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 SMALL = tuple((size, dtype) for size in (1, 1000, 1 << 16, MIB) for dtype in DTYPES)
 LARGE = tuple((16 * MIB, dtype) for dtype in ("int64", "bfloat16", "float32"))
