@@ -16,9 +16,9 @@ def cpu_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | Non
     """Cores that may be used; None without a limit."""
     found = []
     for folder in _folders("cpu", mount, membership):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        quota, _, period = read(folder / "cpu.max").partition(" ")
         if not quota:
-            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            quota, period = read(folder / "cpu.cfs_quota_us"), read(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period):
             found.append(int(quota) / int(period))
     return min(found, default=None)
@@ -27,8 +27,8 @@ def cpu_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | Non
 def memory_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
     """Bytes that may be used; None without a limit."""
     names = ("memory.max", "memory.limit_in_bytes")
-    read = (_read(folder / name) for folder in _folders("memory", mount, membership) for name in names)
-    return min((int(text) for text in read if text.isdecimal() and int(text) < NO_LIMIT_BYTES), default=None)
+    texts = (read(folder / name) for folder in _folders("memory", mount, membership) for name in names)
+    return min((int(text) for text in texts if text.isdecimal() and int(text) < NO_LIMIT_BYTES), default=None)
 
 
 def memory_room(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
@@ -40,22 +40,22 @@ def memory_room(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | Non
             ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
         ):
-            most, used = _read(folder / limit), _read(folder / usage)
+            most, used = read(folder / limit), read(folder / usage)
             if most.isdecimal() and used.isdecimal() and int(most) < NO_LIMIT_BYTES:
-                stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+                stat = dict(line.split() for line in read(folder / "memory.stat").splitlines())
                 rooms.append(int(most) - int(used) + sum(int(stat.get(name, 0)) for name in cached))
     return min(rooms, default=None)
 
 
 def process_room(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
     """Processes and threads that may still be started; None without a limit."""
-    read = ((_read(folder / "pids.max"), _read(folder / "pids.current")) for folder in _folders("pids", mount, membership))
-    return min((int(most) - int(used) for most, used in read if most.isdecimal() and used.isdecimal()), default=None)
+    pairs = ((read(folder / "pids.max"), read(folder / "pids.current")) for folder in _folders("pids", mount, membership))
+    return min((int(most) - int(used) for most, used in pairs if most.isdecimal() and used.isdecimal()), default=None)
 
 
 def _folders(controller: str, mount: Path, membership: Path) -> Iterator[Path]:
     """This process's group for a controller, and all groups around it: the lowest of their limits counts."""
-    for line in _read(membership).splitlines():
+    for line in read(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and controller not in controllers.split(","):
@@ -70,7 +70,8 @@ def _folders(controller: str, mount: Path, membership: Path) -> Iterator[Path]:
         yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """The text of a file of the kernel; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

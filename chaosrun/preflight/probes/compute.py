@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
+from chaosrun.observe.limits import read
 from chaosrun.preflight.probes.fingerprinted_training import Training
 
 if TYPE_CHECKING:
@@ -127,14 +128,14 @@ def kind_of(device: "torch.device") -> Kind:
     import torch
 
     if device.type == "cpu":
-        model, features = read_cpuinfo(_read(Path("/proc/cpuinfo")), platform.machine())
+        model, features = read_cpuinfo(read(Path("/proc/cpuinfo")), platform.machine())
         caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
         return Kind(
             capability=torch.backends.cpu.get_cpu_capability(),
             model=model,
             torch=str(torch.__version__),
             features=features,
-            caches=" ".join(_read(path).strip() for path in caches),
+            caches=" ".join(map(read, caches)),
             settings={name: value for name in SETTINGS if (value := os.environ.get(name)) and value.lower() != "false"},
         )
     torch.zeros(1, device=device)
@@ -147,13 +148,6 @@ def kind_of(device: "torch.device") -> Kind:
         cuda=torch.version.cuda,
         cudnn=torch.backends.cudnn.version(),
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def read_cpuinfo(text: str, machine: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 import chaosrun
 from chaosrun.housekeeping.environment import installed_version, listed_variables
+from chaosrun.observe.limits import read
 from chaosrun.preflight.probes.script import ScriptFacts, script_facts
 
 PACKAGES = ("ray", "accelerate", "numpy")
@@ -40,7 +41,7 @@ def probe(*, script: str | None, path: list[str]) -> SoftwareFacts:
             "chaosrun": chaosrun.__version__,
             **{name: installed_version(name) for name in PACKAGES},
             "torch": torch.get("__version__") or installed_version("torch"),
-            "driver": _driver(),
+            "driver": next(filter(None, map(read, DRIVERS)), None),
             "NCCL": _nccl() if "cuda" in torch else None,
         },
         variables=listed_variables(os.environ),
@@ -61,15 +62,6 @@ def _torch() -> dict[str, str]:
         return dict(PARAMETER.findall((Path(spec.origin).parent / "version.py").read_text()))
     except FileNotFoundError:
         return {}
-
-
-def _driver() -> str | None:
-    for path in DRIVERS:
-        try:
-            return path.read_text().strip()
-        except OSError:
-            continue
-    return None
 
 
 def _nccl() -> str | None:
