@@ -143,10 +143,7 @@ class LegHistory:
         return next(each for each in self.attempts if each.number == number)
 
     def trace(self, attempt: int, rank: int) -> RankTrace | None:
-        for entry in self.attempts:
-            if entry.number == attempt:
-                return entry.traces.get(rank)
-        return None
+        return next((entry.traces.get(rank) for entry in self.attempts if entry.number == attempt), None)
 
 
 def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegHistory:
@@ -255,9 +252,8 @@ def _lost_steps(layout: LegLayout, attempt: Attempt) -> Iterator[str]:
 def _read_traces(layout: LegLayout, attempt: int, read: TraceReader, problems: list[str]) -> Mapping[int, RankTrace]:
     traces: dict[int, RankTrace] = {}
     # Also traces of JSON lines, which an earlier chaosrun wrote.
-    for path in sorted(
-        {path.with_suffix("").with_suffix(".trace") for path in layout.attempt(attempt).path.glob("rank-*.trace*")}
-    ):
+    found = {path.with_suffix("").with_suffix(".trace") for path in layout.attempt(attempt).path.glob("rank-*.trace*")}
+    for path in sorted(found):
         rank_text = path.name.removeprefix("rank-").removesuffix(".trace")
         if not (rank_text.isascii() and rank_text.isdecimal()):
             problems.append(f"{path}: not the name of a trace")

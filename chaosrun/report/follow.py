@@ -207,10 +207,8 @@ class _LegFollower:
 
     def _faults(self, planned: Sequence[Fault], history: LegHistory) -> dict[str, FaultSeen]:
         """What the verdict would say about the faults so far; each is judged again until its outcome is final."""
-        seen, observed = (
-            fired([*self._events, *self._marked.values()]),
-            {event.fault for event in history.events(recorded.FaultObserved)},
-        )
+        seen = fired([*self._events, *self._marked.values()])
+        observed = {event.fault for event in history.events(recorded.FaultObserved)}
         for fault in planned:
             if fault.id in observed and fault.id not in self._judged:
                 found, entry = landing(fault, history), seen.get(fault.id, FaultSeen())

@@ -71,8 +71,6 @@ class OutsideFaults:
         """The fault that ends this attempt: no other one that ends it is begun."""
         self._terminating: dict[str, NodeTermination] = {}
 
-    # Reports from the supervisor
-
     def take_over(self, past: Iterable[JournalEvent], now_s: float) -> None:
         """Continue from where a former supervisor of this leg ended: its clock, the nodes it had lost, evidence of its end.
         `now_s`: wall clock, like the times in the journal."""
@@ -86,9 +84,7 @@ class OutsideFaults:
             if fault.id in self._observations.observed or not (marker := read_marker(self._leg, fault.id)):
                 continue
             note = read_note(self._leg, fault.id, fault.facts.note)
-            if note is None or not note.final:
-                continue
-            if not isinstance(note, EndNote):
+            if not isinstance(note, EndNote) or not note.final:
                 continue
             if fault.facts.evidence == "successor":
                 self._observations.see(fault.id, marker, how="successor", found=seen_by_successor(note))
