@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -189,8 +189,6 @@ def _size(*paths: Path) -> int:
     for path in filter(is_real, paths):
         for folder, _, files in os.walk(path):
             for name in files:
-                try:
+                with suppress(FileNotFoundError):
                     total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-                except FileNotFoundError:
-                    continue
     return total

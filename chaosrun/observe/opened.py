@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -224,13 +225,11 @@ def _is_of_a_tracker() -> bool:
 def open_files() -> Iterator[tuple[str, bool, int]]:
     """Regular files that this process has open: path, whether for writing, and the position in them."""
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with suppress(OSError, KeyError):  # closed meanwhile
             about = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{name}").read_text().splitlines()[:2])
             path = os.readlink(f"/proc/self/fd/{name}")
             if stat.S_ISREG(os.fstat(int(name)).st_mode) and path.startswith("/"):
                 yield path, bool(int(about["flags"], 8) & os.O_ACCMODE), int(about["pos"])
-        except (OSError, KeyError):
-            continue  # closed meanwhile
 
 
 def mapped_files(access: str = " ") -> Iterator[str]:

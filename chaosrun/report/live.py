@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO, cast
@@ -189,13 +189,11 @@ class LiveProgress:
     def _show(self) -> None:
         due_s = time.monotonic()
         while True:
-            try:
+            with suppress(queue.Empty):
                 record = self._records.get(timeout=max(0.0, due_s - time.monotonic()))
                 if record is None:
                     break
                 self._take_in(record)
-            except queue.Empty:
-                pass
             if time.monotonic() >= due_s:
                 due_s = self._display.refresh() + self._pause_s
         self._display.close()

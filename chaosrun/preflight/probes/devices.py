@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import takewhile
 from typing import Literal
 
@@ -122,11 +123,9 @@ def _compute(name: str, order: Mapping[str, object], patience_s: float) -> Compu
         )
         os.close(writing)
         assert process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # it has died; its exit status shows how
             process.stdin.write(parameters.encode())
             process.stdin.close()
-        except BrokenPipeError:
-            pass  # it has died; its exit status shows how
         phase, over = _last_phase(reading, patience_s)
         os.close(reading)
         if not _ends_within(process, patience_s if over else 0):

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -71,11 +72,9 @@ def _nccl() -> str | None:
     bundled = [os.path.join(folder, "nccl", "lib", "libnccl.so.2") for folder in folders]
     for name in (*bundled, "libnccl.so.2"):
         number = ctypes.c_int()
-        try:
+        with suppress(OSError, AttributeError):
             if ctypes.CDLL(name).ncclGetVersion(ctypes.byref(number)) == 0:
                 return _dotted(number.value)
-        except (OSError, AttributeError):
-            continue
     return None
 
 
