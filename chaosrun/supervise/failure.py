@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from chaosrun.errors import comes_each_time
 from chaosrun.records.events import EndCode, Outcome
 
 Reach = Literal["before", "in", "beyond"]
@@ -46,3 +47,8 @@ class Failure:
         if self.error and earlier.error:
             return self.error[0] == earlier.error[0]
         return self.code == earlier.code == "hung" and self.stage == earlier.stage
+
+    def recurs(self, earlier: "Failure | None") -> bool:
+        """The same mistake of the script's code again, at whatever step."""
+        name = self.error[0] if self.error and earlier and earlier.error and self.error[0] == earlier.error[0] else ""
+        return self.outcome == "user_error" and comes_each_time(name)

@@ -158,6 +158,8 @@ class LegState:
     world_size: int
     max_restarts: int
     backoff_s: float = 0.0
+    fault_free: bool = False
+    """Nothing is done to this leg on purpose, and after a restart it is no reference."""
     phase: Phase = "placing"
     attempt: int = 0
     fired: frozenset[str] = frozenset()
@@ -193,8 +195,11 @@ DEATHS_FROM_ONE = 2
 REPEATED = "the same error at the same step as in the attempt before: this is the script, not a fault"
 
 
-def begin(world_size: int, max_restarts: int, backoff_s: float = 0.0) -> tuple[LegState, tuple[Action, ...]]:
-    return LegState(world_size=world_size, max_restarts=max_restarts, backoff_s=backoff_s), (AcquirePlaces(),)
+def begin(
+    world_size: int, max_restarts: int, backoff_s: float = 0.0, *, fault_free: bool = False
+) -> tuple[LegState, tuple[Action, ...]]:
+    state = LegState(world_size=world_size, max_restarts=max_restarts, backoff_s=backoff_s, fault_free=fault_free)
+    return state, (AcquirePlaces(),)
 
 
 def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]:
@@ -339,6 +344,9 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
         if failure.code == "hung":
             return _finish(state, _ended_by(failure, message=f"{failure.message}; attempt {state.attempt - 1} hung there, too"))
         return _finish(state, _ended_by(failure, outcome="user_error", hint=failure.hint or REPEATED))
+    if state.fault_free and failure.recurs(state.previous):
+        said = f"{failure.message}; attempt {state.attempt - 1} raised the same, without any fault"
+        return _finish(state, _ended_by(failure, message=said))
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":
             return _finish(state, _ended_by(failure))

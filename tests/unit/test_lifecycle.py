@@ -307,6 +307,20 @@ def test_an_error_in_the_restore_is_the_checkpoints_until_an_older_one_shows_it_
     assert broken[-1] == (Finish(outcome="user_error", message=KILLED.message, hint=life.REPEATED),)
 
 
+@pytest.mark.parametrize(
+    ("fault_free", "kind", "ends"), [(True, "KeyError", True), (True, "RuntimeError", False), (False, "KeyError", False)]
+)
+def test_without_faults_a_mistake_of_the_script_ends_a_leg_at_its_second_time(fault_free: bool, kind: str, ends: bool) -> None:
+    """However far the training comes in between: after a restart the leg is no reference any more."""
+    raised = [life.Failure(message=f"at step {n}", outcome="user_error", rank=0, step=n, error=(kind, "")) for n in (7, 9)]
+    first, second = ((life.Death(rank=0, failure=each), life.Stopped()) for each in raised)
+    state, actions = begin(2, 9, fault_free=fault_free)
+    for event in (life.Placed(), *started(), *first, *started("step-00000005", 5), *second):
+        state, actions = decide(state, event)
+    said = "at step 9; attempt 1 raised the same, without any fault"
+    assert (actions == (Finish(outcome="user_error", message=said),)) is ends
+
+
 def test_a_leg_whose_every_attempt_dies_ends_after_a_bounded_number_of_them() -> None:
     """Whatever checkpoints there are: each begins from the newest that is left, and writes one beyond it now and then."""
     for writes in range(4):
