@@ -81,6 +81,14 @@ class Memory(torch.nn.Module):
         self.seen = dict[str, tuple[torch.Tensor, ...]]()
 
 
+def test_a_hooks_handle_is_not_looked_into() -> None:
+    """Its number is another in each process."""
+    handle = torch.nn.Linear(2, 2).register_forward_hook(print)
+    told = ScriptValues(lambda: []).changed()
+    assert told and not [name for name in told if name.startswith("handle")]
+    handle.remove()
+
+
 def test_what_a_trained_module_keeps_in_no_state_dict_is_told() -> None:
     memory = Memory()
     model = torch.nn.Sequential(memory)
