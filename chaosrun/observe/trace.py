@@ -230,9 +230,10 @@ class Observer:
         """Whether a batch of the next step has been seen."""
         return bool(self._digests)
 
-    def holdings(self, step: int, *, settings: bool = True) -> None:
-        """Record the script's non-tensor state as this step begins. `settings`: with those of its modules."""
-        values = self._values.changed() if self._restarts_here else {}
+    def holdings(self, step: int, *, settings: bool = True, saved: bool = False) -> None:
+        """Record the script's non-tensor state as this step begins. `settings`: with those of its modules; `saved`: a rank has
+        saved, perhaps another."""
+        values = self._values.changed() if self._restarts_here or saved else {}
         modules = self._modules.changed() if self._modules and settings else {}
         if modules or values:
             self._trace.write(HoldingsRecord(step=step, modules=modules, values=values))

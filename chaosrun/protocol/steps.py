@@ -2,6 +2,7 @@
 rank's heartbeat. `recorder` counts them for a loop under `chaosrun.attach`, `script` for an unchanged script.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,10 @@ class Steps:
         self.done = 0
         self.ended = False
         self._saved_within = -1
+        alone = context.order.by != "script" or context.order.world_size == 1
+        self._signal = None if alone else context.leg.attempt(context.order.attempt).saved
+        """Touched by a rank that saves: where a restart may go on, all of them look at the script's values."""
+        self._heard_ns = 0
 
     def start(self, position: Position, began: Beginning, arrival: Arrival) -> None:
         """Write the `start` line."""
@@ -94,16 +99,28 @@ class Steps:
         if self.observer.is_between_steps:
             self.faults.pace.begin()
             self.observer.open_window()
-            self.observer.holdings(self.done + 1)
+            self.observer.holdings(self.done + 1, saved=self._has_another_saved())
             self.faults.reach("fetch", self.done + 1)
 
     def save(self, save: SaveRecord) -> None:
         """Record a save of a script's own."""
         self.observer.write(save)
+        if self._signal:
+            with contextlib.suppress(OSError):  # a full disk: the other ranks hear of no save
+                self._signal.touch()
         if not (save.aside or self.observer.is_between_steps or self._saved_within == save.step):
             # A forward pass behind the update (a memory's, an evaluation's) opened the next step before the save.
             self._saved_within = save.step
             self.observer.holdings(save.step + 1, settings=False)
+
+    def _has_another_saved(self) -> bool:
+        """Whether any rank has saved since this was asked last."""
+        try:
+            now_ns = self._signal.stat().st_mtime_ns if self._signal else 0
+        except OSError:  # none has
+            now_ns = 0
+        before_ns, self._heard_ns = self._heard_ns, now_ns
+        return now_ns != before_ns
 
     def before_synchronised_backward(self, loss: torch.Tensor | None = None) -> None:
         """`loss`: where the script's own call of `backward` is known."""

@@ -76,6 +76,8 @@ class AttemptLayout:
     """Points that a surveyed rank reached, one JSON line {phase, step, target} each; see `faults.points`."""
     operations = OfRank("rank-{}.operations.jsonl")
     """File operations of a rank's script in traced saves; see `records.operations`."""
+    saved = Below("saved")
+    """Empty; touched whenever a script's own save begins on any rank."""
     inspection = OfRank("rank-{}.inspection")
     """Directory of the moments that a replay wrote; see `records.inspection`."""
 

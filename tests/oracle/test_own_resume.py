@@ -23,6 +23,7 @@ LABELLED = SCRIPT.with_name("own_labels.py")
 UNUSUAL = SCRIPT.with_name("own_ways.py")
 PASSES = SCRIPT.with_name("own_passes.py")
 PIPELINE = SCRIPT.with_name("own_pipeline.py")
+GATHERED = SCRIPT.with_name("own_gathered.py")
 STEPS, SAVED, KILLED = 15, 6, 8
 """Three epochs of five steps, a checkpoint every three; killed in the middle of the second epoch."""
 
@@ -181,6 +182,9 @@ class Drills:
     def pipeline(self) -> Verdict:
         return self._submit(PIPELINE).verdict
 
+    def gathered(self, restart: str) -> Verdict:
+        return self._submit(GATHERED, restart=restart).verdict
+
     def labelled(self, way: str) -> Verdict:
         return self._submit(LABELLED, args=way, killed=13).verdict
 
@@ -268,6 +272,13 @@ def test_an_unusual_right_one_passes(drills: Drills, way: str) -> None:
 def test_the_stages_of_a_pipeline_come_back(drills: Drills) -> None:
     verdict = drills.pipeline()
     assert (verdict.status, verdict.code, verdict.attempts[1].resumed_step) == ("PASS", "exact", 6), verdict.cause
+
+
+def test_what_a_rank_lost_is_named_though_another_rank_saves_it(drills: Drills) -> None:
+    assert drills.gathered("").status == "PASS"
+    verdict = drills.gathered("lost")
+    assert (verdict.status, verdict.code) == ("FAIL", "forward_pass") and "rank 1, attempt 2" in verdict.cause, verdict.cause
+    assert "the script had counts/samples = 5 (reference: 35), which the restart did not restore" in (verdict.hint or "")
 
 
 @pytest.mark.parametrize("way", [*PASSES_BY_DAY, *(pytest.param(way, marks=pytest.mark.nightly) for way in PASSES_BY_NIGHT)])
