@@ -57,14 +57,19 @@ class EarlierTraces:
     def place(self, standing: Standing) -> Place | None:
         """The position of an attempt that begins with this state; None if nothing was recorded before it."""
         best: Place | None = None
+        alone, reference, reached = self._order.reference_path is None, list[Moment](), 0
         for moments, own in self._moments():
             if not moments:
                 continue  # killed before its first record: nothing to compare with
-            place = find(standing, moments, own=own, alone=self._order.reference_path is None)
+            place = find(standing, moments, own=own, alone=alone)
             if place.found.step is not None:
                 return place
             if best is None or (place.found.weights and not best.found.weights):
                 best = place
+            reference, reached = (reference, max(reached, moments[-1].step)) if own else (moments, reached)
+        if best and not best.found.weights and best.step > reached + 1 > 1:
+            # Data that come again also do at steps that this leg has not reached; its last step may not be recorded.
+            return find(standing, [moment for moment in reference if moment.step <= reached + 1], alone=alone)
         return best
 
     def _moments(self) -> Iterator[tuple[list[Moment], bool]]:

@@ -1,8 +1,15 @@
 """Where an attempt stands, by what it begins with: pure, on traces made by hand."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from chaosrun.observe.resumed_at import NEAREST, Standing, find
+from chaosrun.protocol import earlier_traces
+from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_reader import Moment
 
 
@@ -98,3 +105,17 @@ def test_of_many_steps_the_nearest_are_told():
     constant = [replace(each, optimizer="none") for each in TRACE]
     found = find(standing(10, optimizer="none"), constant).found
     assert found.step == 10 and len(found.optimizer) == NEAREST and 10 in found.optimizer
+
+
+def test_data_that_come_again_are_of_no_step_that_the_leg_has_not_reached(monkeypatch: pytest.MonkeyPatch):
+    own = [replace(each, weights=f"drifted{each.step}", rng_after="?") for each in TRACE[:13]]
+    monkeypatch.setattr(earlier_traces, "read_moments", lambda path: TRACE if "reference" in str(path) else own)
+    monkeypatch.setattr(LegLayout, "attempts", lambda leg: [1])
+    order: Any = SimpleNamespace(reference_path="reference", attempt=2, rank=1)
+    traces = earlier_traces.EarlierTraces(order, LegLayout(Path("chaos")))
+    lost = standing(10, weights="?", optimizer="?", rates=("?",), rng="?")
+    assert find(lost, TRACE).step == 16
+    place = traces.place(lost)
+    assert place and (place.step, place.found.data) == (10, (4, 10))
+    other_run = traces.place(standing(16, optimizer="?"))
+    assert other_run and other_run.step == 16, "weights that only another run's checkpoint holds"
