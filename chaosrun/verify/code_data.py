@@ -147,6 +147,11 @@ DATA: Mapping[str, Row] = {
         "the end of a window), or each rank's gradients accumulated before the save were not, or the window's length changed",
         "G2",
     ),
+    "accumulation_window.within": detail(
+        hint="the step took the last {seen} of its {expected} micro-batches: the restart went on within the window, as it was "
+        "saved there, without the gradients that the ranks had accumulated before (save and load the gradients of each rank, "
+        "or save only at the end of a window)"
+    ),
     "data_resume_inexact": Row(
         "data.resume is {protocol}",
         Blame(

@@ -40,7 +40,7 @@ def of_data(field: Field, moment: Moment, first: Mismatch) -> Cause:
     """The cause of other samples, or of other inputs of the model."""
     record = moment.records[first.rank]
     expected = moment.drill.reference_lineage.at(first.rank, moment.step)
-    if expected and (counted := other_count(expected, record)):
+    if expected and (counted := other_count(expected, record, restored=moment.first_after_restore)):
         return counted
     if field == "batch" and record.knows_ids and (expected is None or expected.knows_ids):
         return _contents(moment, record, first.micro_batch or 0)
@@ -104,7 +104,7 @@ def _streams_lost(moment: Moment) -> bool:
     return found is not None and "rng" in found.wrong
 
 
-def other_count(expected: StepRecord, seen: StepRecord) -> Cause | None:
+def other_count(expected: StepRecord, seen: StepRecord, *, restored: bool = False) -> Cause | None:
     """The cause if a step took more or fewer micro-batches than expected, some of them equal, or split the same samples
     differently. If the number of losses (one per backward pass) also changed, so did the accumulation window; else additional
     batches went through the model."""
@@ -118,7 +118,8 @@ def other_count(expected: StepRecord, seen: StepRecord) -> Cause | None:
     samples = [[each for ids in record.ids or () for each in ids or ()] for record in (expected, seen)]
     ends = expected.batch[-both:] == seen.batch[-both:]
     alike = ends or expected.batch[:both] == seen.batch[:both] or (any(samples[0]) and samples[0] == samples[1])
-    return Cause.of("accumulation_window", **counts) if alike else None
+    within = restored and ends and counts["seen"] == both
+    return Cause.of("accumulation_window", because="within" if within else None, **counts) if alike else None
 
 
 def of_turns(found: Cause, expected: StepRecord | None, seen: StepRecord) -> Cause:

@@ -39,6 +39,8 @@ def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     if attempt.number < 2 or not (reason.code in _OF_VALUES or _draws_otherwise(drill, attempt, reason)):
         return found
+    if (reason.code, reason.because) == ("accumulation_window", "within"):
+        return found  # The values are those of another micro-batch of the step.
     apart = _values_apart(drill, attempt, found.rank, arrays=reason.code in QUANTITIES)
     return replace(found, reason=reason.explained(reason.because, **apart))
 

@@ -35,3 +35,19 @@ def test_a_batch_that_goes_through_the_model_besides_is_no_window(tmp_path: Path
     verdict = told(tmp_path, passes=passes)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
     assert ("1 forward passes instead of 2" in f"{verdict.hint}") == passes, verdict.hint
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_the_last_batches_of_a_window_alone_are_those_after_a_save_within_it(tmp_path: Path, last: bool) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+
+    def cut(line: dict[str, Any]) -> dict[str, Any]:
+        part = slice(-1, None) if last else slice(1)
+        held = {name: line[name][part] for name in ("batch", "ids", "loss")}
+        return {**line, **held, "grad": "1" * 16, "param": "2" * 16}
+
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", cut, step=5))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "accumulation_window"), verdict.cause
+    assert ("without the gradients" in f"{verdict.hint}") == last, verdict.hint
