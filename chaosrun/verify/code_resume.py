@@ -24,7 +24,8 @@ _OF_NO_BATCH = (
 
 _OF_ONE_RANK = detail(
     hint="{returned} were restored as saved, but the {quantity} differs on {others} only: besides model and optimizer, "
-    "{beside}, but only rank {saver}'s: right for that rank, but each has its own (save it for every rank); or "
+    "{beside}, saved by rank {saver} and right there: load it on every rank, too (and save each rank's own, where ranks "
+    "differ); or "
     f"{BESIDE}",
     hazard="O8",
 )

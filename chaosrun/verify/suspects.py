@@ -24,16 +24,18 @@ _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
 
 def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[str]]:
     """Entries, by rank and saved file, of the checkpoint that the attempt resumed from, if they are neither a model's nor an
-    optimizer's, and were not saved again as in the reference run. Entries that differ without a restart (clocks) do not
-    count."""
+    optimizer's, and were not saved again as in the reference run. If only ranks that saved nothing differ, what others saved
+    again says nothing of them: all entries that change count. Entries that differ without a restart (clocks) do not count."""
     attempt = drill.chaos.attempt(found.attempt)
     suspects: dict[tuple[int, str], list[str]] = {}
+    saving = {trace.rank for each in drill.chaos.attempts for trace in each.traces.values() if trace.saves}
     for rank, trace in sorted(attempt.traces.items()):
         earlier = (each.traces.get(rank) for each in drill.chaos.attempts if each.number < attempt.number)
         saves = ((before, save) for before in earlier if before for save in before.saves if save.step == attempt.start_of(rank))
         for before, save in saves:
             later = next((each for each in trace.saves if each.held.keys() == save.held.keys()), None)
             again = _as_in_reference(drill, rank, later) if later else set[str]()
+            again = _still(drill, rank, save) if saving.isdisjoint(found.ranks) else again
             names = _beside(save, trace) & _as_in_reference(drill, rank, save) - again
             if names:
                 suspects[rank, named_since(save, before.saves)] = sorted({name.partition("/")[0] for name in names})
@@ -136,6 +138,14 @@ def _beside(save: SaveRecord, trace: RankTrace) -> set[str]:
     folders |= {(match[1] or "").rstrip("/") for name in save.held if (match := _OF_OPTIMIZER.match(name))}
     states = tuple(f"{folder}/" if folder else "" for folder in folders)
     return {name for name in save.held if name and not name.startswith((ALIVE, *states))}
+
+
+def _still(drill: Drill, rank: int, save: SaveRecord) -> set[str]:
+    """Entries of a save that every such save of the reference has with one value, and those that say its step."""
+    saves = [each.held for trace in drill.reference.traces if trace.rank == rank for each in trace.saves]
+    alike = [held for held in saves if held.keys() == save.held.keys()]
+    alone = {name for name in save.held if len({held[name] for held in alike}) == 1} if alike[1:] else set[str]()
+    return alone | {name for name, value in save.held.items() if value == str(save.step)}
 
 
 def _as_in_reference(drill: Drill, rank: int, save: SaveRecord) -> set[str]:

@@ -74,16 +74,21 @@ def test_a_save_before_the_update_that_it_counts_is_told_as_such(tmp_path: Path,
     ) == told
 
 
-def test_what_one_rank_saved_and_is_right_there_is_each_ranks_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", ["0", "mean of 8"])
+def test_what_one_rank_saved_and_is_right_there_was_not_loaded_on_the_others(tmp_path: Path, again: str) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
-        held = {**HELD, "mean": "0" if (leg, attempt) == ("chaos", 2) else "4"}
-        tell = only("save", lambda line, held=held: {**line, "held": {} if line["done"] else held})  # type: ignore[misc]
+
+        def tell_of(line: Line, again: str = again if attempt == 2 else "mean of 8") -> Line:
+            held = {**HELD, "mean": "mean of 4" if line["step"] == 4 else again, "width": "64", "step": f"{line['step']}"}
+            return {**line, "held": {} if line["done"] else held}
+
+        tell = only("save", tell_of)
         edit_trace(run, leg, attempt, 0, tell)
     edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"]), step=5))
     hint = f"{judge(run).hint}"
     told = "differs on rank 1 only: besides model and optimizer, ckpt-4/model.pt and ckpt-4/optimizer.pt hold mean"
-    assert told in hint and "but only rank 0's: right for that rank, but each has its own" in hint
+    assert told in hint and "saved by rank 0 and right there: load it on every rank, too" in hint
 
 
 @pytest.mark.parametrize(("trained", "told"), [(["m"], "teacher"), ([], ""), (["m", "teacher"], "")])
