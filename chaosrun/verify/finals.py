@@ -155,7 +155,8 @@ def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
             if keys:
                 if group == "buffers" and drill.by_script:
                     code = "buffers_drifted" if buffers_came_back(drill, rank) else "buffers_not_restored"
-                    return failed(code, step=seen.step, name=listed(keys, 1), rank=rank, differing=keys, scope="")
+                    where = f" on rank {rank}" if drill.ranks[1:] else ""
+                    return failed(code, step=seen.step, name=listed(keys, 1) + where, rank=rank, differing=keys, scope=where)
                 held = [end.digests[group].get(keys[0]) for end in (expected, seen)]
                 first = {"rank": rank, "name": keys[0], "expected": held[0], "seen": held[1]}
                 return failed("final_state_differs", group=group, rank=rank, first=first, differing=keys)

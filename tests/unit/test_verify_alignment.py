@@ -137,6 +137,7 @@ def test_buffers_that_came_back_and_end_otherwise_have_drifted(tmp_path: Path, b
     edit_trace(run, "chaos", 2, 0, other)
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
+    assert "on rank 0" in f"{verdict.hint}"
 
 
 @pytest.mark.parametrize(
