@@ -257,4 +257,24 @@ _STATE_DETAILS: Mapping[str, Row] = {
     ),
 }
 
-DIFFERENCE_ROWS: Mapping[str, Row] = {**DATA, **_PLACE, **_STEP, **dict(_of_parts()), **_STATE_DETAILS}
+_OF_ONE_RANK = detail(
+    hint="{returned} were restored as saved, but the {quantity} differs on {others} only: besides model and optimizer, "
+    "{beside}, saved by rank {saver} and right there: load it on every rank, too (and save each rank's own, where ranks "
+    "differ); or "
+    f"{BESIDE}",
+    hazard="O8",
+)
+
+_OF_OLDER_FILE = detail(
+    hint="{returned} were restored as saved, but the {quantity} differs on {others} only: rank {other} had last saved a file "
+    "of its own ({path}) after step {older}, not after step {base}: save each rank's at every checkpoint, and load those of "
+    f"one step; or {BESIDE}",
+    hazard="S8",
+)
+_OF_RANKS = {
+    f"{code}.{variant}": row
+    for code in ("forward_pass", "gradient", "optimizer_update")
+    for variant, row in (("of_one_rank", _OF_ONE_RANK), ("of_older_file", _OF_OLDER_FILE))
+}
+
+DIFFERENCE_ROWS: Mapping[str, Row] = {**_OF_RANKS, **DATA, **_PLACE, **_STEP, **dict(_of_parts()), **_STATE_DETAILS}

@@ -22,14 +22,6 @@ _OF_NO_BATCH = (
     "weights, a hidden state, the script's own generator)"
 )
 
-_OF_ONE_RANK = detail(
-    hint="{returned} were restored as saved, but the {quantity} differs on {others} only: besides model and optimizer, "
-    "{beside}, saved by rank {saver} and right there: load it on every rank, too (and save each rank's own, where ranks "
-    "differ); or "
-    f"{BESIDE}",
-    hazard="O8",
-)
-
 _RESUME: Mapping[str, Row] = {
     "ranks_resume_apart": Row(
         "ranks resumed from different steps: attempt {attempt}: rank {rank} from step {step}, rank {other} from step {there}",
@@ -166,7 +158,6 @@ _RESUME: Mapping[str, Row] = {
         "back to an older checkpoint if it differs",
     ),
     "beside.saved": _BESIDE,
-    **dict.fromkeys((f"{code}.of_one_rank" for code in ("forward_pass", "gradient", "optimizer_update")), _OF_ONE_RANK),
     **dict.fromkeys(
         ("batches_skipped.on_some_ranks", "batches_repeated.on_some_ranks"),
         detail(

@@ -18,7 +18,7 @@ from chaosrun.verify.code_resume import OF_RATES
 from chaosrun.verify.codes import TABLE, Cause, Params
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.ledger import SHIFTED
-from chaosrun.verify.suspects import saved_beside
+from chaosrun.verify.suspects import saved_beside, saved_last
 from chaosrun.wording import listed, rank_list
 
 
@@ -279,7 +279,10 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
             "others": rank_list(divergence.ranks),
             **_returned(drill, divergence),
         }
-        reason = reason.explained("of_one_rank" if of_one else "beside.saved", **about)
+        if of_one and (older := saved_last(drill, divergence)):
+            reason = reason.explained("of_older_file", **{**about, **older})
+        else:
+            reason = reason.explained("of_one_rank" if of_one else "beside.saved", **about)
     return replace(divergence, reason=reason)
 
 

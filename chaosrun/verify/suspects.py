@@ -11,6 +11,7 @@ from chaosrun.records.traces import ALIVE, CHANGES_OFTEN, RankTrace, SaveRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_data import DATA
 from chaosrun.verify.code_differences import QUANTITIES
+from chaosrun.verify.codes import Params
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.own_saves import named_since
 from chaosrun.verify.restored import restored_difference
@@ -40,6 +41,20 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[
             if names:
                 suspects[rank, named_since(save, before.saves)] = sorted({name.partition("/")[0] for name in names})
     return suspects
+
+
+def saved_last(drill: Drill, found: Divergence) -> Params | None:
+    """The file of its own that a rank which differs had saved last, if not after the step that the attempt resumed at."""
+    attempt = drill.chaos.attempt(found.attempt)
+    for rank in found.ranks:
+        base = attempt.start_of(rank)
+        earlier = [each.traces[rank].saves for each in drill.chaos.attempts[: attempt.number - 1] if rank in each.traces]
+        saves = [save for each in earlier for save in each if save.held and save.step <= base]
+        last = max(saves, key=lambda save: save.step, default=None)
+        if last and last.step < base:
+            path = named_since(last, (save for each in earlier for save in each))
+            return {"other": rank, "path": path, "older": last.step, "base": base}
+    return None
 
 
 def told_of_outside(drill: Drill, found: Divergence) -> Divergence:

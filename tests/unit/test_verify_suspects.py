@@ -177,3 +177,19 @@ def test_a_file_that_the_save_itself_has_renamed_is_not_ahead(tmp_path: Path, ag
     verdict = judge(run)
     assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
     assert ("the script read last.pt" in f"{verdict.hint}") == again, verdict.hint
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_a_rank_that_saved_its_own_file_at_an_earlier_step_is_told_of(tmp_path: Path, older: bool) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        held = {**HELD, "mean": f"{attempt}"}
+        tell = only("save", lambda line, held=held: {**line, "held": {} if line["done"] else held})  # type: ignore[misc]
+        edit_trace(run, leg, attempt, 0, tell)
+    trace = run.leg("chaos").attempt(1).trace(1)
+    lines = read_lines(trace)
+    save = {"kind": "save", "step": 2 if older else 4, "path": "own-1.pt", "how": "torch.save", "time_s": 12.0, "done": False}
+    write_lines(trace, [*lines, {**save, "held": {"mean": "7"}}])
+    edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"]), step=5))
+    told = "rank 1 had last saved a file of its own (own-1.pt) after step 2, not after step 4"
+    assert (told in f"{judge(run).hint}") == older
