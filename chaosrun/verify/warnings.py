@@ -182,9 +182,10 @@ def _workers(attempt: Attempt) -> dict[tuple[int, int, int], dict[str, str]]:
 
 
 def primed_buckets(drill: Drill) -> Iterator[str]:
-    """A script that resumes by itself, but whose DDP buckets chaosrun primed in every attempt."""
-    traces = [trace for trace in drill.chaos.traces if trace.attempt > 1]
-    primed = any(buckets.layout and buckets.primed for trace in traces for buckets in trace.buckets)
+    """A script that resumes by itself, but whose DDP buckets chaosrun primed in every attempt. In the order of the parameters
+    they are as DDP makes them, and leaves them with find_unused_parameters."""
+    records = [each for trace in drill.chaos.traces if trace.attempt > 1 for each in trace.buckets if each.primed]
+    primed = any([*bucket] != sorted(bucket) for each in records for bucket in each.layout or ())
     if drill.by_script and drill.spec.workers > 2 and primed:
         yield (
             "DDP's gradient buckets were primed in every attempt: without chaosrun the first step after a restart sums "

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from legs import STEPS, TENSORS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
-from script_legs import write_script_run
+from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.layout import RunLayout
@@ -165,3 +165,14 @@ def test_a_rank_that_outlives_another_is_not_apart_from_it() -> None:
     for trace in traces.values():
         trace.end = "an end"
     assert replicas._end_of(cast(Attempt, SimpleNamespace(traces=traces)), cast(Parting, parting)) == (10, True)
+
+
+@pytest.mark.parametrize("layout", [[[2, 1], [0]], [[1, 2], [0]]], ids=["rebuilt", "as made, with find_unused_parameters"])
+def test_buckets_that_ddp_leaves_as_they_are_were_not_primed(tmp_path: Path, layout: list[list[int]]) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        for rank in range(3):
+            edit_trace(run, leg, attempt, rank, only("buckets", put(layout=layout)))
+    verdict = judge(run)
+    assert verdict.status == "PASS", verdict.cause
+    assert ("gradient buckets were primed" in " ".join(verdict.warnings)) == (layout[0] == [2, 1])
