@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from chaosrun.records.trace_reader import Moment
-from chaosrun.records.traces import Found
+from chaosrun.records.traces import NEAREST, Found
 
-NEAREST = 8
-"""At most so many agreeing steps are reported for each quantity."""
 QUANTITIES = ("weights", "data", "optimizer", "rates", "rng")
 """In the order in which they decide on a step."""
 

@@ -31,6 +31,7 @@ ALIVE = "the script's "
 """Prefix of names in `SaveRecord.held` that belong to modules in memory, not to the saved values."""
 CHANGES_OFTEN = "…"
 """In a `HoldingsRecord`: this value is not recorded from here on."""
+NEAREST = 8  # at most so many agreeing steps are recorded of each quantity of `Found`
 UNNAMED = "unnamed-"
 """Prefix of names of parameters that an optimizer steps and no module holds."""
 

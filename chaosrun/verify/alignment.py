@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import UNNAMED, Found, SaveRecord, StartRecord, StepRecord
+from chaosrun.records.traces import NEAREST, UNNAMED, Found, SaveRecord, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, ends_alike, same_batches
@@ -89,12 +89,19 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
     }
     shown = set.intersection(*(_right_in_first_step(drill, attempt, rank, step + 1) for rank in found))
     ranks |= dict.fromkeys(shown, ())
+    ranks["rng"] = tuple(rank for rank in ranks["rng"] if not _streams_rest(drill, attempt.starts[rank], step + 1))
     held = {
         quantity: tuple(sorted(set.intersection(*(by_rank[rank] for rank in ranks[quantity] or by_rank)) or by_rank[of]))
         for quantity, by_rank in agreeing.items()
         for of in [next(iter(ranks[quantity]), min(by_rank))]
     }
     return Standing(attempt=attempt.number, step=step, held=held, ranks=ranks, began=frozenset(found))
+
+
+def _streams_rest(drill: Drill, start: StartRecord, step: int) -> bool:
+    """Whether a rank began with the streams of `step`, though only steps nearer to its own are recorded of all that agree."""
+    due = drill.reference_lineage.at(start.rank, step)
+    return bool(start.found and len(start.found.rng) == NEAREST and due and due.rng == start.rng)
 
 
 def _right_in_first_step(drill: Drill, attempt: Attempt, rank: int, step: int) -> set[str]:

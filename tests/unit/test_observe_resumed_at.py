@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from chaosrun.observe.resumed_at import NEAREST, Standing, find
+from chaosrun.observe.resumed_at import Standing, find
 from chaosrun.protocol import earlier_traces
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_reader import Moment
+from chaosrun.records.traces import NEAREST
 
 
 def moment(step: int, last: int, **changes: object) -> Moment:

@@ -939,3 +939,16 @@ def test_within_an_envelope_random_streams_that_are_drawn_from_count(tmp_path: P
     nudge_losses(run, 1e-4)
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "rng_not_restored") and "began with" in verdict.cause
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_streams_that_never_change_are_of_every_step(tmp_path: Path, still: bool) -> None:
+    """A rank that took its own part from an older file records the steps near that, of all that agree."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    found = {"step": None, "weights": [1], "optimizer": [1], "rng": [0, 1, 2, 3, 6, 7, 8, 9]}
+    due = next(line["rng"] for line in read_lines(run.leg("reference").attempt(1).trace(1)) if line.get("step") == 5)
+    began = only("start", lambda line: {**line, "rng": due if still else "?", "found": {**line["found"], **found}})
+    edit_trace(run, "chaos", 2, 1, began)
+    edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"], grad="1" * 16, param="2" * 16), step=5))
+    hint = f"{judge(run).hint}"
+    assert ("RNG of step 1 on rank 1" in hint) != still, hint
