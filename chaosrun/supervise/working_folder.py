@@ -16,6 +16,8 @@ from chaosrun.wording import count, hiding
 
 MOST_BESIDE = 4000
 """Entries of a folder above the job's that are shown."""
+_PLACEHOLDERS = frozenset({".gitignore", ".gitkeep"})
+"""What a folder holds that is empty but for git."""
 
 
 def lay_out(leg: LegLayout, directory: Path, outputs: Sequence[str]) -> None:
@@ -60,14 +62,17 @@ def _link_above(directory: Path, target: Path, own: Path) -> None:
 
 
 def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> None:
-    """Make a folder at `target` that links to the entries of `source`; an empty folder becomes a real one, to be filled."""
+    """Make a folder at `target` that links to the entries of `source`; an empty folder, an output as well, becomes a real
+    one, to be filled."""
     target.mkdir(exist_ok=True)
     for entry in os.scandir(source):
         below = [parts[1:] for parts in left_out if parts[:1] == (entry.name,)]
-        if () in below:
-            continue
         place = target / entry.name
         is_folder = entry.is_dir()
+        if () in below:
+            if is_folder and _PLACEHOLDERS.issuperset(os.listdir(entry.path)):
+                place.mkdir(exist_ok=True)
+            continue
         if is_folder and (below or not os.listdir(entry.path)):
             _link(Path(entry.path), place, below)
         elif not place.is_symlink():

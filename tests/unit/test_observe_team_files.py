@@ -84,6 +84,15 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
+def test_an_output_that_is_an_empty_folder_is_there_for_a_script_that_makes_none(job: Path) -> None:
+    (job / "kept").mkdir()
+    (job / "kept" / ".gitkeep").touch()
+    leg = leg_of(job, "empty", "kept", "out")
+    for name in ("empty", "kept"):
+        assert (leg.work / name).is_dir() and not (leg.work / name).is_symlink() and not os.listdir(leg.work / name)
+    assert not (leg.work / "out").exists(), "it might be taken for one that holds a checkpoint"
+
+
 def test_what_the_team_has_is_never_changed(job: Path) -> None:
     before = tree(job)
     leg = leg_of(job)
