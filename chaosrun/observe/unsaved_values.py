@@ -236,13 +236,16 @@ def _is_parameter_group(value: Any) -> bool:
 @functools.lru_cache(maxsize=1 << 12)
 def is_passed_over(kind: type) -> bool:
     """Whether it is a class; a loader; a hook's handle; a pool, a thread, a file; internal to torch.distributed, such as
-    FSDP2's memory for whole parameters; or an object that runs code when its class or an attribute is read, such as a proxy
-    for a lazily loaded value."""
+    FSDP2's memory for whole parameters (its algorithms count steps); or an object that runs code when its class or an
+    attribute is read, such as a proxy for a lazily loaded value."""
     runs_code = any(
         "__class__" in vars(base) or isinstance(vars(base).get("__getattribute__"), types.FunctionType)
         for base in kind.__mro__[:-1]
     )
-    of_torch = kind.__module__.startswith("torch.distributed.") and not issubclass(kind, MEMORY | torch.nn.Module | Optimizer)
+    counts = kind.__module__.startswith("torch.distributed.algorithms.") or issubclass(
+        kind, MEMORY | torch.nn.Module | Optimizer
+    )
+    of_torch = kind.__module__.startswith("torch.distributed.") and not counts
     runs = kind.__module__.partition(".")[0] in MACHINERY
     return runs or runs_code or of_torch or issubclass(kind, type | DataLoader | RemovableHandle)
 

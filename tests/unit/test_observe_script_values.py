@@ -16,6 +16,8 @@ import numpy
 import pytest
 import torch
 from accelerate import Accelerator
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.tensor import Shard
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
@@ -87,6 +89,15 @@ def test_a_hooks_handle_is_not_looked_into() -> None:
     told = ScriptValues(lambda: []).changed()
     assert told and not [name for name in told if name.startswith("handle")]
     handle.remove()
+
+
+def test_the_steps_that_an_averager_of_torch_counts_are_told() -> None:
+    group: Any = SimpleNamespace()
+    averager = PeriodicModelAverager(period=4, process_group=group)
+    averager.step = 7
+    placement = Shard(dim=1)
+    told = ScriptValues(lambda: []).changed()
+    assert told["averager/step"] == "7" and placement and not [name for name in told if name.startswith("placement")]
 
 
 def test_what_a_trained_module_keeps_in_no_state_dict_is_told() -> None:
