@@ -4,10 +4,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from chaosrun.records.codec import changed
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
+from chaosrun.wording import rank_list
+
+if TYPE_CHECKING:
+    from chaosrun.verify.check import Drill
 
 WRITERS = frozenset({"torch.save", "safetensors", "dcp", "file"})
 """Writers of tensors (`SaveRecord.how`): files written by anything else do not count as checkpoints."""
@@ -44,6 +49,21 @@ class Saved:
     def entries(self) -> frozenset[str]:
         """Names of their entries, as far as they were seen."""
         return frozenset(name for saved in self.written for name in saved.held if ALIVE not in name)
+
+
+def saved_by_several(drill: "Drill") -> Iterator[str]:
+    """Ranks that write one file after the same step: a restart finds what one of them wrote, or parts of each."""
+    writers: dict[tuple[int, str], set[int]] = {}
+    for trace in drill.reference.attempts[0].traces.values() if drill.by_script and drill.reference.attempts else ():
+        for save in trace.saves:
+            if save.how in ("torch.save", "safetensors"):
+                writers.setdefault((save.step, save.path), set()).add(trace.rank)
+    found = next(((path, ranks) for (_, path), ranks in writers.items() if len(ranks) > 1), None)
+    if found:
+        yield (
+            f"{rank_list(sorted(found[1]))} each save {found[0]}: the file of one of them stays, or parts of each (save it on "
+            "one rank, or a file for each rank)"
+        )
 
 
 def saves(leg: LegHistory) -> Iterator[Saved]:

@@ -13,6 +13,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import same_batches
 from chaosrun.verify.left import fewer_bytes, left_over, other_figures
+from chaosrun.verify.own_saves import saved_by_several
 from chaosrun.verify.plain_values import values_left_behind
 from chaosrun.verify.rates import schedule_behind
 from chaosrun.verify.recovery import set_aside_unplanned
@@ -368,6 +369,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     primed_buckets,
     saves_not_struck,
     nothing_saved_since,
+    saved_by_several,
     newer_files,
     streams_not_restored,
     optimizers_left_behind,

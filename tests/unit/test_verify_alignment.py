@@ -835,6 +835,22 @@ def test_two_ranks_do_not_show_it(tmp_path: Path) -> None:
     assert judge(run).code == "exact"
 
 
+@pytest.mark.parametrize("path", ["the same", "its own"])
+def test_ranks_that_write_one_file_are_told_of(tmp_path: Path, path: str) -> None:
+    run = write_script_run(tmp_path)
+    saves = [line for line in read_lines(run.leg("reference").attempt(1).trace(0)) if line["kind"] == "save"]
+    own = [line if path == "the same" else {**line, "path": f"rank-1/{line['path']}"} for line in saves]
+    trace = run.leg("reference").attempt(1).trace(1)
+    lines = [
+        each
+        for line in read_lines(trace)
+        for each in (line, *(save for save in own if line["kind"] == "step" and save["step"] == line["step"]))
+    ]
+    write_lines(trace, lines)
+    told = any("ranks 0 and 1 each save ckpt-4/model.pt" in warning for warning in judge(run).warnings)
+    assert told == (path == "the same")
+
+
 def test_what_priming_did_is_told(tmp_path: Path) -> None:
     verdict = judge(write_script_run(tmp_path))
     assert any("prime_buckets: false" in warning for warning in verdict.warnings)
