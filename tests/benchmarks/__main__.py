@@ -290,7 +290,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--gpu", action="store_true", help=f"one rank on a GPU instead; alone: {', '.join(GPU_PARTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to this file")
     parser.add_argument("--keep", action="store_true", help="keep them, and write the README's numbers anew")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.gpu and arguments.keep:
+        parser.error("the README's numbers are those of CPUs: --keep does not go with --gpu")
+    return arguments
 
 
 if __name__ == "__main__":

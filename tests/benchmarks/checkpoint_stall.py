@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.benchmarks.launch import ON_GPU, REPOSITORY, scratch
+from tests.benchmarks.launch import REPOSITORY, on_gpu, scratch
 from tests.benchmarks.samples import Samples
 
 __all__ = ["SIZES", "TARGETS", "WAYS", "Stall", "measure_stalls"]
@@ -49,15 +49,14 @@ class Stall:
 
 def measure_stalls(repeats: int, progress: Callable[[str], None]) -> list[Stall]:
     found: list[Stall] = []
-    on_gpu = ON_GPU in os.environ
-    number = 1 if on_gpu else 2
+    number = 1 if on_gpu() else 2
     for size in SIZES:
         stall = Stall(size=size)
         found.append(stall)
         with scratch() as folder:
             environment = {**os.environ, "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-            environment |= {} if on_gpu else {"ACCELERATE_USE_CPU": "true"}
+            environment |= {} if on_gpu() else {"ACCELERATE_USE_CPU": "true"}
             command = [sys.executable, "-m", "tests.benchmarks.stall_probe", str(folder), str(size), str(repeats)]
             ranks = [
                 subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=REPOSITORY)

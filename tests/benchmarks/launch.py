@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chaosrun.processes import kill_marked, remove_shared_memory_leftovers, shared_memory_entries
 
-__all__ = ["LIMIT_S", "ON_GPU", "REPOSITORY", "LaunchError", "chaosrun_command", "launch", "scratch"]
+__all__ = ["LIMIT_S", "ON_GPU", "REPOSITORY", "LaunchError", "chaosrun_command", "launch", "on_gpu", "scratch"]
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60.0
@@ -24,6 +24,10 @@ ON_GPU = "BENCH_ON_GPU"
 
 class LaunchError(Exception):
     """A run that did not end well, or whose records do not show what was to be measured."""
+
+
+def on_gpu() -> bool:
+    return ON_GPU in os.environ
 
 
 def chaosrun_command() -> str:

@@ -9,14 +9,13 @@ it has brought its fault marker to the disk, which counts as recovery here), and
 
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from chaosrun.records.layout import RunLayout
-from tests.benchmarks.launch import LIMIT_S, ON_GPU, REPOSITORY, LaunchError, chaosrun_command, launch, scratch
+from tests.benchmarks.launch import LIMIT_S, REPOSITORY, LaunchError, chaosrun_command, launch, on_gpu, scratch
 from tests.benchmarks.peer_probe import SAVED_STEP, STEP_S, STEPS
 from tests.benchmarks.samples import Samples
 from tests.records import read_lines
@@ -53,7 +52,7 @@ def measure_recovery(repeats: int, progress: Callable[[str], None], megabytes: i
 
 def why_no_ray_train() -> str | None:
     """Why there is no row for Ray Train; None when there is one."""
-    if ON_GPU in os.environ:
+    if on_gpu():
         return "Ray Train is not measured on a GPU"
     missing = [name for name in ("pandas", "pyarrow") if importlib.util.find_spec(name) is None]
     if not missing:
@@ -66,15 +65,16 @@ def _limit_s(megabytes: int) -> float:
 
 
 def _workers() -> int:
-    return 1 if ON_GPU in os.environ else 2
+    return 1 if on_gpu() else 2
 
 
 def _chaosrun(folder: Path, megabytes: int) -> float:
+    cpu = "" if on_gpu() else "--cpu, "
     command = [
         *(chaosrun_command(), "submit", str(JOB), "--root", str(folder), "--quiet", "-o", "json"),
-        f"args=[--steps, {STEPS}, --seed, 1, --step-seconds, {STEP_S}, --frozen-megabytes, {megabytes}]",
+        f"args=[--steps, {STEPS}, --seed, 1, --step-seconds, {STEP_S}, {cpu}--frozen-megabytes, {megabytes}]",
         f"workers={_workers()}",
-        f"per_worker.gpu={int(ON_GPU in os.environ)}",
+        f"per_worker.gpu={int(on_gpu())}",
         "checkpoint.every_steps=10",
         f"faults.schedule=[{{rank: {_workers() - 1}, at_step: {SAVED_STEP}, phase: checkpoint.postcommit}}]",
     ]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.launch import ON_GPU, REPOSITORY, LaunchError, chaosrun_command, launch, scratch
+from tests.benchmarks.launch import REPOSITORY, LaunchError, chaosrun_command, launch, on_gpu, scratch
 from tests.benchmarks.samples import Samples
 
 __all__ = ["TARGET_RATIO", "StepTimes", "measure_steps"]
@@ -64,7 +64,7 @@ class StepTimes:
 
 
 def measure_steps(repeats: int, progress: Callable[[str], None]) -> StepTimes:
-    workers = 1 if ON_GPU in os.environ else max(2, min(3, os.cpu_count() or 1))
+    workers = 1 if on_gpu() else max(2, min(3, os.cpu_count() or 1))
     launchers: dict[str, Callable[[Path, int], None]] = {"chaosrun": _chaosrun, "torchrun": _torchrun}
     found = StepTimes(workers=workers)
     found.wall = {name: Samples(limit_s=LIMIT_S) for name in launchers}
@@ -92,8 +92,8 @@ def measure_steps(repeats: int, progress: Callable[[str], None]) -> StepTimes:
 def _chaosrun(folder: Path, workers: int) -> None:
     job = folder / "job.yaml"
     arguments = json.dumps([str(folder), str(SCRIPT), *_arguments()])
-    gpus = int(ON_GPU in os.environ)
-    job.write_text(JOB.format(script=HERE / "timed_steps.py", arguments=arguments, workers=workers, gpus=gpus))
+    about = {"arguments": arguments, "workers": workers, "gpus": int(on_gpu())}
+    job.write_text(JOB.format(script=HERE / "timed_steps.py", **about))
     launch([chaosrun_command(), "submit", str(job), "--root", str(folder / "root"), "--quiet"], folder, limit_s=LIMIT_S)
 
 
@@ -109,7 +109,7 @@ def _torchrun(folder: Path, workers: int) -> None:
 
 
 def _arguments() -> tuple[str, ...]:
-    return ARGUMENTS if ON_GPU in os.environ else (*ARGUMENTS, "--cpu")
+    return ARGUMENTS if on_gpu() else (*ARGUMENTS, "--cpu")
 
 
 def _median_step_s(folder: Path) -> tuple[float, float]:
