@@ -15,7 +15,7 @@ from chaosrun.verify.alignment import QUANTITIES, Standing, cause_of, saved_whil
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, Mismatch, first_difference
-from chaosrun.verify.draws import may_explain
+from chaosrun.verify.draws import may_explain, past_the_order
 from chaosrun.verify.kept import KeptDifference, comparable, first_kept_difference
 from chaosrun.verify.ledger import of_turns, of_updates
 from chaosrun.verify.left import left_difference
@@ -210,6 +210,8 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
         return None
     began = standing(drill, attempt)
     if began and began.wrong == ("rng",):
+        if past_the_order(drill, began, found.rank, found.reason):
+            return None
         return _found(moment, "rng", began.ranks["rng"], cause_of(drill, attempt, began, "rng"), **_stood(began))
     earlier = (each for each in _moments(drill, attempt) if each.step <= moment.step)
     return next(filter(None, (_in_step(each, ("rng",)) for each in earlier)), None)

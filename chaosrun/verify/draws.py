@@ -4,7 +4,9 @@ from itertools import islice
 from operator import attrgetter
 
 from chaosrun.records.history import Attempt
+from chaosrun.verify.alignment import Standing
 from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Kind
 
 SHOWN = 8
@@ -23,6 +25,13 @@ def may_explain(drill: Drill, attempt: Attempt, rank: int, step: int, kind: Kind
         before, here = (drill.reference_lineage.at(rank, each) for each in (step - 1, step))
         return (before is not None and here is not None and before.rng != here.rng) or _draws(drill, rank, step)
     return _draws(drill, rank, step) and not _shown_to_be_idle(drill, attempt, rank, step)
+
+
+def past_the_order(drill: Drill, began: Standing, rank: int, reason: Cause) -> bool:
+    """Whether the order is an earlier epoch's that streams of a later step, with which the attempt began, cannot give again."""
+    stands, epoch = began.nearest("rng"), reason.params.get("epoch")
+    steps = [each.step for each in drill.reference_lineage.of(rank).values() if each.epoch == epoch]
+    return reason.code == "sampler_epoch_not_set" and bool(stands) and bool(steps) and max(steps) <= stands
 
 
 def _draws(drill: Drill, rank: int, step: int) -> bool:

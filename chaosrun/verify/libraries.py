@@ -17,6 +17,7 @@ from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.code_resume import OF_RATES
 from chaosrun.verify.codes import TABLE, Cause, Params
 from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.draws import past_the_order
 from chaosrun.verify.ledger import SHIFTED
 from chaosrun.verify.suspects import saved_beside, saved_last
 from chaosrun.wording import listed, rank_list
@@ -46,9 +47,10 @@ def _began(drill: Drill, found: Divergence) -> Standing | None:
     return next((standing(drill, each) for each in drill.chaos.attempts if each.number == found.attempt), None)
 
 
-def _streams_wrong(drill: Drill, found: Divergence) -> bool:
+def _may_be_drawn(drill: Drill, found: Divergence) -> bool:
+    """Whether the order may be drawn from random streams that are not where they should be."""
     began = _began(drill, found)
-    return began is not None and "rng" in began.wrong
+    return began is not None and "rng" in began.wrong and not past_the_order(drill, began, found.rank, found.reason)
 
 
 def _begun_anew(drill: Drill, found: Divergence) -> bool:
@@ -255,10 +257,10 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         reason = replace(reason, params={**reason.params, "known": known})
     if used and f"{reason.code}.{used[0]}" in TABLE and _advisable(divergence, drill):
         reason = replace(reason, because=used[0])
-        if reason.code == "sampler_epoch_not_set" and used[0] == "accelerate" and _streams_wrong(drill, divergence):
+        if reason.code == "sampler_epoch_not_set" and used[0] == "accelerate" and _may_be_drawn(drill, divergence):
             reason = replace(reason, because="accelerate_drawn")
     elif reason.code == "sampler_epoch_not_set" and reason.because is None:
-        reason = replace(reason, because="drawn" if _streams_wrong(drill, divergence) else "either")
+        reason = replace(reason, because="drawn" if _may_be_drawn(drill, divergence) else "either")
     elif reason.code == "data_order_not_restored" and reason.because == "of_none" and (held := _beside_data(drill, divergence)):
         reason = reason.explained("beside", beside=held)
     elif reason.because in (None, "rest_of_epoch") and _saved_before_update(drill, divergence):

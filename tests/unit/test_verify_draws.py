@@ -10,6 +10,7 @@ from test_verify_displacement import shuffle_from
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import Verdict, judge
+from tests.records import read_lines
 
 ELSEWHERE = "1" * 16
 BEGAN = 4
@@ -47,6 +48,33 @@ def test_a_loader_that_draws_its_seed_as_an_epoch_begins_explains_no_loss(tmp_pa
 def test_an_order_that_is_drawn_as_an_epoch_begins_does_follow_them(tmp_path: Path) -> None:
     strange = put(batch=["2" * 16, "3" * 16], ids=None)
     assert told(tmp_path, BEGAN + 6, strange, draws=False).code == "rng_not_restored"
+
+
+@pytest.mark.parametrize(
+    ("stands", "code"), [([7], "sampler_epoch_not_set"), ([], "rng_not_restored"), ([0], "rng_not_restored")], ids=str
+)
+def test_streams_of_a_later_step_do_not_give_an_earlier_epochs_order_again(
+    tmp_path: Path, stands: list[int], code: str
+) -> None:
+    """As of a loader that accelerate opens: it draws its seed, and the next pass has the epoch that nobody set."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        trace = run.leg("reference").attempt(1).trace(rank)
+        first = {line["step"]: line for line in read_lines(trace) if line["kind"] == "step"}
+
+        def again(line: dict[str, Any], first: dict[int, Any] = first) -> dict[str, Any]:
+            """The first epoch's batches once more, in its steps 1 to 5."""
+            step = line["step"]
+            return {**line, **({key: first[step - 5][key] for key in ("ids", "batch")} if 5 < step <= 10 else {})}
+
+        edit_trace(
+            run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": stands}})
+        )
+        edit_trace(run, "chaos", 2, rank, only("step", put(rng=ELSEWHERE)))
+        edit_trace(run, "chaos", 2, rank, only("step", again))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+    assert ("the random streams are not where" in f"{verdict.hint}") is False
 
 
 @pytest.mark.parametrize(("drawn", "code"), [(True, "rng_not_restored"), (False, "data_order_not_restored")])
