@@ -15,6 +15,7 @@ import numpy
 import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.hooks import RemovableHandle
 
 from chaosrun.observe.contents import address_of
@@ -199,7 +200,8 @@ def is_number(value: object) -> bool:
 def _is_left_out(value: Any, name: str, child: Any, shared: Collection[int]) -> bool:
     """Whether this child is a tensor of several numbers in a container, which may hold samples, or texts beside one (ids of the
     samples): of these only the count is told; the mode of a module; how much of a queue is done; what torch keeps with an
-    optimizer: its defaults and hooks, a warning's count, a cache; or a tensor at one of the `shared` addresses."""
+    optimizer: its defaults and hooks, a warning's count, a cache; what a loader's iterator counts and holds for one pass, all
+    but its dataset and sampler; or a tensor at one of the `shared` addresses."""
     if shared and issubclass(type(child), torch.Tensor) and address_of(child) in shared:
         return True
     if type(value) in CONTAINERS:
@@ -208,6 +210,8 @@ def _is_left_out(value: Any, name: str, child: Any, shared: Collection[int]) -> 
     if isinstance(value, Optimizer):
         of_torch = name in ("defaults", "_opt_called") or name.startswith("_optimizer_")
         return of_torch or (name[:1] == "_" and type(value).__module__.startswith("torch."))
+    if isinstance(value, _BaseDataLoaderIter):
+        return name not in ("_dataset", "_index_sampler") or type(child) in CONTAINERS
     return isinstance(value, {"training": torch.nn.Module, "unfinished_tasks": Queue}.get(name, ()))
 
 

@@ -253,11 +253,19 @@ def test_of_a_queue_its_items_count_and_of_a_pool_nothing() -> None:
     assert told["todo/queue"] == "deque of 1: 7" and "todo/unfinished_tasks" not in told
 
 
-def test_what_a_loader_draws_for_a_pass_does_not_count() -> None:
-    batches = iter(DataLoader(TensorDataset(torch.zeros(3))))  # noqa: F841
+def test_of_a_loaders_iterator_its_dataset_and_sampler_count_and_nothing_of_its_pass() -> None:
+    """Its seed, its counts and the handles of its queues are others after each start."""
+    data, sampler = TensorDataset(torch.zeros(3)), SimpleNamespace(epoch=2)
+    data.seen = 7  # pyright: ignore[reportAttributeAccessIssue]
+    batches = iter(DataLoader(data, generator=torch.Generator()))
+    batches._index_sampler = sampler  # pyright: ignore[reportAttributeAccessIssue]
+    listed = iter(DataLoader(TensorDataset(torch.zeros(3)), batch_sampler=[[0], [1]]))  # noqa: F841
     own = SimpleNamespace(_base_seed=7)  # noqa: F841
+    del data, sampler
     told = ScriptValues(list).changed()
-    assert [name for name in told if name.startswith("batches/")]
+    found = {name: text for name, text in told.items() if name.startswith(("batches/", "listed/"))}
+    assert (found.pop("batches/_dataset/seen"), found.pop("batches/_index_sampler/epoch")) == ("7", "2")
+    assert {name.split("/")[1] for name in found} <= {"_dataset", "_index_sampler"} and "listed/_index_sampler" not in found
     assert [name for name in told if "_base_seed" in name] == ["own/_base_seed"]
 
 
