@@ -106,9 +106,10 @@ DATA: Mapping[str, Row] = {
         "or augmentation is made from was not restored, or a cache holds them"
     ),
     "batch_contents.changed": detail(
-        hint="the loader handed out the same samples, but the script turned them into other inputs: what it normalises, mixes "
-        "or augments with, or keeps between loader and model (running statistics, its own generator or counter, a buffer of "
-        "earlier samples), was not restored: save it with the checkpoint, and restore it",
+        hint="the loader handed out the same samples, but other inputs were made of them: what the dataset or the script "
+        "normalises, mixes or augments with (loader workers begin new random streams at each start: draw by epoch and index), "
+        "or keeps between loader and model (running statistics, its own generator or counter, a buffer of earlier samples), "
+        "was not restored: save it with the checkpoint, and restore it",
         hazard="O8",
     ),
     "batch_contents.beside_tensors": Row(
