@@ -1,11 +1,11 @@
 """The cause of a difference between the legs, as a code of the table (see `codes`). Pure: names what `divergence` finds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import StartRecord, StepRecord
+from chaosrun.records.traces import BucketsRecord, StartRecord, StepRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
@@ -244,7 +244,9 @@ def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
         left = moment.drill.left_unprimed
         if left and left.left == "hook_state":
             return Cause.of("hook_state_not_restored", hook=left.left_by)
-        return Cause.of("bucket_layout", apart=_apart(moment))
+        primed = all(seen.primed and expected.primed for seen, expected in _layouts(moment))
+        wrapped = primed and any(not reduces_alike(*each) for each in _layouts(moment))
+        return Cause.of("bucket_layout", because="wrapped" if wrapped else None, apart=_apart(moment))
     return _buffers(moment) or Cause.of("gradient", because=_since_restore(moment))
 
 
@@ -272,15 +274,17 @@ def _apart(moment: Moment) -> str:
 def _layout_suspect(moment: Moment) -> bool:
     if moment.attempt.by == "script" and (moment.drill.left_unprimed or not moment.drill.spec.prime_buckets):
         return moment.first_after_restore
+    return any(not reduces_alike(seen, expected) or not seen.primed for seen, expected in _layouts(moment))
+
+
+def _layouts(moment: Moment) -> Iterator[tuple[BucketsRecord, BucketsRecord]]:
+    """By rank, the bucket layout in which this step reduced its gradients, and the reference's; without unknown ones."""
     for rank, record in moment.records.items():
         expected = moment.drill.reference_lineage.at(rank, moment.step)
         seen_layout = layout_at(moment.drill.chaos, record)
         reference_layout = layout_at(moment.drill.reference, expected) if expected else None
-        if seen_layout is None or reference_layout is None or seen_layout.layout is None:
-            continue
-        if not reduces_alike(seen_layout, reference_layout) or not seen_layout.primed:
-            return True
-    return False
+        if seen_layout and reference_layout and seen_layout.layout is not None:
+            yield seen_layout, reference_layout
 
 
 def _lr(moment: Moment, first: Mismatch) -> Cause:

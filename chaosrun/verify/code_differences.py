@@ -106,6 +106,14 @@ _STEP: Mapping[str, Row] = {
         "than before (buckets not primed)",
         "C1",
     ),
+    "bucket_layout.wrapped": Row(
+        "",
+        script("it wraps its model otherwise after a restart", likely=True),
+        "gradients were summed in another bucket layout ({apart} apart), although the buckets were primed in both runs: the "
+        "restart gives DistributedDataParallel other settings (bucket_cap_mb, static_graph), or other parameters "
+        "(requires_grad)",
+        "C3",
+    ),
     "gradient": Row(
         "gradient",
         _OTHER_GRADIENT,

@@ -38,6 +38,7 @@ HAZARDS: Mapping[str, str] = {
     "O9": "the schedule follows the clock",
     "O10": "the scheduler was not loaded, or was built after the load",
     "C1": "gradients are reduced in another bucket layout",
+    "C3": "DistributedDataParallel has other settings after a restart",
     "C7": "buffers differ between ranks, and one rank's are saved for all",
     "K4": "a kernel is not deterministic",
     "S1": "a save that is not atomic",

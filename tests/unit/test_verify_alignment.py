@@ -819,6 +819,16 @@ def test_buckets_that_were_not_primed_as_asked_are_torchs(tmp_path: Path) -> Non
     assert "ULP apart, at three and more ranks" in f"{verdict.hint}"
 
 
+def test_another_layout_of_primed_buckets_comes_of_how_the_script_wraps(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(primed=False), kills=SCRIPT_KILLS[:1])
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        for rank in range(3):
+            edit_trace(run, leg, attempt, rank, only("buckets", put(primed=True)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "bucket_layout", "yours"), verdict.cause
+    assert "bucket_cap_mb" in f"{verdict.hint}" and "rebuilt" not in f"{verdict.hint}"
+
+
 def test_a_model_under_ddp_that_has_not_had_its_turn_is_no_difference(tmp_path: Path) -> None:
     """A GAN's generator comes to its first backward pass in the second step of an attempt."""
     run = write_script_run(tmp_path)
