@@ -159,6 +159,8 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
         return Cause(f"{code}_not_restored", {**about, "which": lost}, "of_some")
     if nearest is None and quantity == "weights" and _no_model_has(drill, attempt, wrong[0]):
         return Cause(f"{code}_not_restored", about, "of_no_model")
+    if nearest is None and quantity == "weights" and (more := _not_before(drill, attempt, wrong[0])):
+        return Cause(f"{code}_not_restored", {**about, "name": more}, "of_more")
     if nearest is None and quantity == "weights" and (left := _left_as_begun(drill, attempt, wrong[0], standing.step)):
         return Cause(f"{code}_not_restored", {**about, "name": left}, "in_part")
     if nearest is None and (other := _held_by(drill, attempt, wrong[0], standing.step, quantity)) is not None:
@@ -183,6 +185,14 @@ def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:
     starts = drill.reference_start(rank), attempt.starts.get(rank)
     before, here = (any(each.startswith(UNNAMED) for each in start.tensors) if start else False for start in starts)
     return here and not before
+
+
+def _not_before(drill: Drill, attempt: Attempt, rank: int) -> list[str]:
+    """Parameters that this attempt has besides all those that the reference began with."""
+    begun, start = drill.reference_start(rank), attempt.starts.get(rank)
+    if begun is None or start is None or not {*begun.tensors} < {*start.tensors}:
+        return []
+    return [name for name in start.tensors if name not in begun.tensors]
 
 
 def _left_as_begun(drill: Drill, attempt: Attempt, rank: int, step: int) -> list[str]:

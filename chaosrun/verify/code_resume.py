@@ -125,8 +125,10 @@ _RESUME: Mapping[str, Row] = {
     "never_came_back.later": Row(
         "trained on after {fault}, but did not reach the end: {message}",
         script("it raises in steps after a restart that succeed in the reference run", likely=True),
-        "what it has counted, named or kept since its start (the number of the next file, a list of steps, a queue, what an "
-        "optimizer around another keeps by parameter) changed with the restart: save it with the checkpoint, and restore it",
+        "it meets a file or folder of the killed attempt (save the same step again with exist_ok=True, overwrite it or set it "
+        "aside), or what it has counted, named or kept since its start (the number of the next file, a list of steps, a queue, "
+        "what an optimizer around another keeps by parameter) changed with the restart: save it with the checkpoint, and "
+        "restore it",
     ),
     "raises_after_restart": Row(
         "fails at every restart after {fault}: {message}",
@@ -290,6 +292,11 @@ _STATES: Mapping[str, Row] = {
         hint="the optimizer updates tensors that no model has any more: its model got new ones after the optimizer was built "
         "(load_state_dict(assign=True), a model built or loaded again), so the weights that the model uses are not "
         "trained (load in place, or build the optimizer afterwards){scope}"
+    ),
+    "weights_not_restored.of_more": detail(
+        hint="the model has parameters that it had not at its first start ({name:3}): layers no longer share one (tie them "
+        "again after loading), or it is built otherwise{scope}",
+        hazard="S10",
     ),
     "weights_not_restored.of_the_beginning": detail(
         hint="the weights are the initial ones: nothing was loaded into them{scope}"

@@ -46,6 +46,7 @@ HAZARDS: Mapping[str, str] = {
     "S6": "another entry was taken for the newest checkpoint",
     "S8": "files of different steps in one checkpoint",
     "S9": "storage that the ranks do not see alike",
+    "S10": "tied weights came apart, or buffers are in no state dict",
     "S11": "tensors change while they are saved, or the state after the steps is not theirs",
 }
 

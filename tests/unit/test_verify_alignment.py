@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from legs import MICRO_BATCHES, Bugs, Edit, drop, edit_journal, edit_trace, only, put
+from legs import MICRO_BATCHES, TENSORS, Bugs, Edit, drop, edit_journal, edit_trace, only, put, words
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.faults.fault import Fault
@@ -789,6 +789,7 @@ def test_one_that_comes_back_and_fails_in_a_later_step(tmp_path: Path) -> None:
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "never_came_back", "yours"), verdict.cause
     assert verdict.cause.startswith("trained on after F1 (") and "checkpoint_2 exists" in verdict.cause
     assert "in steps after a restart" in verdict.blame.reason and "since its start" in f"{verdict.hint}"
+    assert f"{verdict.hint}".startswith("it meets a file or folder of the killed attempt")
 
 
 @pytest.mark.parametrize(("step", "taken"), [(4, True), (0, False)], ids=["the newest save", "an older save"])
@@ -817,6 +818,19 @@ def test_buckets_that_were_not_primed_as_asked_are_torchs(tmp_path: Path) -> Non
     verdict = judge(write_script_run(tmp_path, bugs=Bugs(primed=False), spec={"prime_buckets": False}))
     assert (verdict.code, verdict.blame.whose) == ("bucket_layout", "library"), verdict.cause
     assert "ULP apart, at three and more ranks" in f"{verdict.hint}"
+
+
+@pytest.mark.parametrize("more", [("tied.weight",), ()])
+def test_weights_that_layers_no_longer_share_are_named(tmp_path: Path, more: tuple[str, ...]) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(weights_off=1e-12), kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        tensors = (*TENSORS, *more)
+        values = words([0.5] * len(tensors))
+        start, step = only("start", put(tensors=tensors, params=values)), only("step", put(params=values, grads=values))
+        edit_trace(run, "chaos", 2, rank, lambda line, start=start, step=step: step(start(line) or {}))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "weights_not_restored"), verdict.cause
+    assert ("(tied.weight): layers no longer share one" in f"{verdict.hint}") == bool(more), verdict.hint
 
 
 def test_another_layout_of_primed_buckets_comes_of_how_the_script_wraps(tmp_path: Path) -> None:
