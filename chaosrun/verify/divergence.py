@@ -151,6 +151,9 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         first = next((moment for moment in _moments(drill, attempt)), None)
         seen = None if first is None else _in_step(first)
         strange = seen is not None and (seen.reason.code, seen.reason.because) in _STRANGE
+        if seen is not None and found.nearest("rng"):
+            # Where no step draws, streams of a known step give the orders that the reference drew from them.
+            strange = strange and may_explain(drill, attempt, seen.rank, seen.step, seen.kind)
         streams_too = "rng" in found.wrong and not {*found.held["rng"]}.isdisjoint(found.held["data"])
         again = streams_too and first is not None and _drawn_again(first)
         drawn = "rng" in found.wrong and drill.streams_count and (strange or again)

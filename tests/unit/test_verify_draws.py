@@ -94,6 +94,25 @@ def test_batches_of_no_step_are_drawn_from_streams_that_the_reference_draws_from
     assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
 
 
+@pytest.mark.parametrize("draws", [False, True], ids=["its loader alone draws", "each step draws"])
+def test_batches_of_no_step_do_not_follow_streams_of_a_later_step_that_loaders_alone_draw_from(
+    tmp_path: Path, draws: bool
+) -> None:
+    """As of a stream that lost its shuffle buffer: its loader, opened again, has drawn the seed of the next epoch's."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    strange = put(batch=["2" * 16, "3" * 16], ids=None, loss=["0x1p-3", "0x1p-4"], rng=ELSEWHERE)
+    for rank in range(3):
+        for leg in () if draws else ("reference", "chaos"):
+            edit_trace(run, leg, 1, rank, only("step", lambda line: {**line, "rng": f"{(line['step'] - 1) // 5:016x}"}))
+        found = {"step": None, "rng": [7], "data": []}
+        edit_trace(
+            run, "chaos", 2, rank, only("start", lambda line, found=found: {**line, "found": {**line["found"], **found}})
+        )
+        edit_trace(run, "chaos", 2, rank, only("step", strange))
+    verdict, code = judge(run), "rng_of_another_step" if draws else "data_order_not_restored"
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
