@@ -134,7 +134,9 @@ _PREMISES: Mapping[str, Row] = {
         "the environment of the {which} leg was not recorded", ours("the environment was not recorded", likely=True)
     ),
     "environment_differs": Row(
-        "the legs ran in different environments: {first}", machine("the two legs did not run in the same environment")
+        "the legs ran in different environments: {first}",
+        machine("the two legs did not run in the same environment"),
+        "start every attempt in the same environment; a script may also set it (torch.set_num_threads, OMP_NUM_THREADS)",
     ),
     "bits_differ": Row(
         "{where} computes other bits than {first} from the same numbers: its processor or GPU, instruction set or thread "

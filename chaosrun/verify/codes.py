@@ -81,8 +81,8 @@ class Cause:
         hint = next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
         for evidence in (TABLE[name] for param, name in _EVIDENCE.items() if param in self.params):
             hint = f"{self._filled(evidence.hint or '')}. If that is not the cause: {hint}"
-        if "first" in self.params:
-            hint = f"{hint}. Of the first difference: {self.params['first']}"
+        if "first_hint" in self.params:
+            hint = f"{hint}. Of the first difference: {self.params['first_hint']}"
         return f"{self.params['known']}: {hint}" if "known" in self.params else hint
 
     @property

@@ -264,8 +264,8 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         if divergence:
             # The script's plain values are reported with the end.
             without = {name: value for name, value in divergence.reason.params.items() if name not in ("had", "as_saved")}
-            first = replace(divergence.reason, params=without).hint
-            reason = reason.explained(reason.because, **({"first": first} if first else {}))
+            hint = replace(divergence.reason, params=without).hint
+            reason = reason.explained(reason.because, **({"first_hint": hint} if hint else {}))
         return Ruling(status="FAIL", reason=reason, place=place)
     resumed = divergence and _went_on_wrong(checks, divergence)
     if divergence and not resumed:

@@ -160,6 +160,12 @@ OF_ATTACHED = {
 """What is said of scripts that chaosrun restores alone. The contents of batches are told of others by `batch_contents.own`."""
 
 
+def test_what_a_sentence_names_first_is_no_hint() -> None:
+    for code in ("environment_differs", "bits_differ", "records_damaged"):
+        hint = Cause.of(code, first="threads was 1, then 2", where="rank 1", more="").hint
+        assert hint == TABLE[code].hint, hint
+
+
 @pytest.mark.parametrize("name", [name for name in TABLE if name.partition(".")[0] in TABLE])
 def test_a_script_that_resumes_by_itself_is_not_told_what_chaosrun_would_restore(name: str) -> None:
     code, _, because = name.partition(".")
