@@ -23,6 +23,8 @@ _OF_VALUES = (
     *("kept_state_not_restored", "grad_scaler_not_restored", *(f"{part}_drifted" for part in PARTS)),
 )
 """Codes of differences that may come of a script's plain values."""
+_WITHOUT_VALUES = (("accumulation_window", "within"), ("batch_contents", "unrepeatable"), ("batch_contents", "held"))
+"""Of these with a variant: where the values are those of another micro-batch of the step, and where what was lost is known."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
 _OF_NO_EFFECT = "/_step_count"
@@ -39,8 +41,8 @@ def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     if attempt.number < 2 or not (reason.code in _OF_VALUES or _draws_otherwise(drill, attempt, reason)):
         return found
-    if (reason.code, reason.because) == ("accumulation_window", "within"):
-        return found  # The values are those of another micro-batch of the step.
+    if (reason.code, reason.because) in _WITHOUT_VALUES:
+        return found
     apart = _values_apart(drill, attempt, found.rank, arrays=reason.code in QUANTITIES)
     return replace(found, reason=reason.explained(reason.because, **apart))
 

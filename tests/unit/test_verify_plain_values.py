@@ -83,6 +83,18 @@ def test_values_that_did_not_come_back_are_named(
     assert told in hint and ("the script had" in hint) == bool(told), hint
 
 
+@pytest.mark.parametrize(("items", "told"), [("global_rng", False), ("independent", True)])
+def test_values_are_not_told_before_what_the_probe_has_seen(tmp_path: Path, items: str, told: bool) -> None:
+    run = write_run(tmp_path, kills=KILLS[:1])
+    tell(run, {"best": "1.0"}, {"best": "0.5"}, {"best": "0.5"}, {"best": "inf"})
+    probed = {"kind": "probe", "items": items, "detail": "item 3 depends"}
+    edit_trace(run, "chaos", 1, 0, lambda line: {**line, **probed} if line["kind"] == "buckets" else line)
+    edit_trace(run, "chaos", 2, 0, only("step", put(batch=["0" * 16, "1" * 16]), step=5))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "batch_contents"), verdict.cause
+    assert ("best = inf" in f"{verdict.hint}") == told, verdict.hint
+
+
 @pytest.mark.parametrize("place", ["0", "4", None], ids=["lost", "there", "unknown"])
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_batches_are_drawn_again_where_the_place_in_the_data_was_restored(
