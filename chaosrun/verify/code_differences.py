@@ -10,8 +10,8 @@ BESIDE = (
     "script's own generator or iterator ({kept})"
 )
 KEPT_BESIDE = (
-    "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights "
-    "using something that no checkpoint holds ({kept})"
+    "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), makes its step in another way "
+    "(fused, foreach), or the loop changes weights using something that no checkpoint holds ({kept})"
 )
 _HASHES = detail(
     hint="the script depends on hash(), or on the order of a set{where}, and a new process hashes strings differently: what it "
@@ -63,6 +63,7 @@ _STEP: Mapping[str, Row] = {
     ),
     "forward_pass.hashes": _HASHES,
     "batch_contents.hashes": _HASHES,
+    "data_order_not_restored.hashes": _HASHES,
     "forward_pass.passes": Row(
         "",
         script("a step made another number of forward passes than before, and as many backward passes", likely=True),

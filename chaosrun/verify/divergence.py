@@ -127,7 +127,10 @@ def _at_restore(drill: Drill, attempt: Attempt) -> Divergence | None:
     return _of_state(moment, difference, causes.of_restored_state(moment, difference))
 
 
-_STRANGE = (("data_order_not_restored", None), ("batch_contents", None), ("batch_contents", "beside_tensors"))
+_STRANGE = (
+    *(("data_order_not_restored", because) for because in (None, "hashes")),
+    *(("batch_contents", because) for because in (None, "beside_tensors")),
+)
 """Causes of batches that no step of the reference had."""
 
 

@@ -48,6 +48,8 @@ def of_data(field: Field, moment: Moment, first: Mismatch) -> Cause:
     if (fetched or (field == "batch" and fetched_alike_later(moment.drill, record))) and not _streams_lost(moment):
         return Cause.of("batch_contents", because="changed" if moment.restored else None)
     place = other_size(moment.drill, record) or displacement(moment.drill, record, first.micro_batch or 0)
+    if moment.restored and moment.drill.hash_seeds and (place.code, place.because) == ("data_order_not_restored", None):
+        place = place.explained("hashes", where=moment.drill.hash_order)
     return _of_source(moment, record, place) or place if moment.restored else place
 
 

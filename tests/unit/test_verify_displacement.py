@@ -1,6 +1,7 @@
 """A count of batches to skip is off only where all that is seen is a shifted stretch of the reference's order."""
 
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -113,6 +114,17 @@ def test_what_was_seen_tells_whether_a_count_was_off(
     assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
     assert says in f"{verdict.hint}"
     assert ("count of batches" in says) == ("count of batches" in f"{verdict.hint}")
+
+
+def test_an_order_that_no_step_had_may_go_by_hashes(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(with_ids=False), kills=SCRIPT_KILLS[:1])
+    shuffle_from(run, 5)
+    for leg, seed in (("reference", "0"), ("chaos", "1")):
+        path = run.leg(leg).environment
+        path.write_text(json.dumps({**json.loads(path.read_text()), "python_hash_seed": seed, "hash_order": "data.py:58"}))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "data_order_not_restored"), verdict.cause
+    assert f"{verdict.hint}".startswith("the script depends on hash(), or on the order of a set at data.py:58"), verdict.hint
 
 
 def test_ids_count_for_nothing_where_the_script_cut_its_dataset_to_what_is_left(tmp_path: Path) -> None:
