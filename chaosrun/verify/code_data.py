@@ -98,7 +98,8 @@ DATA: Mapping[str, Row] = {
     "batch_contents.own": detail(
         hint="the same samples have other contents: augmentation or a loader worker draws from a random stream that is not "
         "restored, a cache holds samples augmented earlier, what decides how much of a batch is used was lost (a running "
-        "loss, a curriculum stage), the dataset lists its samples in another order (sort a set or a directory), or "
+        "loss, a curriculum stage), the dataset lists its samples in another order (sort a set or a directory), persistent "
+        "loader workers keep the epoch that the dataset had when they started (no set_epoch reaches them), or "
         "another input of the model was lost (a carried hidden state)"
     ),
     "batch_contents.of_step": detail(

@@ -55,7 +55,8 @@ _RESUME: Mapping[str, Row] = {
         "the newest checkpoint had been removed: attempt {attempt} resumed from step {step}; that of step {newer} ({path}) "
         "was complete, but the script itself had removed it",
         script("it removes newer checkpoints than those it keeps"),
-        "when removing old checkpoints, sort them by step as a number, and always keep the newest, even if another is the best",
+        "remove old checkpoints only after the new one is complete, sort them by step as a number, and always keep the newest, "
+        "even if another is the best",
         "S6",
     ),
     "kept_state_not_restored": Row(
@@ -344,9 +345,9 @@ _STATES: Mapping[str, Row] = {
     "lr_scheduler_of_another_step.own": Row(
         "",
         OWN,
-        "the learning rate is that of step {step}, not of step {base}: its scheduler's state was not loaded, or was saved "
-        "before the scheduler's own step, or a scheduler built after the optimizer was loaded has reset the rate to its "
-        "first{scope}",
+        "the learning rate is that of step {step}, not of step {base}: its scheduler's state or the optimizer's param_groups "
+        "were not loaded, or were saved before the scheduler's own step, or a scheduler built after the optimizer was loaded "
+        "has reset the rate to its first{scope}",
     ),
     "lr_scheduler_of_another_step.by_hand": Row(
         "learning rate of another step",
