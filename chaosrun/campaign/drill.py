@@ -85,7 +85,13 @@ def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | N
 def verify(run: RunLayout) -> Verdict:
     """Judge a run again, from its files alone."""
     read_run(run)
-    return judge(run)
+    try:
+        return judge(run)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or run.path} cannot be read: {error.strerror or error}",
+            hint="to judge a run takes permission to read all of its files",
+        ) from error
 
 
 def _carried_out(

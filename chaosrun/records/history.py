@@ -240,7 +240,10 @@ def _strange_processes(attempt: Attempt) -> Iterator[str]:
 
 
 def _lost_steps(layout: LegLayout, attempt: Attempt) -> Iterator[str]:
-    """Problems of a finished attempt whose trace lacks steps that the heartbeat has passed: records come before beats."""
+    """Problems of an attempt whose folder was lost, or that finished and whose trace lacks steps that the heartbeat has passed:
+    records come before beats."""
+    if attempt.pids and not layout.attempt(attempt.number).path.is_dir():
+        yield f"attempt {attempt.number} was started, but its folder is missing"
     for rank in sorted(attempt.pids) if attempt.stopped is not None else ():
         beat, trace = read_heartbeat(layout.attempt(attempt.number).heartbeat(rank)), attempt.traces.get(rank)
         last = max(trace.start.position.step, trace.steps.last) if trace and trace.start else 0

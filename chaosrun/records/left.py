@@ -46,7 +46,7 @@ NOTHING_LEFT = Left()
 
 
 def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> None:
-    """Write left.json, if there are such files. `attached`: how many ranks attached and recorded what they wrote; 0: none, so
+    """Write left.json. `attached`: how many ranks attached and recorded what they wrote; 0: none, so
     all files below the outputs count. `known`: files that another leg left. Raises OSError if it cannot be written."""
     found: dict[str, Mapping[str, Entry]] = {}
     written: dict[str, _File] = {}
@@ -69,13 +69,12 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
             numbers[file.name] = beside
         if held.entries or beside:
             written[file.name] = file
-    if found or left_out or numbers:
-        ranks = {name: file.rank for name, file in written.items() if file.rank is not None}
-        saves = {name: file.saves for name, file in written.items() if file.saves}
-        changed |= {name: file.changed_s for name, file in written.items()}
-        out = tuple(sorted(left_out))
-        left = Left(files=found, left_out=out, ranks=ranks, saves=saves, changed=changed, figures=numbers)
-        write_durably(leg.left, msgspec.json.encode(left))
+    ranks = {name: file.rank for name, file in written.items() if file.rank is not None}
+    saves = {name: file.saves for name, file in written.items() if file.saves}
+    changed |= {name: file.changed_s for name, file in written.items()}
+    out = tuple(sorted(left_out))
+    left = Left(files=found, left_out=out, ranks=ranks, saves=saves, changed=changed, figures=numbers)
+    write_durably(leg.left, msgspec.json.encode(left))
 
 
 class _File(NamedTuple):

@@ -138,11 +138,13 @@ class Drill:
         self.legs.ask_permission(plan, spec)
         if self.deadline_s is None and spec.timeout is not None:
             self.deadline_s = time.time() + spec.timeout
-        if self._reference(spec, info, plan) and outcome_of(self._leg("chaos")) in RESUMABLE:
-            if spec.by == "script" and not plan.faults:
-                plan = self._default_plan(spec)
-            _expect_reached(plan, final_step(self._leg("reference")))
-            self._run_chaos(spec, plan)
+        if self._reference(spec, info, plan):
+            if outcome_of(self._leg("chaos")) in RESUMABLE:
+                if spec.by == "script" and not plan.faults:
+                    plan = self._default_plan(spec)
+                _expect_reached(plan, final_step(self._leg("reference")))
+                self._run_chaos(spec, plan)
+            self._note_left("chaos", spec)
         verdict = judge(self.run)
         if spec.verify.confirm and worth_confirming(verdict) and info.irreproducible is None:
             verdict = self._confirm(spec, verdict)
@@ -171,6 +173,8 @@ class Drill:
         if (outcome := outcome_of(leg)) not in RESUMABLE:
             if outcome == "completed" and spec.by == "script" and info.reference.source is None:
                 expect_resumable(leg, spec.workers, final_step(leg), on_notice=notices)
+            if info.reference.source is None:
+                self._note_left("reference", spec)
             return outcome == "completed"
         self._remove(leg)
         mode = info.reference.mode
@@ -286,13 +290,19 @@ class Drill:
         template = beginning.keeping(template, spec, info.early)
         template = replace(template, survey=self.survey, earlier=earlier)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
-        if result.outcome == "completed":
-            known = read_left(self._leg("reference"), []).files if name == "chaos" else ()
-            note_left(leg, 0 if spec.by == "script" else spec.workers, known)
+        self._note_left(name, spec)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` continues the run"
             raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)
         return result
+
+    def _note_left(self, name: str, spec: JobSpec) -> None:
+        """Note what a completed leg left, unless that is done: of large files it takes long, and an interruption may have ended
+        it."""
+        leg = self._leg(name)
+        if outcome_of(leg) == "completed" and not leg.left.exists():
+            known = read_left(self._leg("reference"), []).files if name == "chaos" else ()
+            note_left(leg, 0 if spec.by == "script" else spec.workers, known)
 
     def _leg(self, name: str) -> LegLayout:
         return own_leg(self.run, read_run(self.run), name)

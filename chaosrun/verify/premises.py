@@ -23,10 +23,13 @@ from chaosrun.wording import rank_list
 
 def records(drill: Drill) -> Check:
     """Both legs' files can be read in full and do not contradict each other."""
-    problems = [f"{leg.name}: {problem}" for leg in (drill.reference, drill.chaos) for problem in leg.problems]
+    legs = (drill.reference, drill.chaos)
+    problems = [f"{leg.name}: {problem}" for leg in legs for problem in leg.problems]
+    if all(leg.outcome == "completed" for leg in legs) and any(leg.layout.left.exists() for leg in legs):
+        problems += [f"{leg.name}: left.json is missing" for leg in legs if not leg.layout.left.exists()]
     if damaged := records_damaged(problems):
         return damaged
-    traces = sum(len(attempt.traces) for leg in (drill.reference, drill.chaos) for attempt in leg.attempts)
+    traces = sum(len(attempt.traces) for leg in legs for attempt in leg.attempts)
     return passed(f"{traces} traces and 2 journals read in full", traces=traces)
 
 

@@ -148,6 +148,8 @@ def _judged(run: RunLayout) -> Verdict:
     confirming = read_leg(second) if second.attempts() else None
 
     def judged(reference: LegHistory, chaos: LegHistory) -> Verdict:
+        if not reference.attempts:  # lost: there is nothing to compare an attempt with
+            chaos = replace(chaos, attempts=())
         drill = replace(Drill.of(reference, chaos, spec, plan, confirming), found_whole=_found_whole(run))
         if drill.chaos.finished and drill.chaos.outcome in EARLY:
             drill = up_to(drill, drill.chaos.finished.final_step)

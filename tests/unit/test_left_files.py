@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy
@@ -25,6 +26,7 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
 from chaosrun.records.tensor_files import contents, entries, unnumbered
+from chaosrun.supervise.drill import Drill, LegRunner
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 
@@ -131,6 +133,33 @@ def test_a_number_in_a_checkpoint_that_began_anew_is_a_warning(tmp_path: Path) -
     told = [warning for warning in verdict.warnings if "last.pt" in warning]
     assert (verdict.status, len(told)) == ("PASS", 1)
     assert told[0].startswith("last.pt: best is 0.75 after the restarts (reference: 0.5): ")
+
+
+def run_that_left_files(tmp_path: Path) -> RunLayout:
+    run = write_script_run(tmp_path)
+    for leg in ("reference", "chaos"):
+        run.leg(leg).output.mkdir(parents=True, exist_ok=True)
+        torch.save(state_of(1, best=0.5), run.leg(leg).output / "last.pt")
+    return run
+
+
+def test_what_a_leg_left_is_noted_at_the_latest_when_the_run_is_resumed(tmp_path: Path) -> None:
+    run = run_that_left_files(tmp_path)
+    nobody: Any = SimpleNamespace(ray=None)
+    drill = Drill(run=run, root=tmp_path, legs=LegRunner(workers=nobody, on_record=lambda _: None))
+    assert drill.execute().status == "PASS"
+    assert all(read_left(run.leg(leg), []).files for leg in ("reference", "chaos"))
+
+
+@pytest.mark.parametrize("lost", ["reference/journal.jsonl", "reference/left.json", "chaos/left.json"])
+def test_a_lost_record_is_no_difference(tmp_path: Path, lost: str) -> None:
+    run = run_that_left_files(tmp_path)
+    for leg in ("reference", "chaos"):
+        note_left(run.leg(leg))
+    assert judge(run).status == "PASS"
+    (run.path / lost).unlink()
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "records_damaged"), verdict.cause
 
 
 def test_arrays_and_safetensors_have_digests(tmp_path: Path) -> None:

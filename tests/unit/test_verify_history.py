@@ -1,5 +1,6 @@
 """Reading a leg back: what is tolerated, what becomes a problem, and the lineage through restarts."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 from legs import copy_run, drop, edit_trace, only, put, write_run
 
+from chaosrun import api
+from chaosrun.errors import UsageError
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
@@ -145,6 +148,13 @@ def test_steps_that_a_trace_has_lost_are_a_problem_also_where_they_were_rolled_b
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("INCONCLUSIVE", "records_damaged", "machine"), verdict.cause
 
 
+@pytest.mark.parametrize("lost", ["chaos/attempts/001", "chaos/attempts/002", "reference/attempts/001"])
+def test_lost_folders_are_no_difference(run: RunLayout, lost: str) -> None:
+    shutil.rmtree(run.path / lost)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("INCONCLUSIVE", "records_damaged", "machine"), verdict.cause
+
+
 def test_a_malformed_step_of_a_whole_block_is_seen_where_it_is_compared(run: RunLayout) -> None:
     edit_trace(run, "chaos", 2, 1, only("step", put(lr=[]), step=6))
     assert not read_leg(run.leg("chaos")).problems
@@ -193,3 +203,11 @@ def test_finished_only_when_nothing_follows(run: RunLayout) -> None:
         file.write(f'{{"v":2,"seq":{sequence},"time_s":1.0,"event":"supervisor.resumed","supervisor_pid":2}}\n')
     assert "leg.finished" in last
     assert read_leg(run.leg("chaos")).outcome is None
+
+
+def test_a_file_that_cannot_be_read_is_no_bug(run: RunLayout) -> None:
+    trace = run.leg("chaos").attempt(1).trace(1)
+    trace.unlink()
+    trace.mkdir()
+    with pytest.raises(UsageError, match=r"rank-1\.trace cannot be read: Is a directory"):
+        api.verify(run)
