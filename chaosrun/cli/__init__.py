@@ -3,6 +3,7 @@
 Data goes to stdout, progress and errors to stderr. Everything heavy is imported inside the commands: `--help` must be instant.
 """
 
+import errno
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from chaosrun import __version__
 from chaosrun.cli import campaigns, drills, files, housekeeping, preflight, runs
-from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
+from chaosrun.errors import ChaosrunError, InterruptedRunError, ResourcesError, UsageError
 from chaosrun.report.output import has_colour, write_error, write_json
 
 __all__ = ["app", "main"]
@@ -93,12 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         found = InterruptedRunError("interrupted")
     except Exception as error:
-        import traceback
+        if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename):
+            import traceback
 
-        traceback.print_exception(error)
-        message = f"this is a bug in chaosrun {__version__}: {type(error).__name__}: {error}"
-        hint = "please report it with the traceback above; the run's files are kept"
-        return _report(tokens, type(error).__name__, message, hint, EXIT_BUG)
+            traceback.print_exception(error)
+            message = f"this is a bug in chaosrun {__version__}: {type(error).__name__}: {error}"
+            hint = "please report it with the traceback above; the run's files are kept"
+            return _report(tokens, type(error).__name__, message, hint, EXIT_BUG)
+        hint = "free some space; --root, or $CHAOSRUN_ROOT, names another place for runs"
+        found = ResourcesError(f"{os.fsdecode(error.filename)} cannot be written: {error.strerror}", hint=hint)
     return _report(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
 
 

@@ -119,7 +119,12 @@ class Filesystem:
     def _do(self, operation: Operation, act: Callable[[], _Result]) -> _Result:
         for listener in tuple(self.listeners):
             listener(operation, "before")
-        result = act()
+        try:
+            result = act()
+        except OSError as error:
+            if error.filename is None:  # of a write and an fsync
+                error.filename = str(written_for(operation.path))
+            raise
         for listener in tuple(self.listeners):
             listener(operation, "after")
         return result

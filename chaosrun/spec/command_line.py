@@ -273,13 +273,14 @@ def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:
     elsewhere = path.absolute().parent.resolve() != job.directory
     text = _changed(job, changes).text(anywhere=elsewhere)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
     except FileExistsError as error:
         raise UsageError(f"--write {path}: it is there already", hint="name another file, or submit this one") from error
     except OSError as error:
+        if path.is_file():  # the disk is full
+            path.unlink()
         raise UsageError(f"--write {path}: {error.strerror}", hint="name a file that can be written") from error
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _changed(job: TypedJob, changes: Sequence[str]) -> TypedJob:

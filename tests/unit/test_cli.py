@@ -20,6 +20,7 @@ from chaosrun import cli, errors
 from chaosrun.api import RunResult, RunSummary
 from chaosrun.errors import ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import supervision
 from chaosrun.report.landings import Landed
@@ -116,6 +117,15 @@ class TestErrors:
         assert "Traceback (most recent call last)" in err
         assert "this is a bug in chaosrun" in err
         assert json.loads(out)["error"]["exit_code"] == 1
+
+    def test_a_full_disk_is_no_bug(self, api: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left") as caught:
+            Filesystem().write(tmp_path / "run.json", full.fileno(), b"{}")
+        api.answers["submit"] = raising(caught.value)
+        assert cli.main(["submit", "job.yaml", "--quiet"]) == 7
+        assert capsys.readouterr().err.startswith(
+            f"error: {tmp_path / 'run.json'} cannot be written: No space left on device\n"
+        )
 
     def test_interrupted(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
         api.answers["submit"] = raising(KeyboardInterrupt())
