@@ -101,8 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             message = f"this is a bug in chaosrun {__version__}: {type(error).__name__}: {error}"
             hint = "please report it with the traceback above; the run's files are kept"
             return _report(tokens, type(error).__name__, message, hint, EXIT_BUG)
-        hint = "free some space; --root, or $CHAOSRUN_ROOT, names another place for runs"
-        found = ResourcesError(f"{os.fsdecode(error.filename)} cannot be written: {error.strerror}", hint=hint)
+        found = ResourcesError(
+            f"{os.fsdecode(error.filename)} cannot be written: {error.strerror}",
+            hint="free some space; --root, or $CHAOSRUN_ROOT, names another place for runs",
+        )
     return _report(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chaosrun.errors import ChaosrunError
+from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.records.events import FaultObserved, LegStarted, SupervisorResumed
 from chaosrun.records.layout import RunLayout
@@ -125,9 +125,11 @@ def status_lines(status: RunStatus, *, now_s: float) -> list[str]:
     rows += [("damaged", problem) for problem in status.damaged]
     if status.error is not None:
         rows.append(("error", status.error.message))
-        if status.error.hint and status.state != "interrupted":
-            rows.append(("hint", status.error.hint))
-    if status.state == "interrupted":
+    # After a wrong usage, such as a fault at a step that is never reached, a resumed run ends in the same way.
+    resumable = status.state == "interrupted" and not isinstance(status.error, UsageError)
+    if status.error is not None and status.error.hint and not resumable:
+        rows.append(("hint", status.error.hint))
+    if resumable:
         rows.append(("resume", f"chaosrun resume {run_argument(RunLayout(status.path))}"))
     drawn = [line.plain.rstrip() for line in draw(status.picture, now_s=now_s, width=WIDTH)[1:]] if status.legs else []
     return [

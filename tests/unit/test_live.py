@@ -479,6 +479,13 @@ class TestStatus:
         assert status.to_json()["error"]["exit_code"] == ResourcesError.exit_code
         assert read_status(run, supervised=True).to_json()["error"] is None
 
+    def test_a_resume_that_would_end_in_the_same_way_is_not_advised(self, run: RunLayout) -> None:
+        write_journal(run, "chaos", CHAOS)
+        with pytest.raises(UsageError), supervision(run):
+            raise UsageError("step 99 is never reached", hint="plan it earlier")
+        lines = status_lines(read_status(run, supervised=False), now_s=0)
+        assert lines[-2:] == ["error       step 99 is never reached", "hint        plan it earlier"]
+
     def test_judged(self, run: RunLayout) -> None:
         write_journal(run, "chaos", [*CHAOS, FINISHED])
         run.verdict_json.write_text(json.dumps({"v": 1, "status": "FAIL", "cause": "the sampler's epoch was not set"}))
