@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from chaosrun.errors import MisuseError
 from chaosrun.faults.points import FaultPoints
+from chaosrun.observe.file_guard import FileGuard
 from chaosrun.observe.opened import FileWatch
 from chaosrun.observe.results import Results
-from chaosrun.observe.team_files import TeamFiles
 from chaosrun.protocol.early_end import Settling
 from chaosrun.protocol.preemption import Preemption
 from chaosrun.records.heartbeat import Heart
@@ -33,7 +33,7 @@ class WorkerContext:
     settling: Settling = field(init=False)
     files: FileWatch | None = None
     """None in a leg without a previous leg."""
-    team_files: TeamFiles | None = None
+    file_guard: FileGuard | None = None
     """For a script that saves by itself."""
     writer: "Writer | None" = None
     """Where checkpoints are saved asynchronously."""

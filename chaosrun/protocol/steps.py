@@ -54,7 +54,7 @@ def why_no_step(context: WorkerContext, has_trained: bool) -> str:
             "it trained before it was killed, and has ended now without building an optimizer: have it build the model and "
             "load its checkpoint even when all steps are made, so that what training ends with can be compared"
         )
-    files = context.team_files
+    files = context.file_guard
     if files and files.began_with:
         return hiding(files.began_with)
     ranks = context.order.world_size

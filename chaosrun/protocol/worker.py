@@ -27,9 +27,9 @@ import torch
 
 from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.faults.kind import LEFT_ON_NOTICE
+from chaosrun.observe.file_guard import FileGuard
 from chaosrun.observe.ledger import listen
 from chaosrun.observe.opened import watch
-from chaosrun.observe.team_files import TeamFiles
 from chaosrun.processes import before_os_exit
 from chaosrun.protocol import rendezvous
 from chaosrun.protocol.context import WorkerContext, enter
@@ -169,7 +169,7 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
         inputs = json.dumps(imported_files(Path(order.script)), indent=1)
         write_durably(context.leg.path / "inputs.json", inputs.encode())
     about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
-    of_script = {"began_with": context.team_files and context.team_files.began_with, "own_sigterm": context.preemption.replaced}
+    of_script = {"began_with": context.file_guard and context.file_guard.began_with, "own_sigterm": context.preemption.replaced}
     results = context.results
     end = changed(end, **about, **of_script, results=tuple(results.at_the_end), saves=results.saves())
     write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
@@ -177,7 +177,7 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
 
 def _unless_refused(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
     """The end record, but with chaosrun's own error if it refused something, whatever the script did with that error."""
-    refused = context.team_files and context.team_files.refused
+    refused = context.file_guard and context.file_guard.refused
     return end if refused is None else _raised("raised", refused, context.order)
 
 
@@ -200,8 +200,8 @@ def _know_the_leg(context: WorkerContext) -> None:
     os.environ.update({name: leg.filled_in(value) for name, value in os.environ.items() if "{output}" in value})
     before_os_exit(functools.partial(_leaves_at_once, context))
     if order.by == "script":
-        context.team_files = TeamFiles(order)
-        context.team_files.install()
+        context.file_guard = FileGuard(order)
+        context.file_guard.install()
     context.settling.listen()
     if order.earlier:
         about = {"own": leg.path, "attempt": order.attempt, "rank": order.rank, "since_s": order.drill_began_s}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from chaosrun.errors import MisuseError, UsageError
-from chaosrun.observe.team_files import TeamFiles
+from chaosrun.observe.file_guard import FileGuard
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd
@@ -63,7 +63,7 @@ def tried(job: Path, leg: LegLayout, args: tuple[str, ...], *tries: tuple[str, s
 
 def _try(order: WorkerOrder, tries: Sequence[tuple[str, str]], say: Any) -> None:
     os.chdir(order.cwd)
-    watch = TeamFiles(order)
+    watch = FileGuard(order)
     watch.install()
     found: dict[str, Any] = {}
     for name, code in tries:

@@ -31,7 +31,7 @@ CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".metadata", "
 CACHES = ("~/.cache", "~/.config", "~/.triton")
 SHARED = "outside of what is this leg's own: both legs would share it"
 LEFT = "which another run left"
-OF_THE_TEAM = "which was there before: a drill never overwrites what another run left"
+THERE_BEFORE = "which was there before: a drill never overwrites what another run left"
 MOST_READ = 20_000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _TAKES_AWAY = frozenset({"os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
@@ -39,7 +39,7 @@ _TWO_NAMES = frozenset({"os.rename", "os.link", "os.symlink"})
 _LOCK = ".chaosrun-links"
 
 
-class TeamFiles:
+class FileGuard:
     """Guards the files against one rank, until the process ends."""
 
     def __init__(self, order: WorkerOrder) -> None:
@@ -171,7 +171,7 @@ class TeamFiles:
             elif f"{real}/".startswith(self._to_be_written) or self._has_begun:
                 self._refuse_changing(path, real, f"the script would write {real}, {SHARED}")
         elif not makes_folder and there.st_ctime < self._began_s and not _holds_nothing(real, there):
-            self._refuse_changing(path, real, f"the script would change {real}, {OF_THE_TEAM}")
+            self._refuse_changing(path, real, f"the script would change {real}, {THERE_BEFORE}")
         elif not makes_folder and self._has_begun:
             self._refuse_changing(path, real, f"the script would change {real}, {SHARED}")
 
