@@ -36,10 +36,10 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import beginning, early_end
 from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.supervise.objects import remove_objects
-from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
+from chaosrun.supervise.reference import ReferenceCache, copy_leg, expect_resumable, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor
 from chaosrun.supervise.workers import order_template
-from chaosrun.supervise.working_folder import check_paths_above, expect_resumable, lay_out
+from chaosrun.supervise.working_folder import check_paths_above, lay_out
 from chaosrun.verify.confirm import NO_FAULTS, agreed_at_first, fault_free_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 from chaosrun.wording import count

@@ -3,6 +3,8 @@
 Key: what the supervisor knows before anything runs (spec, script, installed packages, processor or GPU, chaosrun's own code). A
 hit counts only if every local file that the cached run imported is unchanged. Data files that a script reads are not covered:
 a stale hit then looks like an irreproducible job, so the drill runs a fresh reference before it says so.
+
+And what a reference must show before its job is killed: steps, and a save (`expect_resumable`).
 """
 
 import hashlib
@@ -21,8 +23,12 @@ from chaosrun.records.codec import DamagedRecordError, read_records
 from chaosrun.records.events import EVENTS, LegFinished
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.locks import awaited
+from chaosrun.records.markers import read_end
 from chaosrun.records.run_file import read_json
+from chaosrun.records.trace_reader import read_trace
 from chaosrun.spec.model import JobSpec
+from chaosrun.verify.own_saves import WRITERS
+from chaosrun.wording import count, hiding
 
 IRRELEVANT = {"name", "faults", "recovery", "verify", "timeout"}
 """Parts of a spec that do not change what an uninterrupted run computes."""
@@ -171,6 +177,43 @@ def final_step(leg: LegLayout) -> int:
     if end is not None and end.outcome == "completed":
         return end.final_step
     raise UsageError(f"{leg.path} holds no completed leg", hint="name a run that ended with PASS or FAIL")
+
+
+def expect_resumable(leg: LegLayout, ranks: int, steps: int, *, on_notice: bool = False) -> None:
+    """Check a finished reference. Raises UsageError if it made no step or saved nothing that a restart could find; `on_notice`:
+    the plan has a preemption notice, on which a script may save that saves nothing in the reference run."""
+    end = read_end(leg.attempt(leg.attempts()[-1]), 0)
+    earlier = hiding(end and end.began_with)
+    if not steps:
+        raise UsageError(
+            "the script ended without a step of an optimizer",
+            hint="name the script that trains (a step is seen by its backward pass; gradients by torch.autograd.grad alone are "
+            f"none); {earlier}",
+        )
+    if not on_notice and not _has_left(leg) and not _has_saved(leg, ranks):
+        made = count(steps, "step")
+        raise UsageError(
+            f"the script saved nothing that chaosrun can see in its {made}: a restart has nothing to resume from",
+            hint="have it save, more often than at its end, below its working directory or {output}; elsewhere is not seen; "
+            + earlier,
+        )
+
+
+def _has_saved(leg: LegLayout, ranks: int) -> bool:
+    """Whether the script has saved in the leg's folders, even if it removed the files at its end."""
+    last = leg.attempts()[-1]
+    traces = (read_trace(leg.attempt(last).trace(rank), last, rank, []) for rank in range(ranks))
+    return any(save.done and save.how in WRITERS and not os.path.isabs(save.path) for trace in traces for save in trace.saves)
+
+
+def _has_left(leg: LegLayout) -> bool:
+    """Whether the script has left a file in the leg's folders."""
+    for top in (leg.work, leg.output):
+        for folder, _, names in os.walk(top):
+            paths = [os.path.join(folder, name) for name in names]
+            if any(not os.path.islink(path) and os.path.getsize(path) for path in paths):
+                return True
+    return False
 
 
 def _sha256(path: Path) -> str:

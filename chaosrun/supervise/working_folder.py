@@ -9,10 +9,6 @@ from pathlib import Path, PurePath
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import read_end
-from chaosrun.records.trace_reader import read_trace
-from chaosrun.verify.own_saves import WRITERS
-from chaosrun.wording import count, hiding
 
 MOST_BESIDE = 4000
 """Entries of a folder above the job's that are shown."""
@@ -77,40 +73,3 @@ def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> No
             _link(Path(entry.path), place, below)
         elif not place.is_symlink():
             place.symlink_to(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
-
-
-def expect_resumable(leg: LegLayout, ranks: int, steps: int, *, on_notice: bool = False) -> None:
-    """Check a finished reference. Raises UsageError if it made no step or saved nothing that a restart could find; `on_notice`:
-    the plan has a preemption notice, on which a script may save that saves nothing in the reference run."""
-    end = read_end(leg.attempt(leg.attempts()[-1]), 0)
-    earlier = hiding(end and end.began_with)
-    if not steps:
-        raise UsageError(
-            "the script ended without a step of an optimizer",
-            hint="name the script that trains (a step is seen by its backward pass; gradients by torch.autograd.grad alone are "
-            f"none); {earlier}",
-        )
-    if not on_notice and not _has_left(leg) and not _has_saved(leg, ranks):
-        made = count(steps, "step")
-        raise UsageError(
-            f"the script saved nothing that chaosrun can see in its {made}: a restart has nothing to resume from",
-            hint="have it save, more often than at its end, below its working directory or {output}; elsewhere is not seen; "
-            + earlier,
-        )
-
-
-def _has_saved(leg: LegLayout, ranks: int) -> bool:
-    """Whether the script has saved in the leg's folders, even if it removed the files at its end."""
-    last = leg.attempts()[-1]
-    traces = (read_trace(leg.attempt(last).trace(rank), last, rank, []) for rank in range(ranks))
-    return any(save.done and save.how in WRITERS and not os.path.isabs(save.path) for trace in traces for save in trace.saves)
-
-
-def _has_left(leg: LegLayout) -> bool:
-    """Whether the script has left a file in the leg's folders."""
-    for top in (leg.work, leg.output):
-        for folder, _, names in os.walk(top):
-            paths = [os.path.join(folder, name) for name in names]
-            if any(not os.path.islink(path) and os.path.getsize(path) for path in paths):
-                return True
-    return False

@@ -17,7 +17,8 @@ from chaosrun.records.codec import encode
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
-from chaosrun.supervise.working_folder import check_paths_above, expect_resumable, lay_out
+from chaosrun.supervise.reference import expect_resumable
+from chaosrun.supervise.working_folder import check_paths_above, lay_out
 from tests.records import write_lines
 
 STEP = "p = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([p], lr=1.0); p.sum().backward(); o.step()"
