@@ -65,6 +65,8 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
     """The run called `ref`: an id, a unique prefix of one, "latest", or the path of a run directory. Raises UsageError."""
     if os.sep in ref and os.path.isfile(RunLayout(Path(ref)).run_json):
         return RunLayout(Path(ref))
+    if os.sep in ref and os.path.isdir(ref):
+        raise UsageError(f"{ref} is not a run: run.json is missing", hint="`chaosrun list` shows the runs")
     if not ref:
         raise UsageError("the name of a run is empty", hint="`chaosrun list` shows the runs")
     found = called(ref, {summary.path: summary.created_s for summary in list_runs(root)})

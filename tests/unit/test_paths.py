@@ -159,6 +159,11 @@ def test_no_run_is_found_by_a_name_that_is_none(tmp_path: Path, ref: str) -> Non
     assert len(refused.value.message) < 300
 
 
+def test_a_folder_that_is_no_run_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not a run: run\.json is missing"):
+        api.find_run(str(tmp_path), tmp_path)
+
+
 def test_a_damaged_run_hides_no_other(tmp_path: Path) -> None:
     path, root = job(tmp_path / "job"), tmp_path / "root"
     sound, damaged, torn = (create(path, root) for _ in range(3))
