@@ -115,9 +115,9 @@ class _Digest:
         match value:
             case Mapping():
                 self._open(f"{{{len(value)}")
-                for key in value:
+                for key, item in value.items():  # iterated itself, a TensorDict gives its rows
                     self.visit(key)
-                    self.visit(value[key])
+                    self.visit(item)
             case list() | tuple():
                 self._open(f"[{len(value)}")
                 for item in value:
@@ -268,8 +268,8 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
         case _ if _is_of_a_start(value, path):
             pass
         case Mapping() if len(path) < DEEPEST:
-            for key in value:
-                yield from _leaves(value[key], (*path, key))
+            for key, item in value.items():
+                yield from _leaves(item, (*path, key))
         case list() | tuple() if len(path) < DEEPEST and not all(isinstance(each, int | float) for each in value):
             for number, each in enumerate(value):
                 yield from _leaves(each, (*path, number))

@@ -5,6 +5,8 @@ import copy
 import functools
 import logging
 import random
+from collections import UserDict
+from collections.abc import ItemsView, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,22 @@ class Plain:
 def test_other_contents_have_another_digest(one: Any, other: Any) -> None:
     assert content_digest(one) != content_digest(other)
     assert content_digest(one) == content_digest(one)
+
+
+class OfRows(UserDict[str, torch.Tensor]):
+    """As tensordict's: its own iteration gives rows, and fails for a single one."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("iteration over a 0-d tensordict")
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        return self.data.items()
+
+
+def test_a_mapping_that_iterates_over_its_rows_counts_by_its_items() -> None:
+    one, other = ({"a": torch.full((2,), number)} for number in (0.0, 1.0))
+    assert input_digest([(OfRows(one),), {}]) == input_digest([(one,), {}]) != input_digest([(OfRows(other),), {}])
+    assert contents({"state": OfRows(one)}) == contents({"state": one})
 
 
 def test_the_order_of_a_set_does_not_count() -> None:
