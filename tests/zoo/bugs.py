@@ -311,4 +311,13 @@ BUGS = (
         wrong="the batches that a replay buffer has sampled ahead are not part of its state: they are skipped",
         drills=(bad("torchrl==0.13.3", *TENSORDICT, cause="batches_skipped"), good("torchrl==0.14.1", *TENSORDICT)),
     ),
+    Bug(
+        name="torchrl-4188",
+        thread="pytorch/rl#4188",
+        wrong="a checkpoint of its Trainer holds no state of the optimizer",
+        drills=(
+            bad("torchrl==0.13.3", *TENSORDICT, cause="optimizer_state_not_restored"),
+            good("torchrl==0.14.1", *TENSORDICT),
+        ),
+    ),
 )
