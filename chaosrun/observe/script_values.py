@@ -43,6 +43,8 @@ class ScriptValues:
         self._told: dict[str, str] = {}
         self._modules: list[str] = []
         """Of the job; a later look may find many that a library has imported since."""
+        self._first: set[str] = set()
+        """Variables that were there when this was first asked."""
         self._looks = MOST_LOOKS
 
     def changed(self) -> dict[str, str]:
@@ -66,7 +68,10 @@ class ScriptValues:
             whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
             known |= {id(kept[name]) for name in whole} | {id(part) for each in trained if kept for part in each.modules()}
             shared = _addresses([*trained, *functions.values(), *modules.values()])
-            roots = (kept, modules, functions)
+            self._first = self._first or {*functions}
+            # Apart, for a later name of what was there before, as one given at a save, must not take the place of its first.
+            later = {name: value for name, value in functions.items() if name not in self._first}
+            roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later)
             found = [values_of(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
             told = dict(_readable(name, text) for some in found for name, text in some)
             self._told = told | whole | untrained({**functions, **modules}, compared, shared)

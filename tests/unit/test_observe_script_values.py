@@ -60,6 +60,15 @@ def test_texts_beside_samples_are_left_out(samples: Any) -> None:
     assert [name for name in first if name.startswith("batch/") and name != "batch/3"] == []
 
 
+def test_what_is_given_another_name_later_keeps_its_first() -> None:
+    holder = SimpleNamespace(meter=SimpleNamespace(count=1))
+    values = ScriptValues(lambda: [])
+    assert values.changed()["holder/meter/count"] == "1"
+    meter = holder.meter
+    meter.count = 2
+    assert {"holder/meter/count": "2", "meter/count": "2"}.items() <= values.changed().items()
+
+
 def test_a_value_that_is_no_longer_found_is_told_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, state = SimpleNamespace(last_epoch=4), {"a": 1}
     values = ScriptValues(lambda: [])
