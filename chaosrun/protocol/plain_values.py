@@ -23,8 +23,9 @@ PICKLED = frozenset({".bin", ".pkl", ".pt", ".pth"})
 NUMPY_VALUES: list[Any] = [
     numpy.ndarray,
     numpy.dtype,
-    numpy._core.multiarray.scalar,  # pyright: ignore[reportAttributeAccessIssue]
-    numpy._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
+    # What builds them again; its modules were renamed in numpy 2.
+    numpy.float64().__reduce__()[0],
+    numpy.zeros(1).__reduce__()[0],
     *(type(numpy.dtype(code)) for code in numpy.typecodes["All"]),
 ]
 """What numpy numbers and arrays in a state dict are pickled with: plain values, so that loading them runs no foreign code."""

@@ -45,6 +45,7 @@ def main() -> None:
     for epoch in range(done, EPOCHS):
         loader.set_epoch(epoch)
         rest = accelerator.skip_first_batches(loader, skipped) if skipped else loader
+        rest.set_epoch(epoch)  # accelerate before 1.15 loses it when it skips
         for points, rings in rest:
             loss = nn.functional.cross_entropy(model(points), rings)
             accelerator.backward(loss)
