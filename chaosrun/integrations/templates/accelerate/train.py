@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -44,7 +45,7 @@ def main() -> None:
     done, skipped = divmod(step, len(loader))
     for epoch in range(done, EPOCHS):
         loader.set_epoch(epoch)
-        rest = accelerator.skip_first_batches(loader, skipped) if skipped else loader
+        rest: Any = accelerator.skip_first_batches(loader, skipped) if skipped else loader
         rest.set_epoch(epoch)  # accelerate before 1.15 loses it when it skips
         for points, rings in rest:
             loss = nn.functional.cross_entropy(model(points), rings)
