@@ -61,6 +61,13 @@ DATA: Mapping[str, Row] = {
         "before, {batches:batch}, was left out: the epoch was taken as finished (a save within it that counts as its end), or "
         "what a stream had read ahead (a shuffle buffer, prefetched batches) was lost{by_all}"
     ),
+    "batches_skipped.within_window": detail(
+        hint="the step took {window} micro-batches, but began with number {begins} of these {window}: the count of batches to "
+        "skip on resume is off by {batches}, or what had been fetched ahead was lost, or it was saved within an accumulation "
+        "window, and the place in the window began at 0 again (restore it with the gradients of each rank, or save only at a "
+        "window's end)",
+        hazard="G2",
+    ),
     "batches_skipped.before_update": detail(
         hint="data and random streams are one step ahead of weights and optimizer: the checkpoint was saved before the "
         "optimizer's step, and counts it as done (save after the step, or count it later), or the restart takes a batch "

@@ -50,7 +50,19 @@ def of_data(field: Field, moment: Moment, first: Mismatch) -> Cause:
     place = other_size(moment.drill, record) or displacement(moment.drill, record, first.micro_batch or 0)
     if moment.restored and moment.drill.hash_seeds and (place.code, place.because) == ("data_order_not_restored", None):
         place = place.explained("hashes", where=moment.drill.hash_order)
+    by_script = moment.first_after_restore and moment.drill.by_script
+    if expected and by_script and (window := _within_window(place, expected, record)):
+        place = place.explained("within_window", **window)
     return _of_source(moment, record, place) or place if moment.restored else place
+
+
+def _within_window(place: Cause, expected: StepRecord, seen: StepRecord) -> Params | None:
+    """The place in the accumulation window of the batch that a step began with, if it took as many as the whole window has."""
+    begins = place.params.get("batches")
+    if (place.code, place.because) != ("batches_skipped", None) or not isinstance(begins, int) or begins >= len(expected.batch):
+        return None
+    alike = len(seen.batch) == len(expected.batch) and seen.batch[:-begins] == expected.batch[begins:]
+    return {"begins": begins + 1, "window": len(expected.batch)} if alike else None
 
 
 def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None:

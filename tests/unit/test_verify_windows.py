@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import edit_trace, only
+from legs import Bugs, edit_trace, only
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.verify.verdict import Verdict, judge
@@ -51,3 +51,10 @@ def test_the_last_batches_of_a_window_alone_are_those_after_a_save_within_it(tmp
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "accumulation_window"), verdict.cause
     assert ("without the gradients" in f"{verdict.hint}") == last, verdict.hint
+
+
+@pytest.mark.parametrize(("skipped", "within"), [(1, True), (2, False)])
+def test_a_skip_of_less_than_a_window_may_be_a_place_within_it(tmp_path: Path, skipped: int, within: bool) -> None:
+    verdict = judge(write_script_run(tmp_path, kills=SCRIPT_KILLS[:1], bugs=Bugs(skip_off=skipped)))
+    assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
+    assert ("began with number 2 of these 2" in f"{verdict.hint}") == within, verdict.hint
