@@ -1,4 +1,5 @@
-"""Kills a process that supervises a drill when it cannot end by itself: Ray's head (gcs_server) is gone, or its time is over.
+"""Kills a process that supervises a drill when it cannot end by itself: Ray's head (gcs_server), or the only node (raylet) of a
+private Ray, is gone, or its time is over.
 
 Without its head Ray blocks for a minute, in C++ and perhaps with the GIL held, and then ends the process. So the parent process
 watches it and kills it at once when the head dies, or when it should have ended and Ray holds it up. What it had done is in the
@@ -33,6 +34,8 @@ class Watchdog:
         self.limit_s = limit_s
         self.head: ProcessIdentity | None = None
         """The head's process of a private Ray, once it has been found."""
+        self.node: ProcessIdentity | None = None
+        """Likewise, that of its only node."""
         self._pid = pid
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
@@ -57,13 +60,17 @@ class Watchdog:
             if self.limit_s is not None and time.time() > self.limit_s:
                 self.overdue = True
                 return _end(supervisor)
-            self.head = head = self.head or child_called("gcs_server", self._pid)
-            if head is not None and not wait_gone([head], timeout_s=LOOK_EVERY_S):
+            self.head = self.head or child_called("gcs_server", self._pid)
+            self.node = self.node or child_called("raylet", self._pid)
+            for what, program, process in (("head", "gcs_server", self.head), ("node", "raylet", self.node)):
+                if process is None or wait_gone([process], timeout_s=LOOK_EVERY_S):
+                    continue
                 self._over.wait(LOOK_EVERY_S)
-                if state_of(head) != "Z":
-                    return  # reaped by a parent that ended it in order
-                self.lost = f"Ray's head (gcs_server, process {head.pid}) has died"
-                return _end(supervisor)
+                if state_of(process) == "Z":
+                    self.lost = f"Ray's {what} ({program}, process {process.pid}) has died"
+                    return _end(supervisor)
+                if process is self.head:
+                    return  # reaped by a parent that ended it in order, last of its Ray
             if self._address is not None and not self._answers(self._address):
                 host, port = self._address
                 self.lost = f"Ray's head at {host}:{port} has died: nobody listens there any more"

@@ -18,34 +18,33 @@ from tests.integration.ranks import eventually
 DRIVER = """\
 import ctypes, subprocess, sys
 PR_SET_PDEATHSIG = 1
-head = subprocess.Popen([sys.argv[1], "600"], preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 9))
+start = lambda path: subprocess.Popen([path, "600"], preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 9))
+processes = [start(path) for path in sys.argv[1:]]
 input()
-head.kill()
-head.wait()
+for process in processes:
+    process.kill()
+    process.wait()
 input()
 """
-"""Starts what is called as Ray's head is, which goes with it, and ends it in order when it is told to."""
+"""Starts what is called as Ray's node and head are, which go with it, and ends them in order when it is told to."""
 
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    head = shutil.copy(shutil.which("sleep") or "/bin/sleep", tmp_path / "gcs_server")
-    process = subprocess.Popen([sys.executable, "-c", DRIVER, str(head)], stdin=subprocess.PIPE)
+    paths = [shutil.copy(shutil.which("sleep") or "/bin/sleep", tmp_path / name) for name in ("raylet", "gcs_server")]
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, *map(str, paths)], stdin=subprocess.PIPE)
     yield process
     process.kill()
     process.communicate()
 
 
-def head_of(driver: subprocess.Popen[bytes]) -> ProcessIdentity:
-    return eventually(lambda: child_called("gcs_server", driver.pid))
-
-
-def test_a_process_ends_with_rays_head(driver: subprocess.Popen[bytes]) -> None:
+@pytest.mark.parametrize(("what", "program"), [("head", "gcs_server"), ("node", "raylet")])
+def test_a_process_ends_with_rays_head_and_with_its_only_node(driver: subprocess.Popen[bytes], what: str, program: str) -> None:
     with Watchdog(driver.pid) as watch:
-        head = head_of(driver)
-        send_signal(head, 9)
+        process: ProcessIdentity = eventually(lambda: watch.head and watch.node and child_called(program, driver.pid))
+        send_signal(process, 9)
         assert driver.wait(30) == -9
-    assert watch.lost == f"Ray's head (gcs_server, process {head.pid}) has died"
+    assert watch.lost == f"Ray's {what} ({program}, process {process.pid}) has died"
 
 
 def test_a_process_that_ends_its_ray_in_order_is_left_alone(driver: subprocess.Popen[bytes]) -> None:
