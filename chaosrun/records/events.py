@@ -49,8 +49,18 @@ EndCode = Literal[
 """Codes for how a leg ended, in addition to its outcome; `verify.code_ends` says what each means and whose fault it is."""
 CONCLUSIVE: tuple[Outcome, ...] = ("completed", "settled", "differed", "inexact_restore", "diverged")
 """Outcomes that show whether the job recovered; with any other outcome the drill is INCONCLUSIVE."""
+FINAL: tuple[Outcome, ...] = ("completed", "inexact_restore")
+"""Ends of a run in production that leave nothing to do. After any other, a person may mend the cause and go on."""
+RESUMABLE: tuple[Outcome | None, ...] = (None, "interrupted", "resources")
+"""Ends of a drill's leg after which `chaosrun resume` can do better; None: it has not ended."""
 TRAINED: tuple[Outcome, ...] = ("completed", "settled", "differed")
 """Outcomes of a leg that reached its planned end."""
+
+
+def can_go_on(outcome: object, *, in_production: bool) -> bool:
+    """Whether `chaosrun resume` trains on after this end of a run's main leg."""
+    return outcome not in FINAL if in_production else outcome in RESUMABLE
+
 
 AttemptNumber = Annotated[int, Meta(gt=0, lt=10**9)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.records.events import CONCLUSIVE
+from chaosrun.records.events import CONCLUSIVE, can_go_on
 from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.naming import run_arguments, shortest
 from chaosrun.report.facts import RunFacts
@@ -42,7 +42,10 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
         inspect = command("inspect", "logs", *where)
     unexplained = verdict.divergence is not None or verdict.outcome == "inexact_restore"
     diagnose = verdict.status == "FAIL" and unexplained and whose != "planned" and run.main != RUN
-    return (inspect, *([command("diagnose", "diagnose", *where)] if diagnose else []), *([repeat] if repeat else []))
+    further = [command("diagnose", "diagnose", *where)] if diagnose else []
+    if verdict.code != "records_damaged" and can_go_on(verdict.outcome, in_production=run.main == RUN):
+        further.append(command("resume", "resume", *where))
+    return (inspect, *further, *([repeat] if repeat else []))
 
 
 def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:

@@ -21,7 +21,7 @@ from chaosrun.faults.strace import expect_strace
 from chaosrun.plan.default import default_plan
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.codec import changed
-from chaosrun.records.events import EventRecord
+from chaosrun.records.events import RESUMABLE, EventRecord, can_go_on
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RUN, LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
@@ -47,8 +47,6 @@ from chaosrun.wording import count
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
 
-RESUMABLE = (None, "interrupted", "resources", "diverged")
-"""Ends of a leg after which `chaosrun resume` can do better: None while it runs; diverged: a person decides to go on."""
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -289,6 +287,7 @@ class Drill:
         template = early_end.told(template, spec, info.early, plan, self._leg("reference"))
         template = beginning.keeping(template, spec, info.early)
         template = replace(template, survey=self.survey, earlier=earlier)
+        self.run.verdict_json.unlink(missing_ok=True)  # of an end that is gone on from
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
         self._note_left(name, spec)
         if result.outcome == "interrupted":
@@ -326,7 +325,9 @@ def _expect_reached(plan: FaultPlan, last: int) -> None:
 
 def has_ended(run: RunLayout) -> bool:
     """Whether the run has a verdict that continuing it would not change."""
-    return run.verdict_json.is_file() and read_object(run.verdict_json).get("outcome") not in RESUMABLE
+    if not run.verdict_json.is_file():
+        return False
+    return not can_go_on(read_object(run.verdict_json).get("outcome"), in_production=run.main == RUN)
 
 
 def leg_of(run: RunLayout, name: str) -> LegLayout:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.events import can_go_on
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.locks import locked
@@ -19,7 +20,7 @@ from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import RunInfo, own_leg, read_run
 from chaosrun.records.supervision import is_supervised
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.drill import RESUMABLE, LegRunner, outcome_of, run_files
+from chaosrun.supervise.drill import LegRunner, outcome_of, run_files
 from chaosrun.supervise.find_runs import list_runs, remove_run
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.verdict import Verdict, judge
@@ -39,11 +40,12 @@ class Production:
             spec, leg = JobSpec.model_validate(info.spec), own_leg(self.run, info, RUN)
             if self.deadline_s is None and spec.timeout is not None:
                 self.deadline_s = time.time() + spec.timeout
-            if outcome_of(leg) in RESUMABLE:
+            if can_go_on(outcome_of(leg), in_production=True):
                 plan, faults = FaultPlan.read(self.run.plan_json), spec.faults
                 if not leg.journal.exists() and any((faults.schedule, faults.random, faults.replay, faults.preset)):
                     self.legs.on_record({"leg": RUN, "event": "faults.not_struck", "time_s": time.time()})
                 template = order_template(RUN, leg, spec, info)
+                self.run.verdict_json.unlink(missing_ok=True)  # of an end that is gone on from
                 result = self.legs.run(RUN, leg, template, plan, spec, deadline_s=self.deadline_s)
                 if result.outcome == "interrupted":
                     hint = f"`chaosrun resume {run_argument(self.run)}` continues the run"

@@ -173,3 +173,15 @@ def test_a_script_that_leaves_on_a_notice_of_the_cluster_has_not_completed(
     assert (death["code"], death["step"]) == ("told_to_leave", 5)
     told = f"rank 0 was told to leave ({notice}), and no fault was planned for it: it left after step 5"
     assert death["reason"] == told
+
+
+def test_a_run_whose_script_failed_goes_on_once_that_is_mended(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    there, root = tmp_path / "data", tmp_path / "root"
+    job = write_job(tmp_path, f"if step == 5 and not Path({str(there)!r}).exists():\n    raise OSError('no data')\n")
+    failed = warm_drills.production(job, root=root)
+    assert (failed.verdict.exit_code, failed.verdict.outcome) == (4, "user_error")
+    there.touch()
+    old: list[bool] = []
+    again = warm_drills.production(failed.run, root=root, on_event=lambda _: old.append(failed.run.verdict_json.exists()))
+    assert (again.verdict.status, again.verdict.steps) == ("PASS", STEPS), again.verdict.cause
+    assert not old[-1], "killed meanwhile, it would be said to have ended as before"

@@ -298,6 +298,19 @@ def test_a_run_that_has_not_ended_can_be_gone_on_with(run: RunLayout, outcome: O
     assert account.endswith(end) and ("look  " in account) == (outcome is None)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "drill", "production"),
+    [("resources", True, True), ("user_error", False, True), ("recovery_failed", False, True), ("completed", False, False)],
+)
+def test_what_a_person_can_mend_is_gone_on_with_rather_than_repeated(
+    run: RunLayout, outcome: Outcome, drill: bool, production: bool
+) -> None:
+    ended = replace(NOT_SHOWN, outcome=outcome)
+    assert (f"\nresume    chaosrun resume {RUN_ID}\n" in text(ended, run)) == drill
+    (run.path / "run").mkdir()
+    assert (f"\nresume    chaosrun resume {RUN_ID}\n" in text(ended, run)) == production
+
+
 def test_commands_repeat_the_root(run: RunLayout, tmp_path: Path) -> None:
     elsewhere = RunLayout(run.path.rename(new(tmp_path / "my runs" / "runs" / RUN_ID)))
     account = text(PASSED, elsewhere)
