@@ -131,7 +131,10 @@ def carry_out(
         if cluster is None and (expected_ray(address) is not None or _ending_the_supervisor(run)):
             try:
                 verdict = _in_a_process(run, root, address, listener, interrupts, lock)
-            except NoClusterError:
+            except NoClusterError as error:
+                if any(run.path.glob("*/journal.jsonl")):
+                    hint = f"when it runs again: `chaosrun resume {run_argument(run)}`, with its --address"
+                    raise ResourcesError(error.message, hint=hint) from error
                 if new:
                     remove_run(run)  # there is nothing to continue
                 raise
