@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import signal
+import sys
 import tempfile
 import threading
 import uuid
@@ -25,7 +26,7 @@ from ray._private.node import Node
 
 from chaosrun.cluster import joining
 from chaosrun.cluster.cleanup import CleanupProcess, clean_up
-from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.processes import set_variables, shared_memory_entries
 
 _raylet: Any = ray._raylet
@@ -87,6 +88,9 @@ def connect(address: str | None, *, cpus: float) -> Connection:
 def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
     """Start a private Ray. Returns its folder, and a function that ends its processes and removes its folder, its files in
     /dev/shm and its settings."""
+    if sys.flags.optimize > 1:
+        hint = "unset PYTHONOPTIMIZE, or set it to 1, with which Ray starts"
+        raise ResourcesError("Ray does not start under PYTHONOPTIMIZE=2, as its processes need their docstrings", hint=hint)
     shared_memory_before = shared_memory_entries()
     folder = _make_folder()
     with ExitStack() as stack:
@@ -110,6 +114,12 @@ def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
                 )
         except OSError as error:
             raise _no_ray_here(folder.parent, error) from error
+        except ChaosrunError:
+            raise
+        except Exception as error:  # Ray names no type of its own for what keeps it from starting
+            hint = "is the machine overloaded, or short of memory, processes or open files? Try again when it is not"
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ResourcesError(f"Ray does not start here: {reason}", hint=hint) from error
         return folder, stack.pop_all().close
 
 
