@@ -3,12 +3,15 @@ that fired after that supervisor's death cannot be shown to have happened, so it
 attempts.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.cluster.messages import Exited
+from chaosrun.processes import ProcessIdentity, identify, kill_all
 from chaosrun.records import events as recorded
 from chaosrun.records.events import JournalEvent
 from chaosrun.records.layout import LegLayout
@@ -19,6 +22,8 @@ from chaosrun.supervise.striking import OutsideFaults
 
 COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
 """Phases at which the checkpoint of that step, if one was due, has been committed."""
+LEFT_OVER_S = 10.0
+"""How long ranks that were left over may take to be gone."""
 
 
 def take_over(
@@ -32,6 +37,8 @@ def take_over(
     record_quarantined: Callable[[Quarantined], None],
 ) -> Resume:
     """`past`: the journal as it was found; `now_s`: wall clock, like the times in it."""
+    left_over = list(_left_over(past, leg))
+    kill_all(lambda: left_over, timeout_s=LEFT_OVER_S)
     for record in past:
         if isinstance(record, recorded.FaultRequested):
             observations.requested.add(record.fault)
@@ -62,3 +69,22 @@ def take_over(
             record_quarantined(aside)
     attempts = [record.attempt for record in past if isinstance(record, recorded.AttemptStarting)]
     return Resume(attempt=max(attempts, default=0), fired=frozenset(observations.observed))
+
+
+def _left_over(past: Sequence[JournalEvent], leg: LegLayout) -> Iterator[ProcessIdentity]:
+    """Ranks of earlier attempts that still live on this machine: where the head of a joined Ray has died, its ranks train on
+    for a minute, and would write beside those of the next attempt."""
+    for record in past:
+        match record:
+            case recorded.AttemptStarted():
+                pids = record.pids
+            case recorded.WorkerStarted():
+                pids = {record.rank: record.pid}
+            case _:
+                continue
+        for rank, pid in pids.items():
+            mapped = os.fsencode(leg.attempt(record.attempt).heartbeat(rank).resolve())
+            with suppress(OSError):  # it is gone, or another user's
+                # A pid is given again to others; the file is mapped by its rank alone.
+                if mapped in Path(f"/proc/{pid}/maps").read_bytes() and (rank_left := identify(pid)):
+                    yield rank_left
