@@ -32,8 +32,10 @@ class _Entry:
     step: int
     epoch: int
     index: int
-    """Batch number within the epoch, from 0."""
+    """Batch number within the epoch, from 0; the same for each pass in turn of one batch, through several modules."""
     key: tuple[object, ...]
+    number: int = 0
+    """Batch number within all of these records."""
 
 
 def of_data(field: Field, moment: Moment, first: Mismatch) -> Cause:
@@ -237,7 +239,7 @@ def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
         where = "at the same place" if expected.index == found.index else f"from its batch {found.index} on"
         code = "sampler_epoch_ahead" if found.epoch > expected.epoch else "sampler_epoch_not_set"
         return Cause.of(code, epoch=found.epoch, where=where, expected=expected.epoch, **about)
-    batches = abs(found.index - expected.index) if same_epoch else abs(shift)
+    batches = abs(found.index - expected.index if same_epoch else found.number - expected.number)
     code = "batches_skipped" if shift > 0 else "batches_repeated"
     # At an epoch's first batch, no batch count can be wrong.
     because = None if found.index else "at_first" if shift < 0 else "rest_of_epoch"
@@ -309,10 +311,16 @@ def _with_ids(record: StepRecord) -> Iterator[tuple[str, tuple[Any, ...] | None]
 
 def _entries(records: Sequence[StepRecord], by_ids: bool) -> list[_Entry]:
     entries: list[_Entry] = []
+    epoch = again = 0
     for record in records:
         first = record.batches - len(record.batch)
-        for number, digest in enumerate(record.batch):
-            ids = record.ids[number] if by_ids and record.ids else None
+        if record.epoch != epoch:
+            epoch, again = record.epoch, 0
+        for place, digest in enumerate(record.batch):
+            ids = record.ids[place] if by_ids and record.ids else None
             key = tuple(ids) if ids is not None else (digest,)
-            entries.append(_Entry(step=record.step, epoch=record.epoch, index=first + number, key=key))
+            once_more = bool(entries) and (entries[-1].epoch, entries[-1].key) == (epoch, key)
+            again += once_more
+            number = entries[-1].number + (not once_more) if entries else 0
+            entries.append(_Entry(step=record.step, epoch=epoch, index=first + place - again, number=number, key=key))
     return entries

@@ -16,7 +16,7 @@ from script_legs import SCRIPT_KILLS, write_script_run
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import libraries
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.ledger import _Entry, _name, _skips_again
+from chaosrun.verify.ledger import _entries, _Entry, _name, _skips_again
 from chaosrun.verify.ruling import _explains
 from chaosrun.verify.verdict import judge
 
@@ -54,6 +54,24 @@ def test_a_later_epoch_may_come_of_the_count_of_all_steps_and_ends_earlier() -> 
         ended: Any = SimpleNamespace(cause=Cause.of("ended_at_another_step", step=15 + steps, expected=15, rank=0))
         assert _explains(cause, ended, drill) == explained
         assert _explains(cause.explained("each_pass"), ended, drill)
+
+
+def test_a_batch_that_goes_through_several_modules_counts_once() -> None:
+    """An encoder and a decoder that are called in turn, with the same batch, in each of two optimizers' steps."""
+    ids = [(each // 4, each % 4) for each in range(8) for _ in range(2)]
+
+    def step(number: int) -> Any:
+        epoch, batch = ids[number]
+        return SimpleNamespace(
+            step=number + 1, epoch=epoch, batches=4 * batch + 2 * (number % 2 + 1), batch=("x", "y"), ids=([batch],) * 2
+        )
+
+    ledger = _entries([step(number) for number in range(16)], by_ids=True)
+    assert [entry.index for entry in ledger] == [batch for _ in range(2) for batch in range(4) for _ in range(4)]
+    back = _name(ledger[12], ledger[4], -8)
+    assert (back.code, back.params["batches"], back.params["index"]) == ("batches_repeated", 2, 1)
+    over = _name(ledger[16], ledger[12], -4)
+    assert over.params["batches"] == 1, "over the end of an epoch"
 
 
 @pytest.mark.parametrize(
