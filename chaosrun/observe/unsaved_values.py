@@ -31,6 +31,8 @@ STREAMS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, ra
 CONTAINERS = (list, tuple, deque, set, frozenset)
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 MEMORY = torch.Tensor | numpy.ndarray
+FEW = 16
+"""A list of more may be one of samples."""
 LARGEST_ARRAY = 1 << 16
 """Bytes of an array that is told, as a digest."""
 MACHINERY = frozenset({"_io", "asyncio", "concurrent", "logging", "subprocess", "threading"})
@@ -138,14 +140,16 @@ def plain_values(
     numbers: bool = False,
     shared: Collection[int] = (),
 ) -> Values:
-    """Nearest first. `saved`: ids of objects to skip; `most`: limit on visited values and objects; `numbers`: include small
-    tensors and arrays, sizes of containers, values that an object has of its class, buffers of modules that are not torch's,
-    what optimizers keep besides their state; `shared`: addresses of tensors to skip in dictionaries."""
+    """Nearest first, items of longer lists last, as they may be samples. `saved`: ids of objects to skip; `most`: limit on
+    visited values and objects; `numbers`: include small tensors and arrays, sizes of containers, values that an object has of
+    its class, buffers of modules that are not torch's, what optimizers keep besides their state; `shared`: addresses of tensors
+    to skip in dictionaries."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
-    while waiting and len(found) + len(met) < most + len(saved):
-        path, value = waiting.popleft()
+    items: deque[tuple[str, Any]] = deque()
+    while (waiting or items) and len(found) + len(met) < most + len(saved):
+        path, value = (waiting or items).popleft()
         kind = type(value)
         with contextlib.suppress(Exception):  # an object of the script may raise any error
             if kind in PLAIN or kind in STREAMS or _holds_plain_values(value) or (numbers and is_number(value)):
@@ -154,13 +158,14 @@ def plain_values(
                 found[path] = f"{kind.__name__} of {len(value)}"
             elif id(value) not in met and _is_looked_into(kind, numbers) and not _is_parameter_group(value):
                 met.add(id(value))
+                after = items if kind in CONTAINERS and len(value) > FEW else waiting
                 if numbers and kind in (*CONTAINERS, *MAPPINGS):
                     found[path] = f"{kind.__name__} of {len(value)}"  # of an empty one nothing else is told
                 of_class = _of_class(value) if numbers or isinstance(value, torch.nn.Module) else ()
                 buffers = _buffers(value) if numbers else ()
                 held = islice((*children(value), *of_class, *buffers), MOST_CHILDREN)
                 copies = shared if kind in MAPPINGS else ()
-                waiting.extend((f"{path}/{name}", each) for name, each in held if not _is_left_out(value, name, each, copies))
+                after.extend((f"{path}/{name}", each) for name, each in held if not _is_left_out(value, name, each, copies))
     return found
 
 

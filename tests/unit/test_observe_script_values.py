@@ -60,6 +60,17 @@ def test_texts_beside_samples_are_left_out(samples: Any) -> None:
     assert [name for name in first if name.startswith("batch/") and name != "batch/3"] == []
 
 
+def test_the_samples_of_a_small_data_set_leave_room_for_what_lies_deeper() -> None:
+    """A list of dictionaries, beside the count of a callback in a trainer."""
+    data = [{"text": each, "label": each % 2} for each in range(250)]
+    trainer = SimpleNamespace(data=data, parts=SimpleNamespace(callbacks=[SimpleNamespace(count=0)]))
+    del data
+    values = ScriptValues(lambda: [])
+    assert values.changed()["trainer/parts/callbacks/0/count"] == "0"
+    trainer.parts.callbacks[0].count, trainer.data[0]["label"] = 7, 8
+    assert {"trainer/parts/callbacks/0/count": "7", "trainer/data/0/label": "8"}.items() <= values.changed().items()
+
+
 def test_what_is_given_another_name_later_keeps_its_first() -> None:
     holder = SimpleNamespace(meter=SimpleNamespace(count=1))
     values = ScriptValues(lambda: [])
