@@ -8,6 +8,7 @@ a number and as a tensor of one element, since loading a checkpoint may turn the
 import contextlib
 import gc
 import io
+import itertools
 import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,8 +56,9 @@ class FoundState:
         self._known = weakref.WeakSet(hooks.optimizers())
         """Optimizers that were there when the training began, or have stepped since."""
         self._replaced = weakref.WeakSet[torch.optim.Optimizer]()
-        """Optimizers of an earlier phase of the training. The script may keep them, but a restart in a later phase need not
-        build them: nothing that is recorded includes their state, rates or settings."""
+        """Optimizers of an earlier phase of the training, and those of which a library has made a copy to train with. The
+        script may keep them, but a restart need not build them: nothing that is recorded includes their state, rates or
+        settings."""
 
     @property
     def device(self) -> torch.device:
@@ -68,6 +70,8 @@ class FoundState:
         dropped it, until another optimizer steps the same parameters. If that one was built after the training began, it
         replaces those that have not stepped with it (`beside`: ids of the step's optimizers so far), until they step again."""
         self._replaced.discard(optimizer)
+        earlier = itertools.takewhile(lambda each: each is not optimizer, hooks.optimizers())
+        self._replaced.update(each for each in earlier if _is_made_anew(optimizer, each))
         if any(kept is optimizer for kept in self._kept):
             return
         shared = [kept for kept in self._kept if _share(kept, optimizer)]
@@ -300,6 +304,15 @@ def settings_of(optimizers: Iterable[torch.optim.Optimizer], order: Sequence[int
     ]
     told += [] if [*order] == [*range(len(order))] else order
     return xxhash.xxh3_64_hexdigest(repr(told).encode())
+
+
+def _is_made_anew(stepped: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+    """Whether the one that has stepped was made in the place of the other, which has neither stepped nor been loaded: alike,
+    and with the same parameters, as by a library that makes the given optimizer anew unless it resumes."""
+    if other.state or not stepped.state or type(stepped) is not type(other):
+        return False
+    alike = {**stepped.defaults, "lr": 0} == {**other.defaults, "lr": 0}
+    return alike and [*map(id, parameters_of(stepped))] == [*map(id, parameters_of(other))]
 
 
 def let_go_of_replaced() -> None:

@@ -158,6 +158,23 @@ def test_optimizers_built_before_the_training_count(phases: list[torch.optim.Opt
     assert found.optimizers() == [first, second]
 
 
+def test_an_optimizer_that_a_library_makes_anew_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so when it begins afresh, and goes on with the given one when it resumes."""
+    model = torch.nn.Linear(2, 1)
+    given, used, other = (torch.optim.Adam(model.parameters(), lr=0.5, eps=eps) for eps in (1e-8, 1e-8, 1e-6))
+    monkeypatch.setattr(hooks, "optimizers", lambda: [given, used, other])
+    found = FoundState(None)
+    model(torch.ones(1, 2)).sum().backward()
+    for optimizer in (used, other):
+        found.keep(optimizer)
+        assert found.optimizers() == [given, used, other], "it may step or be loaded yet"
+        optimizer.step()
+        given.state.update({model.weight: {"step": 1}} if optimizer is other else {})  # as if it had been loaded
+        found.keep(optimizer)
+        assert found.optimizers() == ([used, other] if optimizer is used else [given, used, other])
+        found.count_all()
+
+
 @pytest.mark.parametrize(
     "made", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(1, 2))], ids=["script", "trace"]
 )
