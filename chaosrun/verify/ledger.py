@@ -240,6 +240,7 @@ def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
         code = "sampler_epoch_ahead" if found.epoch > expected.epoch else "sampler_epoch_not_set"
         return Cause.of(code, epoch=found.epoch, where=where, expected=expected.epoch, **about)
     batches = abs(found.index - expected.index if same_epoch else found.number - expected.number)
+    batches = batches or abs(shift)  # of one batch that several steps train on
     code = "batches_skipped" if shift > 0 else "batches_repeated"
     # At an epoch's first batch, no batch count can be wrong.
     because = None if found.index else "at_first" if shift < 0 else "rest_of_epoch"

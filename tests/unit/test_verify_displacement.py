@@ -233,3 +233,9 @@ def test_ranks_that_number_their_own_share_are_not_told_to_shuffle_alike(
         edit_trace(run, "reference", 1, rank, only("step", numbered))
     warned = [each for each in judge(run).warnings if "shuffle differently" in each]
     assert bool(warned) == told and not any("DataLoaderConfiguration" in each for each in warned)
+
+
+def test_a_batch_that_several_steps_train_on_is_repeated_by_these_steps() -> None:
+    first, second = (_Entry(step=step, epoch=0, index=3, key=("a",), number=3) for step in (7, 8))
+    again = _name(second, first, -1)
+    assert (again.code, again.params["batches"]) == ("batches_repeated", 1)
