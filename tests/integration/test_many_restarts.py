@@ -183,7 +183,7 @@ def check_disk(run: RunLayout, count: int) -> None:
     assert sorted(run.path.iterdir()) == sorted(run.path / name for name in (*own, "junit.xml", "report.html", "report.md"))
     folders = {"attempts", "checkpoints", "faults", "output", "quarantine", "staging"}
     unknown = {path.name for path in leg.path.iterdir()} - folders
-    assert unknown <= {"began.json", "environment.json", "inputs.json", "journal.jsonl"}, unknown
+    assert unknown <= {"began.json", "environment.json", "inputs.json", "journal.jsonl", "left.json"}, unknown
     assert len([path for path in leg.faults.iterdir() if path.is_file()]) == count
     assert leg.attempts() == list(range(1, count + 2))
     strangers = [
