@@ -244,7 +244,7 @@ def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
         left = moment.drill.left_unprimed
         if left and left.left == "hook_state":
             return Cause.of("hook_state_not_restored", hook=left.left_by)
-        primed = all(seen.primed and expected.primed for seen, expected in _layouts(moment))
+        primed = all(seen.primed and expected.primed and not _as_built(seen) for seen, expected in _layouts(moment))
         wrapped = primed and any(not reduces_alike(*each) for each in _layouts(moment))
         return Cause.of("bucket_layout", because="wrapped" if wrapped else None, apart=_apart(moment))
     return _buffers(moment) or Cause.of("gradient", because=_since_restore(moment))
@@ -275,6 +275,11 @@ def _layout_suspect(moment: Moment) -> bool:
     if moment.attempt.by == "script" and (moment.drill.left_unprimed or not moment.drill.spec.prime_buckets):
         return moment.first_after_restore
     return any(not reduces_alike(seen, expected) or not seen.primed for seen, expected in _layouts(moment))
+
+
+def _as_built(buckets: BucketsRecord) -> bool:
+    """Whether each bucket holds its parameters in the order of their registration, as DDP has them before it rebuilds them."""
+    return all(list(bucket) == sorted(bucket) for bucket in buckets.layout or ())
 
 
 def _layouts(moment: Moment) -> Iterator[tuple[BucketsRecord, BucketsRecord]]:

@@ -837,10 +837,14 @@ def test_another_layout_of_primed_buckets_comes_of_how_the_script_wraps(tmp_path
     run = write_script_run(tmp_path, bugs=Bugs(primed=False), kills=SCRIPT_KILLS[:1])
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
         for rank in range(3):
-            edit_trace(run, leg, attempt, rank, only("buckets", put(primed=True)))
+            layout = [[2, 1, 0]] if attempt == 2 else [[2, 1], [0]]
+            edit_trace(run, leg, attempt, rank, only("buckets", put(primed=True, layout=layout)))
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "bucket_layout", "yours"), verdict.cause
     assert "bucket_cap_mb" in f"{verdict.hint}" and "rebuilt" not in f"{verdict.hint}"
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("buckets", put(layout=[[0, 1, 2]])))
+    assert "DDP rebuilt its buckets" in f"{judge(run).hint}", "they are as DDP first built them, whatever the record says"
 
 
 def test_a_model_under_ddp_that_has_not_had_its_turn_is_no_difference(tmp_path: Path) -> None:
