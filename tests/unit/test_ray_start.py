@@ -8,6 +8,13 @@ from chaosrun.cluster import connection
 from chaosrun.errors import ResourcesError
 
 
+@pytest.fixture(autouse=True)
+def no_ray_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have joined one."""
+    monkeypatch.setattr(connection.ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
 def test_what_keeps_ray_from_starting_is_no_bug_of_chaosrun(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(**_: object) -> None:
         raise Exception("The current node timed out during startup.\nmore")
