@@ -76,6 +76,8 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     wanders: str | None = None
     """The first quantity in which they differed."""
     kind: Kind = "drill"
+    address: str | None = None
+    """Of the Ray cluster that it was told to join."""
     metrics: str | None = None
     """[HOST:]PORT at which the supervisor serves /metrics."""
     masked: tuple[str, ...] = ()

@@ -27,6 +27,8 @@ class RunFacts:
     overrides: tuple[str, ...] = ()
     injected: tuple[str, ...] = ()
     """Overrides that plan all its faults, if some were injected while it ran; else empty, as `overrides` are enough."""
+    joining: tuple[str, ...] = ()
+    """`--address ADDRESS` of a run that was told to join a Ray cluster; else empty."""
     workers: int | None = None
     max_steps: int | None = None
     every_steps: int | None = None
@@ -95,6 +97,7 @@ def read_facts(run: RunLayout) -> RunFacts:
         overrides=info.shown_overrides,
         in_production=info.kind == "run",
         typed=info.typed or (),
+        joining=("--address", info.address) if info.address else (),
         injected=_with_injected(info.spec, plan) if plan and injected else (),
         every_steps=spec.checkpoint.every_steps,
         reference_source=info.reference.source,

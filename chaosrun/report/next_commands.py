@@ -26,14 +26,17 @@ class Command:
     """Why it cannot do what its label says."""
 
 
-def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, whose: "Whose") -> tuple[Command, ...]:
+def next_commands(
+    verdict: "Verdict", run: RunLayout, facts: RunFacts, repeat: Command | None, whose: "Whose"
+) -> tuple[Command, ...]:
     """`repeat`: from `repeat_command`; `whose` fault the verdict is: an effect of a planned fault needs no diagnosis."""
     where = run_arguments(run)
+    resume = command("resume", "resume", *where, *facts.joining)
     if verdict.outcome == "interrupted":
-        return (command("resume", "resume", *where),)
+        return (resume,)
     if verdict.outcome is None and verdict.code != "records_damaged":
         # The files do not show whether it is supervised; if it is, `resume` says so.
-        return (command("look", "status", *where), command("resume", "resume", *where))
+        return (command("look", "status", *where), resume)
     inspect = command("inspect", "verify", "-v", *where)
     if verdict.divergence is not None:
         place = ["--attempt", str(verdict.divergence.attempt), "--rank", str(verdict.divergence.rank)]
@@ -44,7 +47,7 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
     diagnose = verdict.status == "FAIL" and unexplained and whose != "planned" and run.main != RUN
     further = [command("diagnose", "diagnose", *where)] if diagnose else []
     if verdict.code != "records_damaged" and can_go_on(verdict.outcome, in_production=run.main == RUN):
-        further.append(command("resume", "resume", *where))
+        further.append(resume)
     return (inspect, *further, *([repeat] if repeat else []))
 
 
@@ -70,6 +73,7 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
         *facts.overrides,
         *injected,
         *where,
+        *facts.joining,
         *words[dashes:],
     )
     return Command(label=found.label, line=found.line, note="; ".join(notes) or None)

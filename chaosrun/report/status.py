@@ -8,13 +8,14 @@ from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.records.events import FaultObserved, LegStarted, SupervisorResumed
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.naming import run_argument
+from chaosrun.records.naming import run_arguments
 from chaosrun.records.run_file import read_object
 from chaosrun.records.supervision import read_supervision
 from chaosrun.report.draw import LABEL, draw
 from chaosrun.report.escapes import harmless
 from chaosrun.report.facts import RunFacts, read_facts
 from chaosrun.report.follow import RunFollower
+from chaosrun.report.next_commands import command
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture
 from chaosrun.report.sentences import raised
 from chaosrun.wording import span
@@ -130,7 +131,8 @@ def status_lines(status: RunStatus, *, now_s: float) -> list[str]:
     if status.error is not None and status.error.hint and not resumable:
         rows.append(("hint", status.error.hint))
     if resumable:
-        rows.append(("resume", f"chaosrun resume {run_argument(RunLayout(status.path))}"))
+        resume = command("resume", "resume", *run_arguments(RunLayout(status.path)), *status.facts.joining)
+        rows.append((resume.label, resume.line))
     drawn = [line.plain.rstrip() for line in draw(status.picture, now_s=now_s, width=WIDTH)[1:]] if status.legs else []
     return [
         harmless(f"run {status.run_id}  {status.facts.sentence}".rstrip()),

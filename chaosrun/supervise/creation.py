@@ -28,6 +28,7 @@ def create_run(
     early: Early = "never",
     kind: Kind = "drill",
     metrics: str | None = None,
+    address: str | None = None,
 ) -> RunLayout:
     """Make a new run directory and record in it what will be run, before anything starts."""
     spec = job.spec
@@ -60,6 +61,7 @@ def create_run(
             early=early,
             kind=kind,
             metrics=metrics,
+            address=address,
         ),
     )
     if kind == "run":

@@ -311,6 +311,13 @@ def test_what_a_person_can_mend_is_gone_on_with_rather_than_repeated(
     assert (f"\nresume    chaosrun resume {RUN_ID}\n" in text(ended, run)) == production
 
 
+def test_commands_join_the_cluster_again_that_the_run_had_joined(run: RunLayout) -> None:
+    info = json.loads(run.run_json.read_text())
+    run.run_json.write_text(json.dumps({**info, "address": "head:6379"}))
+    again = [line for line in text(replace(NOT_SHOWN, outcome="resources"), run).splitlines() if " --address head:6379" in line]
+    assert [line.split()[0] for line in again] == ["resume", "repeat"]
+
+
 def test_commands_repeat_the_root(run: RunLayout, tmp_path: Path) -> None:
     elsewhere = RunLayout(run.path.rename(new(tmp_path / "my runs" / "runs" / RUN_ID)))
     account = text(PASSED, elsewhere)
