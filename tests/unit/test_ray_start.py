@@ -1,30 +1,35 @@
 """A private Ray that does not start is the machine's trouble, and is told as such."""
 
-from types import SimpleNamespace
+import os
+import subprocess
+import sys
 
 import pytest
 
+CONNECT = """\
+import ray
 from chaosrun.cluster import connection
 from chaosrun.errors import ResourcesError
 
+def start(**_):
+    raise Exception("The current node timed out during startup.\\nmore")
 
-@pytest.fixture(autouse=True)
-def no_ray_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process may have joined one."""
-    monkeypatch.setattr(connection.ray, "is_initialized", lambda: False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-
-
-def test_what_keeps_ray_from_starting_is_no_bug_of_chaosrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(**_: object) -> None:
-        raise Exception("The current node timed out during startup.\nmore")
-
-    monkeypatch.setattr(connection.ray, "init", start)
-    with pytest.raises(ResourcesError, match=r"Ray does not start here: The current node timed out during startup\.\n +hint"):
-        connection.connect(None, cpus=1)
+ray.init = start
+try:
+    connection.connect(None, cpus=1)
+except ResourcesError as error:
+    print(error.message)
+"""
 
 
-def test_ray_is_not_started_where_its_processes_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection.sys, "flags", SimpleNamespace(optimize=2))
-    with pytest.raises(ResourcesError, match="PYTHONOPTIMIZE=2"):
-        connection.connect(None, cpus=1)
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [("-B", "Ray does not start here: The current node timed out during startup."), ("-OO", "under PYTHONOPTIMIZE=2")],
+)
+def test_what_keeps_ray_from_starting_is_no_bug_of_chaosrun(option: str, reason: str) -> None:
+    """In a process of its own: others may have joined a Ray."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    answer = subprocess.run(
+        [sys.executable, option, "-c", CONNECT], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert reason in answer.stdout, answer.stderr
