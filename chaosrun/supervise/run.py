@@ -103,7 +103,8 @@ def create(
             faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
         )
     return create_run(
-        *(root, loaded),
+        root,
+        loaded,
         plan=faults,
         overrides=list(overrides),
         reference=reference,
