@@ -244,8 +244,9 @@ def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
         left = moment.drill.left_unprimed
         if left and left.left == "hook_state":
             return Cause.of("hook_state_not_restored", hook=left.left_by)
-        primed = all(seen.primed and expected.primed and not _as_built(seen) for seen, expected in _layouts(moment))
-        wrapped = primed and any(not reduces_alike(*each) for each in _layouts(moment))
+        layouts = [*_layouts(moment)]
+        primed = all(seen.primed and expected.primed and not _as_built(seen) for seen, expected in layouts)
+        wrapped = primed and any(not reduces_alike(seen, expected) for seen, expected in layouts)
         return Cause.of("bucket_layout", because="wrapped" if wrapped else None, apart=_apart(moment))
     return _buffers(moment) or Cause.of("gradient", because=_since_restore(moment))
 
