@@ -7,10 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from chaosrun.errors import UsageError
 from chaosrun.records.codec import Count, Record
 from chaosrun.records.layout import LegLayout, checkpoint_step
-from chaosrun.records.run_file import read_record
+from chaosrun.records.run_file import read_record, readable
 from chaosrun.records.traces import Digests, RankTrace
 
 
@@ -42,15 +41,9 @@ def saved_in(traces: Sequence[RankTrace], name: str) -> list[Digests]:
 
 def read_began(leg: LegLayout, problems: list[str]) -> Began | None:
     """Read began.json; None for a leg without it. A damaged file becomes a problem."""
-    if not leg.began.exists():
-        return None
-    try:
-        began = read_record(leg.began, Began)
-    except UsageError as error:
-        problems.append(error.message)
-        return None
-    steps = [checkpoint_step(name) for name in began.states]
-    if None in steps or began.step != max(filter(None, steps), default=0):
+    began = readable(lambda: read_record(leg.began, Began), problems) if leg.began.exists() else None
+    steps = [checkpoint_step(name) for name in began.states] if began else []
+    if began and (None in steps or began.step != max(filter(None, steps), default=0)):
         problems.append(f"{leg.began}: names {', '.join(began.states) or 'nothing'}, which is not of step {began.step}")
         return None
     return began

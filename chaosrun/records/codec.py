@@ -20,7 +20,6 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, Meta(min_length=1)]
 
 _T = TypeVar("_T")
-_R = TypeVar("_R", bound=Struct)
 
 
 class DamagedRecordError(RecoveryError, ValueError):
@@ -42,17 +41,13 @@ class _Versioned(Struct):
     v: Any = None
 
 
-def encode(record: Struct) -> bytes:
-    return msgspec.json.encode(record)
+encode = msgspec.json.encode
+changed = msgspec.structs.replace
 
 
 def to_plain(record: Struct) -> dict[str, Any]:
     """The record as JSON values, for a pipe or a page."""
     return msgspec.to_builtins(record, str_keys=True)
-
-
-def changed(record: _R, **fields: Any) -> _R:
-    return msgspec.structs.replace(record, **fields)
 
 
 def convert(value: object, type_: Any) -> Any:

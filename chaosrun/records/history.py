@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from chaosrun.errors import RecoveryError, UsageError
+from chaosrun.errors import RecoveryError
 from chaosrun.records import events as recorded
 from chaosrun.records.began import Began, read_began
 from chaosrun.records.codec import sound_records
@@ -18,7 +18,7 @@ from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.left import NOTHING_LEFT, Left, read_left
 from chaosrun.records.opened import OpenedFile, of_other_legs, opened_records
-from chaosrun.records.run_file import read_object
+from chaosrun.records.run_file import read_object, readable
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import EndRecord, RankTrace, Source, StartRecord, StepRecord
 
@@ -150,8 +150,8 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
     """Read all records of a leg. `traces` reads a trace; None: none is read. Raises OSError for an unreadable file."""
     problems: list[str] = []
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
-    environment, opened = _read_environment(layout.environment, problems), opened_records(layout, problems)
-    began, left = read_began(layout, problems), read_left(layout, problems)
+    environment = readable(lambda: read_object(layout.environment), problems) if layout.environment.exists() else None
+    opened, began, left = opened_records(layout, problems), read_began(layout, problems), read_left(layout, problems)
     files = {"opened": of_other_legs(opened), "read_again": tuple(record for record in opened if not record.left_by)}
     return replace(history, environment=environment, **files, began=began, left=left, problems=tuple(problems))
 
@@ -182,16 +182,6 @@ def _read_journal(path: Path, problems: list[str]) -> list[recorded.JournalEvent
         else:
             problems.append(f"{path}:{number}: seq is {event.seq} where {number} follows: a record is missing")
     return found
-
-
-def _read_environment(path: Path, problems: list[str]) -> Mapping[str, object] | None:
-    if not path.exists():
-        return None
-    try:
-        return read_object(path)
-    except UsageError as error:
-        problems.append(error.message)
-        return None
 
 
 def _attempts(

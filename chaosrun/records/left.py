@@ -10,13 +10,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from chaosrun.errors import UsageError
 from chaosrun.records.codec import Record
 from chaosrun.records.figures import SUFFIXES, Figures, figures, figures_beside_tensors
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
-from chaosrun.records.run_file import read_record
+from chaosrun.records.run_file import read_record, readable
 from chaosrun.records.tensor_files import WHOLE, Entry, contents, is_one
 
 MOST_BYTES = 1 << 29
@@ -152,8 +151,5 @@ def _file(path: Path, name: str) -> Iterator[_File]:
 
 def read_left(leg: LegLayout, problems: list[str]) -> Left:
     """Read left.json; empty if there is none. A damaged file becomes a problem."""
-    try:
-        return read_record(leg.left, Left) if leg.left.exists() else NOTHING_LEFT
-    except UsageError as error:
-        problems.append(error.message)
-        return NOTHING_LEFT
+    found = readable(lambda: read_record(leg.left, Left), problems) if leg.left.exists() else None
+    return found or NOTHING_LEFT

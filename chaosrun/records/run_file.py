@@ -4,6 +4,7 @@ content that does not match its type is a UsageError that names the file."""
 import json
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from chaosrun.errors import UsageError
+from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.records.codec import Count, Record, convert, encode
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
@@ -19,14 +20,11 @@ from chaosrun.records.naming import run_argument
 from chaosrun.wording import LEFT_OUT, SECRET
 
 DAMAGED = "the run is damaged, or was written by another version of chaosrun; submit the job again"
+_T = TypeVar("_T")
 _R = TypeVar("_R", bound=Struct)
 Place = Annotated[str, Meta(min_length=1, pattern="^[^\\x00]*$")]
-
-
 Early = Literal["never", "long", "always", "watch"]
 """When a chaos leg may end before its training does. long: in a job with many steps; watch: never, but note where it could."""
-
-
 Kind = Literal["drill", "run"]
 """run: a run in production, one leg without a reference."""
 
@@ -149,6 +147,15 @@ def read_record(path: Path, kind: type[_R]) -> _R:
         return convert(read_object(path), kind)
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}", hint=_way_on(path)) from error
+
+
+def readable(read: Callable[[], _T], problems: list[str]) -> _T | None:
+    """What `read` returns; None, and a problem more, for a damaged file."""
+    try:
+        return read()
+    except ChaosrunError as error:
+        problems.append(error.message)
+        return None
 
 
 def _way_on(path: Path) -> str:

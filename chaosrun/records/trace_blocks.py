@@ -15,19 +15,8 @@ from typing import Any
 import msgspec
 import xxhash
 
-from chaosrun.records.codec import Count, DamagedRecordError, EarlierVersionError, Record, changed, convert
-from chaosrun.records.traces import (
-    TRACE_VERSION,
-    AtLeastOne,
-    Block,
-    CommittedRecord,
-    EndRecord,
-    Line,
-    StartRecord,
-    StateRecord,
-    StepRecord,
-    expect_words,
-)
+from chaosrun.records.codec import Count, DamagedRecordError, Record, changed, convert
+from chaosrun.records.traces import TRACE_VERSION, AtLeastOne, Block, Line, StartRecord, StepRecord, expect_words
 
 MARK = b"\x92\xa5block"
 """First bytes of a block's footer."""
@@ -314,7 +303,7 @@ def unpacked_record(content: bytes, names: Names | None) -> Line:
         found: Line = convert({**plain, "digests": {}} if plain.get("kind") == "end" else plain, Line)
         if digests is None or names is None:
             return found
-        if not isinstance(found, StartRecord | StateRecord | CommittedRecord | EndRecord):
+        if "digests" not in found.__struct_fields__:
             raise ValueError("digests of nothing")
         told = convert(digests, dict[str, tuple[list[str] | None, Texts | None]])
         return changed(found, digests={component: _component(names, component, *each) for component, each in told.items()})
@@ -334,12 +323,6 @@ def _component(names: Names, component: str, own: list[str] | None, values: Text
 def _by_name(names: tuple[str, ...], values: bytes | tuple[str, ...]) -> Mapping[str, str]:
     """Digests by name; cached, as replicas and legs hold the same ones at the same step."""
     return dict(zip(names, _long(values), strict=True))
-
-
-def earlier_version(path: object) -> str:
-    """The message for a trace of version 2, which was lines of JSON."""
-    told = f"{path}: written by an earlier chaosrun (a trace of version 2, this one reads version {TRACE_VERSION})"
-    return EarlierVersionError(told).message
 
 
 def _ticks(record: StepRecord) -> int:

@@ -32,7 +32,8 @@ def _whole(path: Path, attempt: int, rank: int, problems: list[str]) -> "_Found"
         found.read(path.read_bytes(), 0, b"")
     except FileNotFoundError:
         earlier = path.with_suffix(".trace.jsonl")
-        problems.append(trace_blocks.earlier_version(earlier) if earlier.exists() else f"{path.name} is missing")
+        told = f"written by an earlier chaosrun (a trace of version 2, this one reads version {traces.TRACE_VERSION})"
+        problems.append(f"{earlier}: {told}" if earlier.exists() else f"{path.name} is missing")
     except ValueError as error:
         problems.append(f"{path}: record {found.number + 1}: {getattr(error, 'message', error)}")
     return found

@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 
+from chaosrun.records.filesystem import write_all
 from chaosrun.records.trace_blocks import Names, Scribe, framed, packed_footer, packed_record, summed
 from chaosrun.records.traces import BLOCK_STEPS, CheckpointRecord, EndRecord, Line, SaveRecord, StepRecord
 
@@ -53,20 +54,15 @@ class TraceWriter:
     def _append(self, content: bytes) -> None:
         frame = framed(content)
         self._region += frame
-        self._put(frame)
+        write_all(self._file, frame)
 
     def _end_block(self) -> None:
         block = summed(self._scribe.block(self._at, len(self._region), self._others), self._running, self._region)
         frame = framed(packed_footer(block))
         self._running = block.running
-        self._put(frame)
+        write_all(self._file, frame)
         self._at += block.size + len(frame)
         self._begin()
-
-    def _put(self, data: bytes) -> None:
-        done = 0
-        while done < len(data):
-            done += os.write(self._file, data[done:])
 
     def close(self) -> None:
         os.close(self._file)

@@ -4,16 +4,16 @@ A damaged file is named in `damage`, and everything that depends on it is left o
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import shortest
+from chaosrun.records.run_file import readable
 from chaosrun.report.facts import RunFacts, read_facts, read_versions
 from chaosrun.report.next_commands import Command, next_commands, repeat_command
 from chaosrun.report.page import as_float, shown
@@ -44,7 +44,6 @@ MOST_DEATHS = 8
 MOST_FAULTS = 3
 CHECK_WORDS = {"fail": "failed", "inconclusive": "inconclusive", "pass": "passed", "skip": "skipped"}
 """In the order of interest."""
-_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +201,11 @@ class RunView:
 
 def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     """Never fails on a file's content. Raises OSError when a file of the run cannot be read at all."""
+    from chaosrun.verify.verdict import spec_of
+
     damage: list[str] = []
     facts = readable(lambda: read_facts(run), damage) or RunFacts()
-    spec, plan = readable(lambda: _spec(run), damage), readable(lambda: FaultPlan.read(run.plan_json), damage)
+    spec, plan = readable(lambda: spec_of(run), damage), readable(lambda: FaultPlan.read(run.plan_json), damage)
     legs = {leg: read_leg(run.leg(leg), traces=None) for leg in ("reference", run.main)}
     repeat = repeat_command(run, facts)
     commands, found = next_commands(verdict, run, facts, repeat, verdict.blame.whose), verdict.divergence
@@ -230,21 +231,6 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         repeat=repeat,
         commands=commands,
     )
-
-
-def readable(read: "Callable[[], _Read]", damage: list[str]) -> "_Read | None":
-    """The result of the read; None, and a sentence in the damage, for a damaged file."""
-    try:
-        return read()
-    except ChaosrunError as error:
-        damage.append(error.message)
-        return None
-
-
-def _spec(run: RunLayout) -> "JobSpec":
-    from chaosrun.verify.verdict import spec_of
-
-    return spec_of(run)
 
 
 def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> str:
@@ -323,16 +309,11 @@ def _costs(verdict: "Verdict", what: str) -> list[str]:
     return [f"{count(verdict.lost_steps, 'step')} {what}", *recovery]
 
 
-def place_of(found: "Divergence") -> str:
-    """ "step 5, ranks 0, 1, attempt 2, micro-batch 0"."""
-    ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"ranks {', '.join(map(str, found.ranks))}"
-    micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
-    return f"step {found.step}, {ranks}, attempt {found.attempt}{micro}"
-
-
 def divergence_rows(found: "Divergence", hint: str | None, *, diagnosed: bool) -> "Iterator[tuple[str, str]]":
     """`hint`: the verdict's, so as not to repeat it; `diagnosed`: `chaosrun diagnose` can show more."""
-    yield "where", place_of(found)
+    ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"ranks {', '.join(map(str, found.ranks))}"
+    micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
+    yield "where", f"step {found.step}, {ranks}, attempt {found.attempt}{micro}"
     yield "kind", found.kind
     if found.tensor is not None:
         yield "tensor", found.tensor

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
+from chaosrun.records.run_file import RunInfo, read_run, readable, recorded_leg
 from chaosrun.records.spans import Steps
 from chaosrun.report.diagnosis import read_diagnosis
-from chaosrun.report.view import RunView, readable
+from chaosrun.report.view import RunView
 from chaosrun.verify.lineage import Lineage, lineage
 
 if TYPE_CHECKING:
