@@ -157,12 +157,8 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
     code = QUANTITIES[quantity][1]
     if quantity == "optimizer" and (lost := lost_optimizers(drill, attempt, wrong)):
         return Cause(f"{code}_not_restored", {**about, "which": lost}, "of_some")
-    if nearest is None and quantity == "weights" and _no_model_has(drill, attempt, wrong[0]):
-        return Cause(f"{code}_not_restored", about, "of_no_model")
-    if nearest is None and quantity == "weights" and (more := _not_before(drill, attempt, wrong[0])):
-        return Cause(f"{code}_not_restored", {**about, "name": more}, "of_more")
-    if nearest is None and quantity == "weights" and (left := _left_as_begun(drill, attempt, wrong[0], standing.step)):
-        return Cause(f"{code}_not_restored", {**about, "name": left}, "in_part")
+    if nearest is None and quantity == "weights" and (why := _why_of_no_step(drill, attempt, wrong[0], standing.step)):
+        return Cause(f"{code}_not_restored", {**about, "name": why[1]}, why[0])
     if nearest is None and (other := _held_by(drill, attempt, wrong[0], standing.step, quantity)) is not None:
         return Cause(f"{code}_of_another_rank", {**about, "other": other})
     if quantity == "rng" and nearest in (None, 0) and (right := sorted(standing.began - {*wrong})):
@@ -180,33 +176,23 @@ def scheduled(drill: Drill) -> bool:
     return any(start.scheduled for attempt in firsts for start in attempt.starts.values())
 
 
-def _no_model_has(drill: Drill, attempt: Attempt, rank: int) -> bool:
-    """An optimizer updates tensors that belonged to a model in the reference, and belong to no model here."""
-    starts = drill.reference_start(rank), attempt.starts.get(rank)
-    before, here = (any(each.startswith(UNNAMED) for each in start.tensors) if start else False for start in starts)
-    return here and not before
-
-
-def _not_before(drill: Drill, attempt: Attempt, rank: int) -> list[str]:
-    """Parameters that this attempt has besides all those that the reference began with."""
-    begun, start = drill.reference_start(rank), attempt.starts.get(rank)
-    if begun is None or start is None or not {*begun.tensors} < {*start.tensors}:
-        return []
-    return [name for name in start.tensors if name not in begun.tensors]
-
-
-def _left_as_begun(drill: Drill, attempt: Attempt, rank: int, step: int) -> list[str]:
-    """Weights that still have their initial values in the reference, while all others are those after `step`."""
-    begun, start = drill.reference_start(rank), attempt.starts.get(rank)
-    record = drill.reference_lineage.at(rank, step)
+def _why_of_no_step(drill: Drill, attempt: Attempt, rank: int, step: int) -> tuple[str, list[str]] | None:
+    """Why weights may match no step, as the variant of a row, and the tensors that it names."""
+    begun, start, record = drill.reference_start(rank), attempt.starts.get(rank), drill.reference_lineage.at(rank, step)
+    before, here = (any(each.startswith(UNNAMED) for each in found.tensors) if found else False for found in (begun, start))
+    if here and not before:  # an optimizer updates tensors that belonged to a model in the reference
+        return "of_no_model", []
+    if begun and start and {*begun.tensors} < {*start.tensors}:
+        return "of_more", [name for name in start.tensors if name not in begun.tensors]
     if begun is None or start is None or record is None or begun.tensors != start.tensors:
-        return []
+        return None
     words = [memoryview(params).cast("I") for params in (begun.params, record.params, start.params)]
     if not words[1] or len({*map(len, words)}) > 1:
-        return []
+        return None
     each = list(zip(start.tensors, *words, strict=False))
     left = [name for name, first, due, seen in each if seen == first != due]
-    return left if len(left) < len(each) and all(seen == due for name, _, due, seen in each if name not in left) else []
+    others_right = all(seen == due for name, _, due, seen in each if name not in left)
+    return ("in_part", left) if left and len(left) < len(each) and others_right else None
 
 
 def _held_by(drill: Drill, attempt: Attempt, rank: int, step: int, quantity: str) -> int | None:
@@ -330,46 +316,26 @@ def resume_evidence(drill: Drill) -> Check:
     return passed(summary, restarts=len(told))
 
 
-_Problem = tuple[str, Params]
-
-
 def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
     """The error in the step or state that this attempt resumed with; None if there is none, or if no rank began to train."""
     began = {rank: start.position.step for rank, start in attempt.starts.items()}
     if not began:
         return None
-    problem = _apart(began) or _not_of_one_step(drill, attempt) or _not_the_newest(drill, attempt)
-    if problem is None:
-        return None
-    code, told = problem
-    because = "read" if code == "began_again" and _has_read(drill, attempt, told["path"]) else None
-    return Cause(code, {"attempt": attempt.number, **told}, because)
-
-
-def _apart(began: Mapping[int, int]) -> _Problem | None:
-    if len(set(began.values())) < 2:
-        return None
-    low, high = min(began, key=lambda rank: began[rank]), max(began, key=lambda rank: began[rank])
-    return "ranks_resume_apart", {"rank": low, "step": began[low], "other": high, "there": began[high]}
-
-
-def _not_of_one_step(drill: Drill, attempt: Attempt) -> _Problem | None:
+    if len({*began.values()}) > 1:
+        low, high = min(began, key=lambda rank: began[rank]), max(began, key=lambda rank: began[rank])
+        apart = {"attempt": attempt.number, "rank": low, "step": began[low], "other": high, "there": began[high]}
+        return Cause("ranks_resume_apart", apart)
     found = standing(drill, attempt)
     wrong = [quantity for quantity in found.wrong if quantity != "rng" or drill.streams_count] if found else []
-    return ("resumed_state_differs", {"stood": found.words, "wrong": wrong}) if found and wrong else None
-
-
-def _not_the_newest(drill: Drill, attempt: Attempt) -> _Problem | None:
-    newer = passed_over(drill, attempt)
-    if newer is None:
+    if found and wrong:
+        return Cause.of("resumed_state_differs", attempt=attempt.number, stood=found.words, wrong=wrong)
+    if (newer := passed_over(drill, attempt)) is None:
         return None
+    about = {"attempt": attempt.number, "step": attempt.resume_step, "newer": newer.step, "path": newer.path}
     removed = (saved for rank in drill.chaos.attempt(newer.attempt).traces.values() for saved in rank.saves)
-    gone = any(saved.how == REMOVED and PurePath(newer.path).is_relative_to(saved.path) for saved in removed)
-    code = "newest_removed" if gone else "checkpoint_passed_over" if attempt.went_on else "began_again"
-    return code, {"step": attempt.resume_step, "newer": newer.step, "path": newer.path}
-
-
-def _has_read(drill: Drill, attempt: Attempt, path: str) -> bool:
-    """Whether the attempt has opened this file, which an earlier one had saved, or one in this folder."""
-    read = (f"{file.path}/" for file in drill.chaos.read_again if file.attempt == attempt.number)
-    return any(f"/{path.strip('/')}/" in each for each in read)
+    if any(saved.how == REMOVED and PurePath(newer.path).is_relative_to(saved.path) for saved in removed):
+        return Cause("newest_removed", about)
+    # It may be a folder, of which a file was read.
+    files = (f"{file.path}/" for file in drill.chaos.read_again if file.attempt == attempt.number)
+    read = any(f"/{newer.path.strip('/')}/" in file for file in files)
+    return Cause("checkpoint_passed_over", about) if attempt.went_on else Cause("began_again", about, "read" if read else None)
