@@ -19,9 +19,8 @@ from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.html import render_html
-from chaosrun.report.html.drawing import Scale, integer_ticks, ticks
 from chaosrun.report.html.losses import thinned
-from chaosrun.report.html.page import TEMPLATES, moment, number
+from chaosrun.report.html.page import TEMPLATES, Scale, integer_ticks, moment, number, ticks
 from chaosrun.report.view import read_view
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.verdict import Verdict, judge

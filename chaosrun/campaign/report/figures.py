@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from chaosrun.report.html.drawing import WIDE, Scale, path_of, ticks
-from chaosrun.report.html.page import Shown
+from chaosrun.report.html.page import WIDE, Scale, Shown, path_of, ticks
 from chaosrun.wording import clock, count
 
 if TYPE_CHECKING:

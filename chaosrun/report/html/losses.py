@@ -10,8 +10,7 @@ from itertools import chain
 from operator import itemgetter
 
 from chaosrun.records.traces import StepRecord
-from chaosrun.report.html.drawing import Scale, integer_ticks, path_of, ticks
-from chaosrun.report.html.page import Shown
+from chaosrun.report.html.page import Scale, Shown, integer_ticks, path_of, ticks
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.trajectory import loss_of
@@ -106,21 +105,14 @@ def _tails(leg: Leg) -> dict[int, dict[int, list[StepRecord]]]:
 
 def _distances(expected: Lineage, seen: Lineage) -> tuple[dict[int, int | None], str]:
     """By differing step, the largest distance over ranks and micro-batches; None where either value is not a number."""
-    places: list[int] = []
-    pairs: tuple[list[float], list[float]] = ([], [])
+    apart: list[tuple[int, float, float]] = []
     for other, record in _unlike(expected, seen):
-        for left, right in zip(other.loss, record.loss, strict=False):
-            if left != right:
-                places.append(record.step)
-                pairs[0].append(float.fromhex(left))
-                pairs[1].append(float.fromhex(right))
-        if len(other.loss) != len(record.loss):
-            places.append(record.step)
-            pairs[0].append(math.nan)
-            pairs[1].append(0.0)
-    found, precision = float_distances(*pairs)
+        pairs = zip(other.loss, record.loss, strict=False)
+        apart += [(record.step, float.fromhex(left), float.fromhex(right)) for left, right in pairs if left != right]
+        apart += [(record.step, math.nan, 0.0)] if len(other.loss) != len(record.loss) else []
+    found, precision = float_distances([left for _, left, _ in apart], [right for *_, right in apart])
     distance: dict[int, int | None] = {}
-    for step, ulp in zip(places, found, strict=True):
+    for (step, *_), ulp in zip(apart, found, strict=True):
         worst = distance.get(step, 0)
         distance[step] = None if ulp is None or worst is None else max(worst, ulp)
     return distance, precision

@@ -1,10 +1,12 @@
-"""Shared by all pages of chaosrun: the jinja environment and the format of numbers.
+"""Shared by all pages of chaosrun: the jinja environment, the format of numbers, and the scales and ticks of figures.
 
-A page extends `shell.html` (blocks: title, favicon, content), which inlines `page.css` and `page.js`.
+A page extends `shell.html` (blocks: title, favicon, content), which inlines `page.css` and `page.js`. `figures.html` draws
+figures: positions across are in percent, so that they fit any width.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,8 @@ from chaosrun.wording import count, span
 TEMPLATES = Path(__file__).parent / "templates"
 Shown = Mapping[str, object]
 """What a template is given under one name; it says how it is read."""
+WIDE = 10_000
+"""Units across of the stretched inner drawing that paths live in."""
 
 
 @cache
@@ -65,3 +69,50 @@ def number(value: float | None, digits: int = 6) -> str:
 
 def share(part: float | None) -> str:
     return "–" if part is None else f"{100 * part:.1f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps values to shares of the axis, 0 to 1."""
+
+    low: float
+    high: float
+
+    def at(self, value: float) -> float:
+        if self.high <= self.low:
+            return 0.5
+        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+    def percent(self, value: float) -> str:
+        return f"{100 * self.at(value):.3f}%".replace(".000%", "%")
+
+    def units(self, value: float) -> int:
+        return round(WIDE * self.at(value))
+
+
+def path_of(points: Iterable[tuple[float, float]]) -> str:
+    """A line through points (whole units)."""
+    told = [f"{x:.0f} {y:.0f}" for x, y in points]
+    return f"M{'L'.join(told)}" if len(told) > 1 else f"M{told[0]}h1" if told else ""
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """At most this many round values between the two."""
+    width = high - low
+    if not math.isfinite(width) or width <= 0:
+        return [low]
+    raw = width / most
+    power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 0.0
+    if power <= 0 or low + power == low:
+        return [low, high]
+    step = next((factor * power for factor in (1, 2, 2.5, 5) if factor * power >= raw), 10 * power)
+    first = math.ceil(low / step - 1e-9)
+    return [
+        number * step for number in range(first, first + most + 2) if low <= number * step + 1e-12 and number * step <= high
+    ]
+
+
+def integer_ticks(low: int, high: int, most: int = 6) -> list[int]:
+    """Integer ticks, including the first value."""
+    found = [int(value) for value in ticks(low, high, most) if float(value).is_integer()]
+    return sorted({low, *(value for value in found if value - low >= 0.18 * (high - low))})

@@ -33,13 +33,8 @@ def ledger(source: Source) -> Shown | None:
     ]
     if not rows:
         return None
-    return {
-        "rank": rank,
-        "about": about,
-        "by_ids": by_ids,
-        "rows": rows[:MOST_ROWS],
-        "alike": all(row["alike"] for row in rows),
-    }
+    alike = all(row["alike"] for row in rows)
+    return {"rank": rank, "about": about, "by_ids": by_ids, "rows": rows[:MOST_ROWS], "alike": alike}
 
 
 def _place(source: Source) -> tuple[int, int, int | None, str] | None:

@@ -7,8 +7,7 @@ from chaosrun.records import events as recorded
 from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord
-from chaosrun.report.html.drawing import Scale, ticks
-from chaosrun.report.html.page import Shown, since
+from chaosrun.report.html.page import Scale, Shown, since, ticks
 from chaosrun.report.html.source import Source
 from chaosrun.report.sentences import Told, folded, sentence
 from chaosrun.verify.lineage import Lineage
@@ -127,20 +126,10 @@ def _of_the_others(bars: Sequence[_Bar]) -> list[_Bar]:
     """One bar for each attempt: from the first rank that began to the last that ended; it trains once all ranks do."""
     found: list[_Bar] = []
     for attempt, own in grouped(bars, lambda bar: bar.attempt).items():
-        end = max(bar.end for bar in own)
-        trains = max(bar.trains for bar in own)
+        begin, trains, end = min(bar.begin for bar in own), max(bar.trains for bar in own), max(bar.end for bar in own)
         # Only of ranks whose steps were rolled back.
         lost = max((bar.lost for bar in own if bar.lost < bar.end), default=end)
-        found.append(
-            _Bar(
-                rank=OTHERS,
-                attempt=attempt,
-                begin=min(bar.begin for bar in own),
-                trains=trains,
-                lost=max(trains, lost),
-                end=end,
-            )
-        )
+        found.append(_Bar(rank=OTHERS, attempt=attempt, begin=begin, trains=trains, lost=max(trains, lost), end=end))
     return found
 
 
