@@ -44,7 +44,6 @@ class Filesystem:
         return self._do(Operation(kind="open", path=path), lambda: os.open(path, flags, 0o644))
 
     def write(self, path: Path, descriptor: int, data: bytes) -> None:
-        """Write all of `data` to an open file."""
         self._do(Operation(kind="write", path=path, data=data), lambda: write_all(descriptor, data))
 
     def truncate(self, path: Path, size: int) -> None:

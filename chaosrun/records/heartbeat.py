@@ -148,7 +148,6 @@ class Heart:
         self._durations[_FIRST:_WORDS] = _NEVER
 
     def beat(self, stage: str, step: int) -> None:
-        """Record that this rank has reached this stage of this step."""
         number, now_s = _NUMBERS[stage], self._clock()
         integers, durations = self._integers, self._durations
         self._count = count = self._count + 1

@@ -111,7 +111,6 @@ class LegHistory:
 
     @property
     def by_script(self) -> bool:
-        """Its script resumes by itself."""
         return any(attempt.by == "script" for attempt in self.attempts)
 
     @property

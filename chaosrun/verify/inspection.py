@@ -93,7 +93,6 @@ class Comparison:
 
     @property
     def at_end(self) -> bool:
-        """Whether the quantities are of the end of the training, not of a step."""
         return self.finding is not None and self.finding.at_end
 
 

@@ -41,7 +41,6 @@ class _File:
         return self._seen_in(attempt) if self.was_seen(leg) else self._told_by_its_time(leg, attempt)
 
     def was_seen(self, leg: LegHistory) -> bool:
-        """Whether a rank of this leg was seen to save it."""
         return (self.path in leg.left.saves and not self.by_kind) or any(self._seen_in(attempt) for attempt in leg.attempts)
 
     def _seen_in(self, attempt: Attempt) -> Mapping[int, Mapping[int, float]]:

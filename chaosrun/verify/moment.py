@@ -19,7 +19,6 @@ class Moment:
 
     @property
     def restored(self) -> bool:
-        """The attempt resumed from a checkpoint."""
         return self.attempt.went_on
 
     @property

@@ -34,7 +34,6 @@ def records(drill: Drill) -> Check:
 
 
 def records_damaged(problems: Sequence[str]) -> Check | None:
-    """The inconclusive check if records are damaged; None if none are."""
     if not problems:
         return None
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
