@@ -461,6 +461,13 @@ def edit_trace(run: RunLayout, leg: str, attempt: int, rank: int, edit: Edit) ->
     write_lines(path, after)
 
 
+def edit_ranks(run: RunLayout, leg: str, attempt: int, *edits: Edit) -> None:
+    """The traces of all three ranks."""
+    for rank in range(3):
+        for edit in edits:
+            edit_trace(run, leg, attempt, rank, edit)
+
+
 def edit_journal(run: RunLayout, leg: str, edit: Edit) -> None:
     """Rewrite a journal; the sequence numbers stay whole."""
     _rewrite(run.leg(leg).journal, edit)
@@ -488,6 +495,11 @@ def put(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda line: {**line, **values}
 
 
+def finding(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A change of what a restart was found with."""
+    return lambda line: {**line, "found": {**line["found"], **values}}
+
+
 def _rewrite(path: Path, edit: Edit) -> None:
     """Leave out what `edit` returns None for, and insist that it changed something."""
     before = path.read_text()
@@ -495,3 +507,13 @@ def _rewrite(path: Path, edit: Edit) -> None:
     after = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines if line is not None)
     assert after != before, f"the edit changed nothing in {path}"
     path.write_text(after)
+
+
+def with_spec(**spec: Any) -> Callable[[RunLayout], None]:
+    """An edit of what a run was asked for."""
+
+    def edit(run: RunLayout) -> None:
+        told = json.loads(run.run_json.read_text())
+        run.run_json.write_text(json.dumps({**told, "spec": {**told["spec"], **spec}}))
+
+    return edit

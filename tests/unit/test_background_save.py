@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from fresh import forget_accelerate
 
 from chaosrun.errors import ChaosrunError, MisuseError, ResourcesError, RestoreMismatchError
 from chaosrun.faults.fault import Fault
@@ -31,17 +32,10 @@ from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import ASYNC_FROM_BYTES, WorkerOrder
 from chaosrun.records.position import Position
-from tests.unit.test_protocol_restore import order, reset
+from tests.unit.test_protocol_restore import order
 
 POSITION = Position(epoch=0, batches=3, step=3)
 LIMIT_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    reset()
-    yield
-    reset()
 
 
 class Average:
@@ -63,7 +57,7 @@ class Job:
 
     def __init__(self, folder: Path, mode: Any, width: int = 8, device: str = "cpu", **about: Any) -> None:
         """`about`: of its order."""
-        reset()
+        forget_accelerate()
         leg, told = LegLayout(folder / "leg", None), self.told(folder, mode, **about)
         self.writer = Writer(told, leg) if mode != "sync" else None
         set_seed(0)

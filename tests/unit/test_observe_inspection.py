@@ -1,7 +1,7 @@
 """What an inspected step leaves on disk, and that looking at a training does not change it."""
 
 import json
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from fresh import forget_accelerate
 
 from chaosrun.observe.inspection import Inspector
 from chaosrun.protocol.state import TrainingState
@@ -19,39 +19,13 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
 from chaosrun.verify.inspection import compare_inspections
+from tests.integration.ranks import make_orders
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
-
-
 def order(leg: LegLayout, inspect: tuple[int, ...]) -> WorkerOrder:
-    return WorkerOrder(
-        leg="chaos",
-        leg_path=str(leg.path),
-        storage_path=None,
-        attempt=1,
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=0,
-        master_addr="127.0.0.1",
-        master_port=0,
-        script="train.py",
-        cwd=".",
-        seed=0,
-        deterministic="strict",
-        threads=1,
-        every_steps=2,
-        keep=3,
-        inspect=inspect,
-    )
+    return replace(make_orders(leg.path, "", workers=1)[0], args=(), inspect=inspect)
 
 
 def train(leg: LegLayout | None, *, steps: int = 3, inspect: tuple[int, ...] = (2,), nudge_at: int | None = None) -> str:
@@ -89,8 +63,7 @@ def train(leg: LegLayout | None, *, steps: int = 3, inspect: tuple[int, ...] = (
     if inspector:
         inspector.end()
     digests = json.dumps(state.digests())
-    for singleton in (AcceleratorState, GradientState, PartialState):
-        singleton._reset_state()
+    forget_accelerate()
     return digests
 
 

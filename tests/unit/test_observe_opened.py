@@ -17,7 +17,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
 from tests.records import read_lines
 from tests.unit.forked import printed
-from tests.unit.legs import edit_journal, edit_trace, write_run
+from tests.unit.legs import edit_journal, edit_ranks, write_run
 
 IMPORTS = """
 import dbm.dumb, json, os, pathlib, pickle, shelve, sqlite3, sys, time
@@ -174,8 +174,7 @@ def test_legs_of_other_scripts_do_not_count(tmp_path: Path) -> None:
     # What runs left that were over when this one's reference was made, the reference found as well.
     layout = RunLayout(own)
     edit_journal(layout, "reference", later)
-    for rank in range(3):
-        edit_trace(layout, "reference", 1, rank, later)
+    edit_ranks(layout, "reference", 1, later)
     assert {time.leg for time in earlier_legs(tmp_path, own, script, own / "chaos")} == {"reference leg"}
     assert earlier_legs(tmp_path, own, script, own / "reference")[0].leg == "chaos leg"
 

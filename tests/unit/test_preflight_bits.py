@@ -1,6 +1,6 @@
 """Who computes other bits: judged from fingerprints, and the fingerprints themselves, on a device that is made to flip bits."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,14 +165,6 @@ def test_a_deep_preflight_trains_for_a_share_of_its_time() -> None:
     assert deep.parameters["works"]["cpu"] == {**asked, "seconds": 100}
     assert deep.limit_s > 100
     assert call(SETTING, node_of()).parameters["works"]["cpu"] == {**asked, "seconds": 0}
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -320,13 +320,8 @@ def test_peers_and_a_baseline_are_compared_and_leave_out() -> None:
 
 
 def test_what_several_come_to() -> None:
-    assert [worst(pair) for pair in ([], [SKIP, PASS], [WARN, PASS], [ERROR, WARN], [ERROR, FAIL])] == [
-        SKIP,
-        PASS,
-        WARN,
-        ERROR,
-        FAIL,
-    ]
+    pairs = ([], [SKIP, PASS], [WARN, PASS], [ERROR, WARN], [ERROR, FAIL])
+    assert [worst(pair) for pair in pairs] == [SKIP, PASS, WARN, ERROR, FAIL]
 
 
 CHECKS = (by_itself("host"), together("network"), by_itself("disk", level=Level.DEEP), together("shared storage"))

@@ -1,5 +1,7 @@
 """A checkpoint is restored into the job that saved it, and into no other."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from chaosrun.errors import MisuseError
 from chaosrun.protocol.checkpointing import _check_same_job
 from chaosrun.records.manifest import Manifest, Position
 from chaosrun.records.order import WorkerOrder
+from tests.integration.ranks import make_orders
 
 JOB = {"batches per epoch": 5, "total batch size": 8, "even batches": True}
 
@@ -26,28 +29,7 @@ def manifest() -> Manifest:
 
 
 def order(**changes: Any) -> WorkerOrder:
-    values: dict[str, Any] = {
-        "leg": "chaos",
-        "leg_path": "/run/chaos",
-        "storage_path": None,
-        "attempt": 2,
-        "rank": 0,
-        "world_size": 2,
-        "local_rank": 0,
-        "local_world_size": 2,
-        "node_rank": 0,
-        "master_addr": "127.0.0.1",
-        "master_port": 1,
-        "script": "/train.py",
-        "cwd": "/",
-        "seed": 0,
-        "deterministic": "strict",
-        "threads": 1,
-        "every_steps": 3,
-        "keep": 2,
-        "job_fingerprint": "f",
-    }
-    return WorkerOrder(**{**values, **changes})
+    return replace(make_orders(Path("/run/chaos"), "", workers=2)[0], **{"job_fingerprint": "f", **changes})
 
 
 def test_the_same_job_goes_on() -> None:

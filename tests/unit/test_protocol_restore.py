@@ -1,6 +1,7 @@
 """A checkpoint restored into a script that is not quite the one that saved it: nothing of that goes unnoticed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from fresh import forget_accelerate
 
 from chaosrun.errors import (
     HookedStateError,
@@ -23,20 +24,9 @@ from chaosrun.protocol.state import TrainingState
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
+from tests.integration.ranks import make_orders
 
 POSITION = Position(epoch=0, batches=3, step=3)
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    reset()
-    yield
-    reset()
-
-
-def reset() -> None:
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 class Training:
@@ -51,7 +41,7 @@ class Training:
         dtype: torch.dtype = torch.float32,
         kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     ) -> None:
-        reset()
+        forget_accelerate()
         torch.manual_seed(0)
         self.accelerator = Accelerator(cpu=True)
         # What a GPU job in fp16 gets from accelerate.
@@ -82,26 +72,8 @@ class Training:
 
 
 def order(leg: Path) -> WorkerOrder:
-    return WorkerOrder(
-        leg="chaos",
-        leg_path=str(leg),
-        storage_path=None,
-        attempt=1,
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=0,
-        master_addr="127.0.0.1",
-        master_port=1,
-        script="/train.py",
-        cwd="/",
-        seed=0,
-        deterministic="strict",
-        threads=1,
-        every_steps=3,
-        keep=2,
-    )
+    (alone,) = make_orders(leg, "", workers=1)
+    return replace(alone, args=(), every_steps=3)
 
 
 def save(folder: Path, prepare: Callable[[Training], Any] = lambda training: None, **options: Any) -> tuple[Training, str]:

@@ -9,7 +9,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
@@ -18,13 +17,6 @@ from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.protocol.resume import open_epoch
 from chaosrun.records.position import Position
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 class Job:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from fresh import forget_accelerate
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,12 +31,6 @@ def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-    reset()
-
-
-def reset() -> None:
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 class Net(nn.Module):
@@ -71,7 +65,7 @@ class Training:
     """As a new process would make it. `later` has no gradient, and so no state of the optimizer's."""
 
     def __init__(self, kind: str = "adamw") -> None:
-        reset()
+        forget_accelerate()
         torch.manual_seed(0)
         model = Net()
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,13 +28,6 @@ from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.protocol.resume import _length, _Resumable, open_epoch, total_batch_size
 from chaosrun.protocol.sources import check_sources, samplers, set_epoch, shuffle_buffer, source_state, unseedable_sampler
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 def prepare(loader: DataLoader[Any], **settings: Any) -> Any:

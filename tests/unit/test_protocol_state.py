@@ -4,7 +4,6 @@ import contextlib
 import enum
 import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,9 @@ import psutil
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from chaosrun.errors import InvalidCheckpointError, MisuseError, RestoreMismatchError
 from chaosrun.protocol.state import TrainingState, _zeros
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import copy
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -47,13 +46,6 @@ for protocol in ("seedable", "plain", "skip", "stateful", "stateful_skip"):
         print(f"{protocol}: {error}")
 """
 INEXACT: list[DataResume] = ["plain", "skip", "stateful", "stateful_skip"]
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 def worker_of(protocol: DataResume) -> context.WorkerContext:
@@ -223,20 +215,14 @@ def handed_out(batches: Any, ledger: SampleLedger) -> list[tuple[list[int], list
     return [(batch.tolist(), ledger.next_ids()) for batch in batches]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("protocol", ["seedable", *INEXACT])
 class TestLedger:
-    def test_names_the_samples_of_every_batch(self, protocol: DataResume, workers: int) -> None:
-        self.assert_named(protocol, workers, done=0, persistent=False)
-
-    def test_names_the_samples_after_a_restart(self, protocol: DataResume, workers: int) -> None:
-        self.assert_named(protocol, workers, done=3, persistent=False)
-
-    def test_names_the_samples_of_persistent_workers(self, protocol: DataResume, workers: int) -> None:
-        if workers:
-            self.assert_named(protocol, workers, done=3, persistent=True)
-
-    def assert_named(self, protocol: DataResume, workers: int, *, done: int, persistent: bool) -> None:
+    @pytest.mark.parametrize(
+        ("workers", "done", "persistent"),
+        [(0, 0, False), (2, 0, False), (0, 3, False), (2, 3, False), (2, 3, True)],
+        ids=["every batch", "of workers", "after a restart", "of workers, after a restart", "of persistent workers"],
+    )
+    def test_names_the_samples(self, protocol: DataResume, workers: int, done: int, persistent: bool) -> None:
         config = {"seedable": SEEDABLE, "stateful": STATEFUL, "stateful_skip": STATEFUL}.get(protocol, PLAIN)
         listen()
         state: dict[str, Any] | None = None

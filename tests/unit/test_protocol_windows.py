@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
+from fresh import forget_accelerate
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,17 +17,6 @@ from chaosrun.protocol.windows import Window
 from chaosrun.records.position import Position
 
 SAMPLES = 10
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    yield
-    forget_accelerate()
-
-
-def forget_accelerate() -> None:
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 class Job:

@@ -13,10 +13,7 @@ from chaosrun.errors import ResourcesError
 from chaosrun.protocol import background, checkpointing, snapshot
 from chaosrun.protocol.snapshot import HEADER_BYTES, Arena
 from chaosrun.records.position import Position
-from tests.unit.test_background_save import EVERYWHERE, POSITION, Job, fresh_accelerate
-
-__all__ = ["fresh_accelerate"]
-
+from tests.unit.test_background_save import EVERYWHERE, POSITION, Job
 
 Memory = tuple[int, int]
 
