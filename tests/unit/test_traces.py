@@ -35,7 +35,7 @@ from chaosrun.records.traces import (
 )
 from chaosrun.verify import verdict as module
 from chaosrun.verify.verdict import judge
-from tests.unit.legs import edit_trace, only, put, write_run
+from tests.unit.legs import edit_ranks, edit_trace, only, put, write_run
 
 DIGESTS = {"model": {"w": "0123456789abcdef", "b": "f" * 16}, "rng": {"torch": "none"}, "registered": {}}
 
@@ -344,8 +344,7 @@ def test_a_step_takes_less_than_80_bytes(tmp_path: Path) -> None:
 
 def test_words_that_only_one_leg_holds_are_no_difference(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    for rank in range(3):
-        edit_trace(run, "chaos", 4, rank, only("step", put(grads="", params=""), step=10))
+    edit_ranks(run, "chaos", 4, only("step", put(grads="", params=""), step=10))
     assert judge(run).status == "PASS"
     edit_trace(run, "chaos", 4, 1, only("step", put(param="e" * 16), step=10))
     verdict = judge(run)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from legs import KILLS, Bugs, LegWriter, copy_run, edit_journal, edit_trace, only, put, write_run
+from legs import KILLS, Bugs, LegWriter, copy_run, edit_journal, edit_trace, only, put, with_spec, write_run
 
 from chaosrun.faults.fault import Fault
 from chaosrun.records.began import Began, digest_of
@@ -99,14 +99,6 @@ def of_reference(change: Any, *, rank: int = 1, step: int = 8) -> Break:
 
 def at_start(change: Any, rank: int = 1) -> Break:
     return lambda run: edit_trace(run, "chaos", 1, rank, only("start", change))
-
-
-def with_spec(**spec: Any) -> Break:
-    def edit(run: RunLayout) -> None:
-        told = json.loads(run.run_json.read_text())
-        run.run_json.write_text(json.dumps({**told, "spec": {**told["spec"], **spec}}))
-
-    return edit
 
 
 def other_weights(line: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
+from legs import KILLS, Bugs, drop, edit_journal, edit_ranks, edit_trace, only, put, write_run
 
 from chaosrun.errors import ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -35,17 +35,6 @@ def load(run: RunLayout) -> Drill:
 
 def checks_of(run: RunLayout) -> dict[str, Check]:
     return {check.name: check for check in run_checks(load(run))}
-
-
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    return write_run(tmp_path_factory.mktemp("exact"))
-
-
-@pytest.fixture
-def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
-    """An exact run, to be broken."""
-    return copy_run(exact, tmp_path)
 
 
 def test_all_pass_on_an_exact_run(run: RunLayout) -> None:
@@ -82,8 +71,7 @@ def digests(group: str, change: dict[str, str] | None, *, keep: bool = True, kin
 
 def forget_states(run: RunLayout) -> None:
     """What the reference saved, as a version wrote it that did not record it."""
-    for rank in range(3):
-        edit_trace(run, "reference", 1, rank, only("checkpoint", put(digests=None)))
+    edit_ranks(run, "reference", 1, only("checkpoint", put(digests=None)))
 
 
 def opened(leg: str) -> Break:
@@ -173,37 +161,47 @@ def went_on_after_the_fault(run: RunLayout) -> None:
     run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(replace(KILLS[0], at_step=5), *KILLS[1:])).to_json()))
 
 
+def putting(kind: str) -> Callable[..., Break]:
+    """Edits of one rank's records of this kind, or of all its ranks: `putting("step")("chaos", 2, at=7, loss=[])`."""
+
+    def values(leg: str, attempt: int, at: int | None = None, ranks: tuple[int, ...] = (1,), **values: Any) -> Break:
+        return trace(leg, attempt, only(kind, put(**values), step=at), ranks)
+
+    return values
+
+
+put_start, put_step, put_buckets, put_end = map(putting, ("start", "step", "buckets", "end"))
+
+
+def put_digests(leg: str, attempt: int, *group: Any, **options: Any) -> Break:
+    return trace(leg, attempt, digests(*group, **options))
+
+
+def finished(leg: str, **values: Any) -> Break:
+    return journal(leg, only("leg.finished", put(**values)))
+
+
 all_ranks = (0, 1, 2)
 other_words = "AAAAAAAAAAAAAAAA"
 
 NEGATIVE: list[tuple[str, Break, str, str]] = [
-    ("records", trace("chaos", 2, only("step", put(param=None), step=6)), "inconclusive", "param"),
-    ("records", trace("reference", 1, only("step", put(param=None), step=6)), "inconclusive", "reference: "),
+    ("records", put_step("chaos", 2, at=6, param=None), "inconclusive", "param"),
+    ("records", put_step("reference", 1, at=6, param=None), "inconclusive", "reference: "),
     ("records", environment("{"), "inconclusive", "not JSON"),
     ("completed", journal("chaos", only("leg.finished", drop)), "inconclusive", "chaos leg has not finished"),
-    ("completed", journal("reference", only("leg.finished", put(outcome="timeout"))), "inconclusive", "timeout"),
-    (
-        "completed",
-        journal("chaos", only("leg.finished", put(outcome="inexact_restore", message="head.bias"))),
-        "fail",
-        "head.bias",
-    ),
+    ("completed", finished("reference", outcome="timeout"), "inconclusive", "timeout"),
+    ("completed", finished("chaos", outcome="inexact_restore", message="head.bias"), "fail", "head.bias"),
     ("completed", trace("chaos", 4, only("end", drop)), "inconclusive", "no end record of rank 1"),
-    ("early_end", journal("chaos", only("leg.finished", put(outcome="settled"))), "inconclusive", "never shown to repeat"),
-    ("completed", trace("chaos", 4, only("end", put(step=11))), "fail", "step 11 on rank 1"),
-    ("completed", trace("reference", 1, only("end", put(step=0)), all_ranks), "inconclusive", "steps 0"),
-    ("reference", trace("reference", 1, only("end", put(step=11))), "inconclusive", "ended at steps 11, 12"),
+    ("early_end", finished("chaos", outcome="settled"), "inconclusive", "never shown to repeat"),
+    ("completed", put_end("chaos", 4, step=11), "fail", "step 11 on rank 1"),
+    ("completed", put_end("reference", 1, ranks=all_ranks, step=0), "inconclusive", "steps 0"),
+    ("reference", put_end("reference", 1, step=11), "inconclusive", "ended at steps 11, 12"),
     ("reference", trace("reference", 1, only("step", drop), all_ranks), "inconclusive", "no step was recorded"),
     ("reference", trace("reference", 1, only("step", drop, step=7)), "inconclusive", "rank 1 lacks step 7"),
     ("reference", forget_rank("reference", 2), "inconclusive", "ranks [0, 1]"),
-    ("reference", trace("reference", 1, only("start", put(restored="step-00000004"))), "inconclusive", "interrupted"),
-    ("reference", trace("reference", 1, only("start", put(world_size=4))), "inconclusive", "world of 4"),
-    (
-        "reference",
-        trace("reference", 1, only("start", put(position={"epoch": 1, "batches": 0, "step": 0}))),
-        "inconclusive",
-        "began",
-    ),
+    ("reference", put_start("reference", 1, restored="step-00000004"), "inconclusive", "interrupted"),
+    ("reference", put_start("reference", 1, world_size=4), "inconclusive", "world of 4"),
+    ("reference", put_start("reference", 1, position={"epoch": 1, "batches": 0, "step": 0}), "inconclusive", "began"),
     (
         "reference",
         journal("reference", only("attempt.started", put(event="fault.requested", fault="F1", rank=0, step=1, phase="step"))),
@@ -223,20 +221,20 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("environment", environment("{}"), "inconclusive", "not recorded"),
     (
         "environment",
-        trace("chaos", 2, only("start", put(canary="0" * 16))),
+        put_start("chaos", 2, canary="0" * 16),
         "inconclusive",
         "rank 1 of chaos attempt 2 computes other bits than rank 0 of reference attempt 1",
     ),
-    ("reproducible", trace("chaos", 1, only("step", put(loss=["0x1p-3", "0x1p-3"]), step=2)), "inconclusive", "loss differs"),
-    ("reproducible", trace("chaos", 1, only("start", put(param="0" * 16))), "inconclusive", "initial weights of rank 1"),
+    ("reproducible", put_step("chaos", 1, at=2, loss=["0x1p-3", "0x1p-3"]), "inconclusive", "loss differs"),
+    ("reproducible", put_start("chaos", 1, param="0" * 16), "inconclusive", "initial weights of rank 1"),
     (
         "reproducible",
-        trace("chaos", 1, digests("registered", {"average": "0" * 16}, kind="checkpoint")),
+        put_digests("chaos", 1, "registered", {"average": "0" * 16}, kind="checkpoint"),
         "inconclusive",
         "the registered state saved at step 4 on rank 1 (average) already differs",
     ),
-    ("reproducible", trace("chaos", 1, only("start", put(rng="0" * 16))), "inconclusive", "the RNG of rank 1"),
-    ("reproducible", trace("chaos", 1, only("start", put(restored="step-00000004"))), "inconclusive", "from a checkpoint"),
+    ("reproducible", put_start("chaos", 1, rng="0" * 16), "inconclusive", "the RNG of rank 1"),
+    ("reproducible", put_start("chaos", 1, restored="step-00000004"), "inconclusive", "from a checkpoint"),
     ("faults_landed", forget_plan, "inconclusive", "F1 was armed, and is not in the plan"),
     ("faults_landed", plan_one_more, "inconclusive", "F4: it never fired"),
     ("faults_landed", plan_another_step, "inconclusive", "F1: it fired on rank 1 at step of step 6, not as planned"),
@@ -263,103 +261,78 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("resume_points", of_attempt(2, put(resume=None, resume_step=0)), "fail", "although step 4 had been committed"),
     ("resume_points", of_attempt(2, put(resume="step-00000008", resume_step=8)), "fail", "no attempt before it reached"),
     ("resume_points", of_attempt(2, put(resume_step=5)), "fail", "does not belong"),
-    ("resume_points", trace("chaos", 2, only("start", put(restored=None))), "fail", "rank 1 restored None"),
-    ("resume_points", trace("chaos", 2, only("start", put(world_size=2))), "fail", "world of 2"),
-    ("resume_points", trace("chaos", 2, only("start", put(position={"epoch": 0, "batches": 6, "step": 4}))), "fail", "batch 6"),
-    ("resume_points", trace("chaos", 2, only("start", put(position={"epoch": 1, "batches": 0, "step": 4}))), "fail", "epoch 1"),
-    ("resume_points", trace("chaos", 1, only("start", put(position={"epoch": 0, "batches": 2, "step": 0}))), "fail", "batch 2"),
+    ("resume_points", put_start("chaos", 2, restored=None), "fail", "rank 1 restored None"),
+    ("resume_points", put_start("chaos", 2, world_size=2), "fail", "world of 2"),
+    ("resume_points", put_start("chaos", 2, position={"epoch": 0, "batches": 6, "step": 4}), "fail", "batch 6"),
+    ("resume_points", put_start("chaos", 2, position={"epoch": 1, "batches": 0, "step": 4}), "fail", "epoch 1"),
+    ("resume_points", put_start("chaos", 1, position={"epoch": 0, "batches": 2, "step": 0}), "fail", "batch 2"),
     ("resume_points", trace("chaos", 2, only("step", drop, step=5)), "fail", "recorded step 6 first"),
     (
         "checkpointed_state",
-        trace("chaos", 2, digests("buffers", {"norm.mean": "0" * 16}, kind="start")),
+        put_digests("chaos", 2, "buffers", {"norm.mean": "0" * 16}, kind="start"),
         "fail",
         "attempt 2 restored another buffers state at step 4 on rank 1: norm.mean differs",
     ),
     (
         "checkpointed_state",
-        trace("chaos", 2, digests("registered", {"average": "0" * 16}, kind="checkpoint")),
+        put_digests("chaos", 2, "registered", {"average": "0" * 16}, kind="checkpoint"),
         "fail",
         "attempt 2 saved another registered state at step 8 on rank 1: average differs",
     ),
     ("checkpointed_state", forget_states, "skip", "recorded in both legs"),
-    (
-        "data_order",
-        trace("chaos", 2, only("step", put(ids=[[1, 2], [3, 4]]), step=7)),
-        "fail",
-        "first at step 7 rank 1 attempt 2",
-    ),
-    ("data_order", trace("chaos", 2, only("step", put(batch=["a", "b"]), step=7)), "fail", "differ in 1 of 36"),
-    ("data_order", trace("chaos", 2, only("step", put(ids=[[1, 2]]), step=7)), "fail", "first at step 7"),
-    ("data_order", trace("chaos", 2, only("step", put(batches=3), step=7)), "fail", "first at step 7"),
+    ("data_order", put_step("chaos", 2, at=7, ids=[[1, 2], [3, 4]]), "fail", "first at step 7 rank 1 attempt 2"),
+    ("data_order", put_step("chaos", 2, at=7, batch=["a", "b"]), "fail", "differ in 1 of 36"),
+    ("data_order", put_step("chaos", 2, at=7, ids=[[1, 2]]), "fail", "first at step 7"),
+    ("data_order", put_step("chaos", 2, at=7, batches=3), "fail", "first at step 7"),
     ("data_order", trace("chaos", 2, only("step", drop, step=7)), "inconclusive", "only 35 of 36"),
     ("data_order", empty_traces("reference"), "inconclusive", "only 0 of 0"),
-    ("rng", trace("chaos", 2, only("step", put(rng="0" * 16), step=7)), "fail", "first at step 7"),
+    ("rng", put_step("chaos", 2, at=7, rng="0" * 16), "fail", "first at step 7"),
     ("rng", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
-    ("losses", trace("chaos", 2, only("step", put(loss=["0x1p-3", "0x1p-3"]), step=7)), "fail", "first at step 7"),
-    ("losses", trace("chaos", 2, only("step", put(loss=["0x1p-3"]), step=7)), "fail", "first at step 7"),
+    ("losses", put_step("chaos", 2, at=7, loss=["0x1p-3", "0x1p-3"]), "fail", "first at step 7"),
+    ("losses", put_step("chaos", 2, at=7, loss=["0x1p-3"]), "fail", "first at step 7"),
     ("losses", forget_rank("chaos", 2), "inconclusive", "only 24 of 36"),
-    ("lr", trace("chaos", 2, only("step", put(lr=["0x1p-3"]), step=7)), "fail", "first at step 7"),
+    ("lr", put_step("chaos", 2, at=7, lr=["0x1p-3"]), "fail", "first at step 7"),
     ("lr", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
-    ("gradients", trace("chaos", 2, only("step", put(grad="0" * 16), step=7)), "fail", "first at step 7"),
-    ("gradients", trace("chaos", 2, only("step", put(grads=other_words), step=7)), "fail", "embed.weight"),
+    ("gradients", put_step("chaos", 2, at=7, grad="0" * 16), "fail", "first at step 7"),
+    ("gradients", put_step("chaos", 2, at=7, grads=other_words), "fail", "embed.weight"),
     ("gradients", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
-    ("parameters", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "first at step 7"),
-    ("parameters", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2 resumed from step 4"),
-    ("parameters", trace("chaos", 2, only("start", put(tensors=["a", "c", "b"]))), "fail", "another order, from number 0"),
+    ("parameters", put_step("chaos", 2, at=7, param="0" * 16), "fail", "first at step 7"),
+    ("parameters", put_start("chaos", 2, param="0" * 16), "fail", "attempt 2 resumed from step 4"),
+    ("parameters", put_start("chaos", 2, tensors=["a", "c", "b"]), "fail", "another order, from number 0"),
     ("parameters", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
-    ("rank_agreement", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "rank 1 has other weights"),
-    ("rank_agreement", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "than rank 0 after step 7 of"),
-    ("rank_agreement", trace("chaos", 2, only("step", put(param="0", params=other_words), step=7)), "fail", "in embed.weight"),
-    ("rank_agreement", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2, from step 4"),
-    ("rank_agreement", trace("reference", 1, only("step", put(param="0" * 16), step=7)), "fail", "not to blame"),
-    ("replay_agreement", trace("chaos", 3, only("step", put(param="0" * 16), step=10)), "fail", "is not what attempt 3"),
-    ("bucket_layout", trace("chaos", 2, only("buckets", put(layout=[[0, 1, 2]]))), "fail", "attempt 2 reduced step 5"),
-    ("bucket_layout", trace("chaos", 2, only("buckets", put(layout=None))), "fail", "another bucket layout"),
+    ("rank_agreement", put_step("chaos", 2, at=7, param="0" * 16), "fail", "rank 1 has other weights"),
+    ("rank_agreement", put_step("chaos", 2, at=7, param="0" * 16), "fail", "than rank 0 after step 7 of"),
+    ("rank_agreement", put_step("chaos", 2, at=7, param="0", params=other_words), "fail", "in embed.weight"),
+    ("rank_agreement", put_start("chaos", 2, param="0" * 16), "fail", "attempt 2, from step 4"),
+    ("rank_agreement", put_step("reference", 1, at=7, param="0" * 16), "fail", "not to blame"),
+    ("replay_agreement", put_step("chaos", 3, at=10, param="0" * 16), "fail", "is not what attempt 3"),
+    ("bucket_layout", put_buckets("chaos", 2, layout=[[0, 1, 2]]), "fail", "attempt 2 reduced step 5"),
+    ("bucket_layout", put_buckets("chaos", 2, layout=None), "fail", "another bucket layout"),
     ("bucket_layout", trace("chaos", 2, only("buckets", drop)), "inconclusive", "no layout was recorded"),
-    ("bucket_layout", trace("chaos", 2, only("buckets", put(primed=False))), "inconclusive", "not primed (attempt 2)"),
-    (
-        "final_weights",
-        trace("chaos", 4, digests("model", {"head.bias": "0" * 16})),
-        "fail",
-        "model: head.bias differ on rank 1",
-    ),
-    ("final_weights", trace("chaos", 4, digests("buffers", {"norm.mean": "0" * 16})), "fail", "buffers: norm.mean"),
-    ("final_weights", trace("chaos", 4, digests("model", {"more": "0" * 16})), "fail", "more"),
+    ("bucket_layout", put_buckets("chaos", 2, primed=False), "inconclusive", "not primed (attempt 2)"),
+    ("final_weights", put_digests("chaos", 4, "model", {"head.bias": "0" * 16}), "fail", "model: head.bias differ on rank 1"),
+    ("final_weights", put_digests("chaos", 4, "buffers", {"norm.mean": "0" * 16}), "fail", "buffers: norm.mean"),
+    ("final_weights", put_digests("chaos", 4, "model", {"more": "0" * 16}), "fail", "more"),
     ("final_weights", trace("chaos", 4, only("end", drop)), "inconclusive", "no end record"),
-    (
-        "final_optimizer",
-        trace("chaos", 4, digests("optimizer", {"head.bias.momentum": "0" * 16})),
-        "fail",
-        "head.bias.momentum",
-    ),
-    ("final_optimizer", trace("chaos", 4, digests("optimizer", None, keep=False)), "fail", "and 2 more"),
-    ("final_scheduler", trace("chaos", 4, digests("scheduler", {"0.last_epoch": "0" * 16})), "fail", "0.last_epoch"),
-    ("final_rng", trace("chaos", 4, digests("rng", {"torch": "0" * 16})), "fail", "torch"),
-    ("final_rng", trace("chaos", 4, only("end", put(digests={}))), "inconclusive", "no rng digests"),
-    ("final_registered", trace("chaos", 4, digests("registered", {"average": "0" * 16})), "fail", "average"),
+    ("final_optimizer", put_digests("chaos", 4, "optimizer", {"head.bias.momentum": "0" * 16}), "fail", "head.bias.momentum"),
+    ("final_optimizer", put_digests("chaos", 4, "optimizer", None, keep=False), "fail", "and 2 more"),
+    ("final_scheduler", put_digests("chaos", 4, "scheduler", {"0.last_epoch": "0" * 16}), "fail", "0.last_epoch"),
+    ("final_rng", put_digests("chaos", 4, "rng", {"torch": "0" * 16}), "fail", "torch"),
+    ("final_rng", put_end("chaos", 4, digests={}), "inconclusive", "no rng digests"),
+    ("final_registered", put_digests("chaos", 4, "registered", {"average": "0" * 16}), "fail", "average"),
     (
         "final_position",
-        trace("chaos", 4, only("end", put(position={"epoch": 2, "batches": 3, "step": 12}))),
+        put_end("chaos", 4, position={"epoch": 2, "batches": 3, "step": 12}),
         "fail",
         "rank 1 ended at epoch 2 batch 3 step 12, the reference at epoch 2 batch 4 step 12",
     ),
-    ("final_position", trace("reference", 1, only("end", put(step=11)), all_ranks), "inconclusive", "at step 11"),
+    ("final_position", put_end("reference", 1, ranks=all_ranks, step=11), "inconclusive", "at step 11"),
     ("final_checkpoint", flip_checkpoint("chaos"), "fail", "chaos: step-00000012: model.safetensors"),
     ("final_checkpoint", flip_checkpoint("reference"), "inconclusive", "reference: step-00000012"),
     ("final_checkpoint", no_checkpoint, "fail", "MANIFEST.json is missing"),
-    ("final_checkpoint", trace("chaos", 4, only("end", put(checkpoint="step-00000008")), all_ranks), "fail", "of step 8"),
-    (
-        "final_checkpoint",
-        trace("chaos", 4, only("end", put(checkpoint=None)), all_ranks),
-        "inconclusive",
-        "no common final checkpoint",
-    ),
-    (
-        "final_checkpoint",
-        trace("chaos", 4, only("end", put(checkpoint="../step-1")), all_ranks),
-        "fail",
-        "not the name of a checkpoint",
-    ),
+    ("final_checkpoint", put_end("chaos", 4, ranks=all_ranks, checkpoint="step-00000008"), "fail", "of step 8"),
+    ("final_checkpoint", put_end("chaos", 4, ranks=all_ranks, checkpoint=None), "inconclusive", "no common final checkpoint"),
+    ("final_checkpoint", put_end("chaos", 4, ranks=all_ranks, checkpoint="../step-1"), "fail", "not the name of a checkpoint"),
 ]
 
 
@@ -376,20 +349,23 @@ def test_every_check_has_a_negative_control() -> None:
     assert {function.__name__ for function in CHECKS} == {name for name, _, _, _ in NEGATIVE}
 
 
-@pytest.mark.parametrize("group", ["model", "rng"])
-def test_digests_of_nothing_are_inconclusive(run: RunLayout, group: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "ranks", "name", "status", "words"),
+    [
+        ("model", all_ranks, "final_weights", "inconclusive", ""),
+        ("rng", all_ranks, "final_rng", "inconclusive", ""),
+        ("optimizer", (2,), "final_optimizer", "inconclusive", "ranks 2"),
+        *((group, all_ranks, f"final_{group}", "skip", "") for group in ("scheduler", "registered", "optimizer")),
+    ],
+)
+def test_digests_of_nothing_prove_nothing_and_a_job_without_such_state_is_skipped(
+    run: RunLayout, group: str, ranks: tuple[int, ...], name: str, status: str, words: str
+) -> None:
     for leg, attempt in (("reference", 1), ("chaos", 4)):
-        for rank in all_ranks:
+        for rank in ranks:
             edit_trace(run, leg, attempt, rank, digests(group, None, keep=False))
-    name = {"model": "final_weights", "rng": "final_rng"}[group]
-    assert checks_of(run)[name].status == "inconclusive"
-
-
-def test_digests_of_nothing_on_one_rank_are_inconclusive(run: RunLayout) -> None:
-    for leg, attempt in (("reference", 1), ("chaos", 4)):
-        edit_trace(run, leg, attempt, 2, digests("optimizer", None, keep=False))
-    check = checks_of(run)["final_optimizer"]
-    assert (check.status, "ranks 2" in check.summary) == ("inconclusive", True)
+    check = checks_of(run)[name]
+    assert (check.status, words in check.summary) == (status, True)
 
 
 def test_what_one_rank_alone_registers_is_compared_there(run: RunLayout) -> None:
@@ -402,19 +378,10 @@ def test_what_one_rank_alone_registers_is_compared_there(run: RunLayout) -> None
     assert checks_of(run)["final_registered"].status == "fail"
 
 
-@pytest.mark.parametrize("group", ["scheduler", "registered", "optimizer"])
-def test_a_job_without_such_state_is_skipped(run: RunLayout, group: str) -> None:
-    for leg, attempt in (("reference", 1), ("chaos", 4)):
-        for rank in all_ranks:
-            edit_trace(run, leg, attempt, rank, digests(group, None, keep=False))
-    assert checks_of(run)[f"final_{group}"].status == "skip"
-
-
 def everywhere(run: RunLayout, edit: Any) -> None:
     for leg, attempts in (("reference", (1,)), ("chaos", (1, 2, 3, 4))):
         for attempt in attempts:
-            for rank in all_ranks:
-                edit_trace(run, leg, attempt, rank, edit)
+            edit_ranks(run, leg, attempt, edit)
 
 
 @pytest.mark.parametrize(
@@ -435,21 +402,18 @@ def test_equal_because_nothing_is_seen_is_inconclusive(run: RunLayout, name: str
 
 def test_one_nan_on_the_way_is_no_objection(run: RunLayout) -> None:
     for leg, attempt in (("reference", 1), ("chaos", 2)):
-        for rank in all_ranks:
-            edit_trace(run, leg, attempt, rank, only("step", put(loss=["nan", "nan"]), step=7))
+        edit_ranks(run, leg, attempt, only("step", put(loss=["nan", "nan"]), step=7))
     assert checks_of(run)["losses"].status == "pass"
 
 
 def test_a_step_skipped_by_a_gradient_scaler_is_compared(run: RunLayout) -> None:
     skipped_step = only("step", put(lr=[], grad="", grads=""), step=7)
-    for rank in all_ranks:
-        edit_trace(run, "reference", 1, rank, skipped_step)
+    edit_ranks(run, "reference", 1, skipped_step)
     assert {name: check.status for name, check in checks_of(run).items() if check.status != "pass"} == {
         "lr": "fail",
         "gradients": "fail",
     }
-    for rank in all_ranks:
-        edit_trace(run, "chaos", 2, rank, skipped_step)
+    edit_ranks(run, "chaos", 2, skipped_step)
     assert all(check.status == "pass" for check in checks_of(run).values())
 
 
@@ -462,8 +426,7 @@ def test_resume_point_at_an_epochs_end_in_both_spellings(tmp_path: Path) -> None
     kills = [Fault(id="F1", rank=0, phase="step", at_step=6, source="faults.schedule[0]")]
     run = write_run(tmp_path, kills=kills, every_steps=5)
     assert checks_of(run)["resume_points"].status == "pass"
-    for rank in all_ranks:
-        edit_trace(run, "chaos", 2, rank, only("start", put(position={"epoch": 1, "batches": 0, "step": 5})))
+    edit_ranks(run, "chaos", 2, only("start", put(position={"epoch": 1, "batches": 0, "step": 5})))
     assert checks_of(run)["resume_points"].status == "pass"
 
 

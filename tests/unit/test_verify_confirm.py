@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Bugs, drop, edit_journal, edit_trace, only, put, write_run
+from legs import Bugs, drop, edit_journal, edit_ranks, edit_trace, only, put, write_run
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
@@ -78,8 +78,7 @@ def test_a_difference_says_how_often_the_job_repeated_itself(tmp_path: Path) -> 
 def test_of_two_restores_of_one_checkpoint_one_that_agrees_decides(tmp_path: Path) -> None:
     """Attempts 3 and 4 go on from step 8: the job does not repeat itself where only one of them differs."""
     run = write_run(tmp_path / "one", bugs=Bugs(), reference_bugs=Bugs())
-    for rank in range(3):
-        edit_trace(run, "chaos", 3, rank, only("step", put(loss=[(9.5).hex()] * 2), step=10))
+    edit_ranks(run, "chaos", 3, only("step", put(loss=[(9.5).hex()] * 2), step=10))
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "job_not_repeatable")
     assert (
@@ -87,8 +86,7 @@ def test_of_two_restores_of_one_checkpoint_one_that_agrees_decides(tmp_path: Pat
     )
     assert verdict.blame.part == "script"
     # The control: every restore differs, and a lone one has nothing to be compared with.
-    for rank in range(3):
-        edit_trace(run, "chaos", 4, rank, only("step", put(loss=[(9.75).hex()] * 2), step=10))
+    edit_ranks(run, "chaos", 4, only("step", put(loss=[(9.75).hex()] * 2), step=10))
     assert judge(run).status == "FAIL"
     alone = write_run(tmp_path / "alone", bugs=Bugs(), reference_bugs=Bugs())
     edit_trace(alone, "chaos", 2, 0, only("step", put(loss=[(9.5).hex()] * 2), step=6))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from legs import KILLS, Bugs, drop, edit_journal, edit_trace, only, put, write_run
+from legs import KILLS, Bugs, drop, edit_journal, edit_ranks, edit_trace, only, put, write_run
 from script_legs import write_script_run
 
 from chaosrun.errors import UsageError
@@ -152,8 +152,7 @@ def test_the_same_difference_again(tmp_path: Path) -> None:
 
 def test_a_leg_that_went_on_beyond_the_end_is_replayed_a_step_beyond_it(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    for rank in range(3):
-        edit_trace(run, "chaos", 4, rank, only("end", put(step=14)))
+    edit_ranks(run, "chaos", 4, only("end", put(step=14)))
     assert judge(run).code == "ended_at_another_step" and "no checkpoint holds" in (judge(run).hint or "")
     found = target(run)
     assert (found.divergence, found.ended, found.last_step(NO_FAULTS)) == (None, 14, 13)

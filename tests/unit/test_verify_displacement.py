@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from legs import BATCHES_PER_EPOCH, Bugs, edit_trace, only, put
+from legs import BATCHES_PER_EPOCH, Bugs, edit_ranks, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.records.layout import RunLayout
@@ -30,8 +30,7 @@ def shuffle_from(run: RunLayout, step: int) -> None:
     def strange(line: dict[str, Any]) -> dict[str, Any]:
         return line if line["step"] < step else {**line, "batch": [f"{line['step']}-{number}" for number in (0, 1)]}
 
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", strange))
+    edit_ranks(run, "chaos", 2, only("step", strange))
 
 
 def numbered_from(first: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -90,8 +89,7 @@ def test_a_later_pass_that_does_not_begin_at_its_beginning_is_told_as_that(passe
 
 def test_a_later_pass_that_skips_is_not_laid_to_streams_that_its_loader_drew_from_once_more(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(each_pass=True), kills=SCRIPT_KILLS[:1])
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", put(rng="0123456789abcdef")))
+    edit_ranks(run, "chaos", 2, only("step", put(rng="0123456789abcdef")))
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
     assert "only in the pass in which the checkpoint was saved" in f"{verdict.hint}"
@@ -103,9 +101,8 @@ def test_another_optimizers_turn_is_told_before_the_data_that_it_took(tmp_path: 
     run = write_script_run(tmp_path, bugs=Bugs() if counts else Bugs(skip_off=1, with_ids=False), kills=SCRIPT_KILLS[:1])
     if counts:
         shuffle_from(run, 6)
-    for rank in range(3):
-        edit_trace(run, "reference", 1, rank, only("step", put(stepped=["Adam 2 of 2"]), step=6 if counts else 5))
-        edit_trace(run, "chaos", 2, rank, only("step", put(stepped=["Adam 1 of 2"]), step=6 if counts else 5))
+    edit_ranks(run, "reference", 1, only("step", put(stepped=["Adam 2 of 2"]), step=6 if counts else 5))
+    edit_ranks(run, "chaos", 2, only("step", put(stepped=["Adam 1 of 2"]), step=6 if counts else 5))
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "other_optimizer_stepped" if counts else "batches_skipped")
     assert not counts or "Adam 1 of 2 made the step, but Adam 2 of 2 did in the reference run" in f"{verdict.hint}"
@@ -147,8 +144,7 @@ def test_an_order_that_no_step_had_may_go_by_hashes(tmp_path: Path) -> None:
 
 def test_ids_count_for_nothing_where_the_script_cut_its_dataset_to_what_is_left(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(skip_off=1), kills=SCRIPT_KILLS[:1])
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", numbered_from(0)))
+    edit_ranks(run, "chaos", 2, only("step", numbered_from(0)))
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause
     assert "off by 1" in f"{verdict.hint}"
@@ -213,8 +209,7 @@ def test_a_pass_before_a_step_that_only_one_run_made_is_no_other_order(
 def test_samples_that_the_undisturbed_run_did_not_name_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
     """`itertools.cycle` hands out kept batches, which the loader has not just drawn: after a restart it has."""
     run = write_script_run(tmp_path, bugs=Bugs(skip_off=-1), kills=SCRIPT_KILLS[:1])
-    for rank in range(3):
-        edit_trace(run, "reference", 1, rank, only("step", lambda line: {**line, "ids": None}))
+    edit_ranks(run, "reference", 1, only("step", lambda line: {**line, "ids": None}))
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "batches_repeated"), verdict.cause
 

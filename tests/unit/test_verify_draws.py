@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Bugs, Edit, edit_trace, only, put
+from legs import Bugs, Edit, edit_trace, finding, only, put
 from script_legs import SCRIPT_KILLS, write_script_run
 from test_verify_displacement import shuffle_from
 
@@ -67,9 +67,7 @@ def test_streams_of_a_later_step_do_not_give_an_earlier_epochs_order_again(
             step = line["step"]
             return {**line, **({key: first[step - 5][key] for key in ("ids", "batch")} if 5 < step <= 10 else {})}
 
-        edit_trace(
-            run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": stands}})
-        )
+        edit_trace(run, "chaos", 2, rank, only("start", finding(step=None, rng=stands)))
         edit_trace(run, "chaos", 2, rank, only("step", put(rng=ELSEWHERE)))
         edit_trace(run, "chaos", 2, rank, only("step", again))
     verdict = judge(run)
@@ -88,7 +86,7 @@ def test_batches_of_no_step_are_drawn_from_streams_that_the_reference_draws_from
         for leg in () if drawn else ("reference", "chaos"):
             edit_trace(run, leg, 1, rank, only("step", put(rng="2" * 16)))
         edit_trace(run, "chaos", 2, rank, only("start", streams_lost))
-        edit_trace(run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], "data": []}}))
+        edit_trace(run, "chaos", 2, rank, only("start", finding(data=[])))
         edit_trace(run, "chaos", 2, rank, only("step", strange))
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause

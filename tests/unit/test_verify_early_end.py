@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
+from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_ranks, edit_trace, only, put, with_spec, write_run
 
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout, checkpoint_name
@@ -34,8 +34,7 @@ def settled_run(root: Path, *, outcome: str = "settled", **about: Any) -> RunLay
     def cut(line: dict[str, Any]) -> dict[str, Any] | None:
         return None if line["kind"] == "end" or line.get("step", 0) > SETTLED else line
 
-    for rank in RANKS:
-        edit_trace(run, "chaos", LAST, rank, cut)
+    edit_ranks(run, "chaos", LAST, cut)
     edit_journal(run, "chaos", only("leg.finished", put(outcome=outcome, final_step=SETTLED)))
     return run
 
@@ -44,8 +43,7 @@ def whole_run(root: Path, **about: Any) -> RunLayout:
     run = write_run(root, kills=(KILLED,), steps=STEPS, **about)
     run.leg("reference").repeats.write_text("{}")
     for leg, attempt in (("reference", 1), ("chaos", LAST)):
-        for rank in RANKS:
-            edit_trace(run, leg, attempt, rank, only("checkpoint", lambda line: {**line, "own": f"of step {line['step']}"}))
+        edit_ranks(run, leg, attempt, only("checkpoint", lambda line: {**line, "own": f"of step {line['step']}"}))
     return run
 
 
@@ -103,14 +101,6 @@ def of_checkpoint(leg: str, change: Any, rank: int = 1) -> Break:
 def another_fault(run: RunLayout) -> None:
     late = Fault(id="F2", rank=0, phase="step", at_step=11, source="faults.schedule[1]")
     run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(KILLED, late)).to_json()))
-
-
-def with_spec(**spec: Any) -> Break:
-    def edit(run: RunLayout) -> None:
-        told = json.loads(run.run_json.read_text())
-        run.run_json.write_text(json.dumps({**told, "spec": {**told["spec"], **spec}}))
-
-    return edit
 
 
 def changed_weight(line: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import copy_run, drop, edit_trace, only, put, write_run
+from legs import drop, edit_trace, only, put
 
 from chaosrun import api
 from chaosrun.errors import UsageError
@@ -17,17 +17,6 @@ from chaosrun.records.trace_blocks import frames
 from chaosrun.verify.lineage import lineage
 from chaosrun.verify.verdict import judge
 from tests.records import read_lines, torn, write_lines
-
-
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    return write_run(tmp_path_factory.mktemp("exact"))
-
-
-@pytest.fixture
-def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
-    """An exact run, to be broken."""
-    return copy_run(exact, tmp_path)
 
 
 def test_reads_everything_a_leg_wrote(run: RunLayout) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import KILLS, Bugs, edit_trace, only, put, write_run
+from legs import KILLS, Bugs, edit_trace, finding, only, put, write_run
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.records.layout import RunLayout
@@ -122,7 +122,7 @@ def test_values_are_told_where_restored_streams_may_have_been_drawn_from_otherwi
     tell(run, {"size": "0"}, {"size": "4"}, {"size": "4"}, {"size": "1"})
     found = {"rng": rng, "step": None, **({} if same_data else {"data": []})}
     for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], **found}}))
+        edit_trace(run, "chaos", 2, rank, only("start", finding(**found)))
         other = only("step", lambda line: {**line, "rng": "o", "loss": ["0x1p-9"], **({} if same_data else {"batch": ["o"]})})
         edit_trace(run, "chaos", 2, rank, other)
     verdict = judge(run)

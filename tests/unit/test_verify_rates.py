@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import edit_trace, only, put
+from legs import edit_ranks, only, put
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.verify.verdict import Verdict, judge
@@ -23,9 +23,7 @@ def told(root: Path, expected: Schedule, seen: Schedule, *, scheduled: bool = Tr
         def rate(line: dict[str, Any], schedule: Schedule = schedule) -> dict[str, Any]:
             return {**line, "lr": [schedule(line["step"]).hex()]}
 
-        for rank in range(3):
-            edit_trace(run, leg, attempt, rank, only("step", rate))
-            edit_trace(run, leg, attempt, rank, only("start", put(scheduled=scheduled)))
+        edit_ranks(run, leg, attempt, only("step", rate), only("start", put(scheduled=scheduled)))
     return judge(run)
 
 

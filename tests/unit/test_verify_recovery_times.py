@@ -11,21 +11,11 @@ from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.verify.lineage import lineage
 from chaosrun.verify.recovery_times import RecoveryTimes, recoveries_of, work_of
 from chaosrun.verify.verdict import judge
-from tests.unit.legs import copy_run, drop, edit_journal, edit_trace, only, put, write_run
+from tests.unit.legs import drop, edit_journal, edit_ranks, edit_trace, only, put
 
 
 def recovery_times(run: RunLayout) -> tuple[RecoveryTimes, ...]:
     return recoveries_of(read_leg(recorded_leg(run, read_run(run), "chaos")))
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    return write_run(tmp_path_factory.mktemp("whole"))
-
-
-@pytest.fixture
-def run(whole: RunLayout, tmp_path: Path) -> RunLayout:
-    return copy_run(whole, tmp_path)
 
 
 def chaos(run: RunLayout) -> LegHistory:
@@ -36,10 +26,10 @@ def known(times: RecoveryTimes) -> set[str]:
     return {phase for phase, seconds in times.phases.items() if seconds is not None}
 
 
-def test_the_phases_of_a_recovery_follow_each_other(whole: RunLayout) -> None:
+def test_the_phases_of_a_recovery_follow_each_other(exact: RunLayout) -> None:
     # By the clock of legs.py, half a second a look: the death, its record; the sighting, two exits seen and recorded, the stop;
     # starting, started, three ranks that enter and hold their state in turn; then the steps.
-    first, *others = recovery_times(whole)
+    first, *others = recovery_times(exact)
     assert len(others) == 2
     assert first == RecoveryTimes(
         attempt=2, detect_s=1.0, stop_s=3.0, start_s=3.5, restore_s=0.5, first_step_s=0.5, total_s=8.5
@@ -48,9 +38,9 @@ def test_the_phases_of_a_recovery_follow_each_other(whole: RunLayout) -> None:
         assert sum(filter(None, times.phases.values())) == times.total_s
 
 
-def test_the_account_of_the_attempts_has_the_same_totals(whole: RunLayout) -> None:
-    totals = {attempt.attempt: attempt.recovery_s for attempt in judge(whole).attempts}
-    assert totals == {1: None} | {times.attempt: times.total_s for times in recovery_times(whole)}
+def test_the_account_of_the_attempts_has_the_same_totals(exact: RunLayout) -> None:
+    totals = {attempt.attempt: attempt.recovery_s for attempt in judge(exact).attempts}
+    assert totals == {1: None} | {times.attempt: times.total_s for times in recovery_times(exact)}
 
 
 def test_a_trace_that_does_not_tell_when_the_restore_began_leaves_that_open(run: RunLayout) -> None:
@@ -66,8 +56,7 @@ def test_a_rank_that_wrote_nothing_may_have_been_the_last(run: RunLayout) -> Non
 
 
 def test_an_attempt_without_a_step_has_no_recovery(run: RunLayout) -> None:
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", drop))
+    edit_ranks(run, "chaos", 2, only("step", drop))
     first = recovery_times(run)[0]
     assert (first.first_step_s, first.total_s) == (None, None)
     assert known(first) == {"detect", "stop", "start", "restore"}
@@ -106,10 +95,10 @@ def test_what_nobody_was_left_to_see_begins_with_the_last_recorded_step(run: Run
     assert recovery_times(run)[0] == lost_node
 
 
-def test_work_done_twice_is_counted_apart(whole: RunLayout) -> None:
-    leg = chaos(whole)
+def test_work_done_twice_is_counted_apart(exact: RunLayout) -> None:
+    leg = chaos(exact)
     work = work_of(leg, lineage(leg))
-    assert work.lost_steps == judge(whole).lost_steps == 7
+    assert work.lost_steps == judge(exact).lost_steps == 7
     traces = [(attempt.number, attempt.traces[2]) for attempt in leg.attempts]
     steps_s = {(number, step): record.time_s for number, trace in traces for step, record in trace.steps.items()}
     # A step's time runs from the last rank's record of the one before to the last rank's record of it.

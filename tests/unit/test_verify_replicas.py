@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from legs import STEPS, TENSORS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
+from legs import STEPS, TENSORS, Edit, edit_journal, edit_ranks, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.records.history import Attempt
@@ -16,21 +16,10 @@ from chaosrun.verify.replicas import Parting
 from chaosrun.verify.verdict import judge
 
 
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    return write_run(tmp_path_factory.mktemp("exact"))
-
-
-@pytest.fixture
-def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
-    return copy_run(exact, tmp_path)
-
-
 def edit_all(run: RunLayout, edit: Edit) -> None:
     for leg in ("reference", "chaos"):
         for attempt in run.leg(leg).attempts():
-            for rank in range(3):
-                edit_trace(run, leg, attempt, rank, edit)
+            edit_ranks(run, leg, attempt, edit)
 
 
 def test_equal_replicas_are_counted(run: RunLayout) -> None:
@@ -44,6 +33,7 @@ def test_replicas_that_drift_undisturbed_fail_without_blame_on_recovery(run: Run
         edit_trace(run, leg, 1, 0, only("step", put(param="0" * 16), step=3))
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code, verdict.code) == ("FAIL", 3, "replicas_drift")
+    assert (verdict.blame.whose, verdict.blame.part, verdict.blame.likely) == ("yours", "script", False)
     assert "find_unused_parameters=True" in (verdict.hint or "")
     # Ranks 1 and 2 agree: rank 0 is the one to look at.
     what = "rank 0 has other weights than rank 1 after step 3 of attempt 1"
@@ -98,6 +88,7 @@ def test_a_script_that_failed_after_its_replicas_had_drifted(run: RunLayout) -> 
     edit_trace(run, "reference", 1, 2, only("step", put(param="0" * 16), step=3))
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code, verdict.code) == ("INCONCLUSIVE", 4, "replicas_drift")
+    assert (verdict.blame.whose, verdict.blame.part) == ("yours", "script")
     what = "rank 2 has other weights than rank 0 after step 3 of attempt 1"
     assert verdict.cause == f"reference leg: the replicas had drifted apart ({what}) when rank 0 raised"
 
@@ -171,8 +162,7 @@ def test_a_rank_that_outlives_another_is_not_apart_from_it() -> None:
 def test_buckets_that_ddp_leaves_as_they_are_were_not_primed(tmp_path: Path, layout: list[list[int]]) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
-        for rank in range(3):
-            edit_trace(run, leg, attempt, rank, only("buckets", put(layout=layout)))
+        edit_ranks(run, leg, attempt, only("buckets", put(layout=layout)))
     verdict = judge(run)
     assert verdict.status == "PASS", verdict.cause
     assert ("gradient buckets were primed" in " ".join(verdict.warnings)) == (layout[0] == [2, 1])

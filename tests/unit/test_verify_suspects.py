@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Bugs, drop, edit_trace, only, put, write_run
+from legs import Bugs, drop, edit_ranks, edit_trace, finding, only, put, write_run
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.records.layout import RunLayout
@@ -46,10 +46,8 @@ def test_what_batches_are_made_of_is_suspected(tmp_path: Path, kept: str, stream
         held = {**HELD, "memory": kept if (leg, attempt) == ("chaos", 2) else "4"}
         tell = only("save", lambda line, held=held: {**line, "held": {} if line["done"] else held})  # type: ignore[misc]
         edit_trace(run, leg, attempt, 0, tell)
-        for rank in range(3):
-            edit_trace(run, leg, attempt, rank, only("step", put(ids=[])))
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", put(batch=["x", "y"], **streams), step=5))
+        edit_ranks(run, leg, attempt, only("step", put(ids=[])))
+    edit_ranks(run, "chaos", 2, only("step", put(batch=["x", "y"], **streams), step=5))
     verdict = judge(run)
     assert (verdict.status, verdict.blame.whose) == ("FAIL", "yours"), verdict.cause
     assert (
@@ -64,7 +62,7 @@ def test_a_save_before_the_update_that_it_counts_is_told_as_such(tmp_path: Path,
     """Weights and optimizer are of step 4, the data of step 5."""
     run = write_script_run(tmp_path, bugs=Bugs(skip_off=2), kills=SCRIPT_KILLS[:1])
     for rank in range(3):
-        began = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": [rng]}})
+        began = only("start", finding(step=None, rng=[rng]))
         edit_trace(run, "chaos", 2, rank, began)
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "batches_skipped"), verdict.cause

@@ -12,7 +12,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.trajectory import Difference, Trajectory, compare_trajectories, trajectory
 from tests.records import read_lines
-from tests.unit.legs import STEPS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
+from tests.unit.legs import STEPS, Edit, copy_run, edit_journal, edit_ranks, edit_trace, only, put, write_run
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,7 @@ def recorded(run: RunLayout, rank: int, step: int) -> list[float]:
 
 
 def edit_every_rank(run: RunLayout, edit: Edit) -> None:
-    for rank in range(3):
-        edit_trace(run, "reference", 1, rank, edit)
+    edit_ranks(run, "reference", 1, edit)
 
 
 def test_without_items_a_steps_loss_is_the_mean_over_ranks_and_micro_batches(run: RunLayout) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from legs import KILLS, Bugs, copy_run, die_raising, drop, edit_journal, edit_trace, only, put, write_run
+from legs import KILLS, Bugs, die_raising, drop, edit_journal, edit_trace, only, put, with_spec, write_run
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -31,22 +31,11 @@ def failing(verdict: Verdict) -> list[str]:
     return [check.name for check in verdict.checks if check.status == "fail"]
 
 
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    return write_run(tmp_path_factory.mktemp("exact"))
-
-
-@pytest.fixture
-def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
-    """An exact run, to be broken."""
-    return copy_run(exact, tmp_path)
-
-
 def test_exact_run_passes(run: RunLayout) -> None:
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code, verdict.outcome) == ("PASS", 0, "completed")
     assert verdict.cause == "bit-identical to the reference run: 12 steps on 3 ranks, 3 faults; saved and resumed by chaosrun"
-    assert (verdict.steps, verdict.lost_steps) == (12, 7)
+    assert (verdict.steps, verdict.lost_steps, verdict.divergence) == (12, 7, None)
 
 
 def test_account_of_faults_and_attempts(run: RunLayout) -> None:
@@ -82,28 +71,6 @@ def test_verdict_is_json(run: RunLayout) -> None:
     assert [check["name"] for check in value["checks"]] == [function.__name__ for function in CHECKS]
 
 
-@pytest.mark.parametrize(
-    ("bugs", "first_failing"),
-    [
-        (Bugs(keep_rng=False), "rng"),
-        (Bugs(set_epoch=False), "data_order"),
-        (Bugs(skip_off=1), "data_order"),
-        (Bugs(skip_off=-1), "data_order"),
-        (Bugs(keep_optimizer=False), "parameters"),
-        (Bugs(keep_scheduler=False), "lr"),
-        (Bugs(keep_registered=False), "final_registered"),
-        (Bugs(stale_checkpoint=True), "resume_points"),
-        (Bugs(start_over=True), "resume_points"),
-    ],
-)
-def test_broken_restore_fails(tmp_path: Path, bugs: Bugs, first_failing: str) -> None:
-    verdict = judge(write_run(tmp_path, bugs=bugs, reference_bugs=Bugs()))
-    assert (verdict.status, verdict.exit_code) == ("FAIL", 3)
-    assert first_failing in failing(verdict)
-    if verdict.divergence is None:
-        assert verdict.cause.startswith(first_failing)
-
-
 def test_a_wrong_order_is_told_by_its_samples(tmp_path: Path) -> None:
     verdict = judge(write_run(tmp_path, bugs=Bugs(skip_off=1), reference_bugs=Bugs()))
     assert verdict.divergence is not None
@@ -116,9 +83,7 @@ def test_a_wrong_order_is_told_by_its_samples(tmp_path: Path) -> None:
 
 def test_under_a_protocol_that_is_not_exact_the_hint_says_what_to_set(tmp_path: Path) -> None:
     run = write_run(tmp_path, bugs=Bugs(skip_off=1), reference_bugs=Bugs())
-    info = json.loads(run.run_json.read_text())
-    info["spec"]["data"] = {"resume": "skip"}
-    run.run_json.write_text(json.dumps(info))
+    with_spec(data={"resume": "skip"})(run)
     verdict = judge(run)
     assert verdict.hint == "set data.resume: seedable (data.resume is skip, and only seedable is exact)"
     assert verdict.blame.part == "job file"
@@ -140,37 +105,10 @@ def test_of_a_large_batch_the_samples_that_differ_are_shown(ids: Sequence[Any], 
     assert ruling._around([*ids], [*others]) == shown
 
 
-def test_unprimed_buckets_fail(tmp_path: Path) -> None:
-    verdict = judge(write_run(tmp_path, bugs=Bugs(primed=False)))
-    assert verdict.status == "FAIL"
-    assert {"gradients", "bucket_layout"} <= set(failing(verdict))
-    assert verdict.cause.startswith("gradient reduction (bucket layout)")
-
-
 def test_unprimed_buckets_fail_where_two_ranks_hide_them(tmp_path: Path) -> None:
     verdict = judge(write_run(tmp_path, bugs=Bugs(primed=False), workers=2, kills=KILLS[:1]))
     assert (verdict.status, failing(verdict)) == ("FAIL", ["bucket_layout"])
     assert "not primed" in verdict.cause
-
-
-def test_one_bit_of_the_final_weights(run: RunLayout) -> None:
-    def flip(line: dict[str, Any]) -> dict[str, Any]:
-        value = line["digests"]["model"]["head.bias"]
-        flipped = value[:-1] + format(int(value[-1], 16) ^ 1, "x")
-        return {**line, "digests": {**line["digests"], "model": {**line["digests"]["model"], "head.bias": flipped}}}
-
-    edit_trace(run, "chaos", 4, 2, only("end", flip))
-    verdict = judge(run)
-    assert (verdict.status, failing(verdict)) == ("FAIL", ["final_weights"])
-    assert verdict.cause == "final_weights: model: head.bias differ on rank 2"
-
-
-def test_random_script_is_not_blamed_on_recovery(tmp_path: Path) -> None:
-    verdict = judge(write_run(tmp_path, bugs=Bugs(random_script=True)))
-    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
-    assert "does not repeat itself" in verdict.cause
-    assert verdict.hint is not None and "seed" in verdict.hint
-    assert failing(verdict)
 
 
 def test_confirmed_irreproducible(tmp_path: Path) -> None:
@@ -225,19 +163,11 @@ def test_a_file_from_before_the_training_explains_legs_that_differ_and_nothing_e
         leave(run)
         assert judge(run).status == status
     run = write_run(tmp_path / "random", bugs=Bugs(random_script=True))
-    assert judge(run).code == "job_not_repeatable"
+    unseen = judge(run)
+    assert (unseen.status, unseen.exit_code, unseen.code) == ("INCONCLUSIVE", 6, "job_not_repeatable")
     leave(run)
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "file_of_another_leg") and "/books/runs" in verdict.cause
-
-
-def test_fault_that_never_fires(run: RunLayout) -> None:
-    more = Fault(id="F4", rank=0, phase="step", at_step=11, source="faults.schedule[3]")
-    run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(*KILLS, more)).to_json()))
-    verdict = judge(run)
-    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
-    assert verdict.cause == "faults_landed: 1 of 4 planned faults cannot be shown to have happened: F4: it never fired"
-    assert [fault.landed for fault in verdict.faults] == [True, True, True, False]
 
 
 def test_fault_missing_and_inexact_is_a_failure(tmp_path: Path) -> None:
@@ -313,12 +243,6 @@ def test_the_digest_of_a_plan_outlives_its_file_and_what_is_injected() -> None:
     assert FaultPlan(seed=0, faults=(*KILLS, replace(TIMED, required=False))).digest() != plan.digest()
 
 
-def test_what_was_seen_is_no_object(run: RunLayout) -> None:
-    edit_journal(run, "chaos", only("fault.observed", put(found=7)))
-    verdict = judge(run)
-    assert (verdict.status, "the records are damaged" in verdict.cause) == ("INCONCLUSIVE", True)
-
-
 @pytest.mark.parametrize(
     "found", [{"end": []}, {"end": {}}, {"end": {"status": "x", "error": 5}}, {"note": 3}, {"end": None, "after_s": "soon"}]
 )
@@ -331,9 +255,12 @@ def test_a_sighting_with_odd_parts_proves_nothing(tmp_path: Path, found: Any) ->
     assert not fault.landed and fault.problem is not None and "cannot be read" in fault.problem
 
 
-@pytest.mark.parametrize("attempt", [10**400, 0, True, None, []])
-def test_an_attempt_that_cannot_be_is_a_damaged_record(run: RunLayout, attempt: Any) -> None:
-    edit_journal(run, "chaos", only("attempt.starting", put(attempt=attempt)))
+@pytest.mark.parametrize(
+    ("event", "values"),
+    [("fault.observed", {"found": 7}), *(("attempt.starting", {"attempt": odd}) for odd in (10**400, 0, True, None, []))],
+)
+def test_a_value_that_cannot_be_is_a_damaged_record(run: RunLayout, event: str, values: dict[str, Any]) -> None:
+    edit_journal(run, "chaos", only(event, put(**values)))
     verdict = judge(run)
     assert (verdict.status, "the records are damaged" in verdict.cause) == ("INCONCLUSIVE", True)
 
@@ -352,14 +279,17 @@ def test_fault_before_any_step_can_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("leg", ["reference", "chaos"])
 @pytest.mark.parametrize(
-    ("outcome", "exit_code"),
-    [("user_error", 4), ("recovery_failed", 5), ("resources", 7), ("timeout", 124), ("interrupted", 130)],
+    ("outcome", "exit_code", "whose"),
+    [
+        *(("user_error", 4, "yours"), ("recovery_failed", 5, "chaosrun"), ("resources", 7, "machine")),
+        *(("timeout", 124, "unknown"), ("interrupted", 130, "nobody")),
+    ],
 )
-def test_leg_that_did_not_complete(run: RunLayout, leg: str, outcome: str, exit_code: int) -> None:
+def test_leg_that_did_not_complete(run: RunLayout, leg: str, outcome: str, exit_code: int, whose: str) -> None:
     edit_journal(run, leg, only("leg.finished", put(outcome=outcome, message="what happened", hint="what to do")))
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code, verdict.outcome) == ("INCONCLUSIVE", exit_code, outcome)
-    assert (verdict.cause, verdict.hint) == (f"{leg} leg: what happened", "what to do")
+    assert (verdict.cause, verdict.hint, verdict.blame.whose) == (f"{leg} leg: what happened", "what to do", whose)
 
 
 def test_reference_that_failed_before_the_chaos_leg_began(run: RunLayout) -> None:
@@ -415,14 +345,6 @@ def test_unfinished_leg(run: RunLayout) -> None:
     assert (verdict.status, verdict.exit_code, verdict.outcome) == ("INCONCLUSIVE", 6, None)
 
 
-def test_torn_last_line_of_a_killed_rank_is_tolerated(run: RunLayout) -> None:
-    path = run.leg("chaos").attempt(1).trace(1)
-    record = torn(path)
-    with path.open("ab") as file:
-        file.write(record)
-    assert judge(run).status == "PASS"
-
-
 def test_damaged_middle_line_is_never_a_pass(run: RunLayout) -> None:
     path = run.leg("chaos").attempt(1).trace(1)
     data, record = path.read_bytes(), torn(path)
@@ -444,11 +366,6 @@ def test_empty_traces_are_never_a_pass(run: RunLayout) -> None:
         for path in run.leg(leg).path.glob("attempts/*/rank-*.trace"):
             path.write_bytes(b"")
     assert judge(run).status == "INCONCLUSIVE"
-
-
-def test_missing_step_on_one_rank_fails(run: RunLayout) -> None:
-    edit_trace(run, "chaos", 4, 1, only("step", drop, step=10))
-    assert judge(run).status == "FAIL"
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
@@ -477,8 +394,11 @@ def test_within_tolerance(tmp_path: Path) -> None:
     off = Bugs(weights_off=1e-9)
     assert judge(write_run(tmp_path / "exact", bugs=off, reference_bugs=Bugs())).status == "FAIL"
     verdict = judge(write_run(tmp_path / "loose", bugs=off, reference_bugs=Bugs(), verify=LOOSE))
-    assert (verdict.status, verdict.divergence) == ("PASS", None)
+    assert (verdict.status, verdict.exact, verdict.divergence) == ("PASS", False, None)
     assert verdict.cause.startswith("within the tolerance of")
+    assert verdict.blame.reason == "the job recovered within the tolerances that its job file allows"
+    for part, tolerance in LOOSE.items():
+        assert not judge(write_run(tmp_path / part, verify={part: tolerance})).exact
     assert {check.name for check in verdict.checks if check.status == "skip"} == {
         "gradients",
         "parameters",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Bugs, edit_trace, only
+from legs import Bugs, edit_ranks, edit_trace, only
 from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.verify.verdict import Verdict, judge
@@ -25,8 +25,7 @@ def told(root: Path, *, passes: bool) -> Verdict:
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
         for rank in range(3) if passes else ():
             edit_trace(run, leg, attempt, rank, only("step", together))
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", lost, step=5))
+    edit_ranks(run, "chaos", 2, only("step", lost, step=5))
     return judge(run)
 
 
@@ -46,8 +45,7 @@ def test_the_last_batches_of_a_window_alone_are_those_after_a_save_within_it(tmp
         held = {name: line[name][part] for name in ("batch", "ids", "loss")}
         return {**line, **held, "grad": "1" * 16, "param": "2" * 16}
 
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", cut, step=5))
+    edit_ranks(run, "chaos", 2, only("step", cut, step=5))
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "accumulation_window"), verdict.cause
     assert ("without the gradients" in f"{verdict.hint}") == last, verdict.hint
