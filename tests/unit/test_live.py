@@ -416,13 +416,9 @@ class TestWatch:
 
 
 def test_dumb_terminals_get_plain_lines() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    assert is_live_terminal(Terminal(), {"TERM": "xterm"})
-    assert not is_live_terminal(Terminal(), {"TERM": "dumb"})
-    assert not is_live_terminal(Terminal(), {})
+    assert is_live_terminal(Screenless(), {"TERM": "xterm"})
+    assert not is_live_terminal(Screenless(), {"TERM": "dumb"})
+    assert not is_live_terminal(Screenless(), {})
     assert not is_live_terminal(io.StringIO(), {"TERM": "xterm"})
 
 

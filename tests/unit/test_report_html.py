@@ -26,7 +26,7 @@ from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.verdict import Verdict, judge
 from tests.long_runs import write_long_run
 from tests.unit.fuzzing import AMOUNTS, changed_as, tried
-from tests.unit.legs import Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
+from tests.unit.legs import Bugs, drop, edit_journal, edit_ranks, edit_trace, only, put, write_run
 from tests.unit.script_legs import write_script_run
 from tests.unit.test_report_diagnosis import DIAGNOSIS
 
@@ -75,22 +75,12 @@ class Text(HTMLParser):
         return " ".join(self.sections.get(section, "").split())
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    return write_run(tmp_path_factory.mktemp("whole"))
-
-
-@pytest.fixture
-def run(whole: RunLayout, tmp_path: Path) -> RunLayout:
-    return copy_run(whole, tmp_path)
-
-
 def page_of(run: RunLayout, verdict: Verdict | None = None) -> Text:
     return Text(render_html(read_view(run, verdict or judge(run))))
 
 
-def test_a_drill_that_passed(whole: RunLayout) -> None:
-    page = page_of(whole)
+def test_a_drill_that_passed(exact: RunLayout) -> None:
+    page = page_of(exact)
     top = page.said("verdict")
     assert "PASS Bit-identical to the reference run: 12 steps on 3 ranks, 3 faults" in top
     assert "toy on 3 workers" in top and "F1: SIGKILL rank 1 after step 6" in top
@@ -136,8 +126,7 @@ def test_a_drill_that_came_back_to_other_data(tmp_path: Path) -> None:
 
 
 def test_what_only_one_of_the_legs_did_is_told_in_words(run: RunLayout) -> None:
-    for rank in range(3):
-        edit_trace(run, "chaos", 4, rank, lambda line: None if line["kind"] == "step" and line["step"] == 12 else line)
+    edit_ranks(run, "chaos", 4, lambda line: None if line["kind"] == "step" and line["step"] == 12 else line)
     assert "1 step was done by the reference run only." in page_of(run).said("losses")
 
 
@@ -172,8 +161,7 @@ def test_markup_in_a_runs_words_stays_text(run: RunLayout) -> None:
     facts = json.loads(run.run_json.read_text())
     facts["spec"]["name"], facts["job"], facts["overrides"] = MARKUP, f"/{MARKUP}.yaml", [f"seed={MARKUP}"]
     run.run_json.write_text(json.dumps(facts))
-    for rank in range(3):
-        edit_trace(run, "chaos", 2, rank, only("step", put(ids=[[MARKUP], [MARKUP]]), step=5))
+    edit_ranks(run, "chaos", 2, only("step", put(ids=[[MARKUP], [MARKUP]]), step=5))
     run.leg("chaos").environment.write_text(json.dumps({MARKUP: MARKUP}))
     hazard = Hazard(row="O5", what=MARKUP)
     run.diagnosis_json.write_text(json.dumps(replace(DIAGNOSIS, account=MARKUP, hint=MARKUP, hazard=hazard).to_json()))
@@ -217,8 +205,8 @@ def test_the_page_names_what_is_damaged(run: RunLayout, name: str) -> None:
     assert name in said.partition("damaged or missing.")[2]
 
 
-def test_a_run_that_is_no_more_than_a_folder(whole: RunLayout, tmp_path: Path) -> None:
-    page = page_of(RunLayout(tmp_path), judge(whole))
+def test_a_run_that_is_no_more_than_a_folder(exact: RunLayout, tmp_path: Path) -> None:
+    page = page_of(RunLayout(tmp_path), judge(exact))
     assert "run.json is missing" in page.said("verdict") and "plan.json is missing" in page.said("verdict")
     assert not {"losses", "course", "recovery"} & page.sections.keys()
 
@@ -363,12 +351,12 @@ def test_whatever_lies_in_a_runs_files_there_is_a_page(run: RunLayout, examples:
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.nightly)])
-def test_ten_thousand_steps_stay_small(tmp_path: Path, whole: RunLayout, workers: int) -> None:
+def test_ten_thousand_steps_stay_small(tmp_path: Path, exact: RunLayout, workers: int) -> None:
     kills = tuple(range(250, 10_000, 330))
     differing = (*range(5000, 5010), 7777, *range(8000, 10_000, 2))
     run = write_long_run(tmp_path, steps=10_000, workers=workers, every_steps=25, kills=kills, differing=differing)
     # What it says does not depend on the verdict, which takes longer than the page.
-    page = render_html(read_view(run, replace(judge(whole), attempts=(), faults=())))
+    page = render_html(read_view(run, replace(judge(exact), attempts=(), faults=())))
     assert len(page.encode()) < MOST_BYTES
     assert f"{len(differing)} of 10000 steps differ, the first is step 5000; the largest difference is 1 ULP" in " ".join(
         page.split()
@@ -419,11 +407,11 @@ def test_numbers_and_moments_are_told_for_people() -> None:
     assert moment(0.0) == "1970-01-01 00:00:00 UTC" and moment(1e300) == "–"
 
 
-def test_a_samples_name_that_looks_like_a_float_stays_as_it_is(whole: RunLayout, tmp_path: Path) -> None:
+def test_a_samples_name_that_looks_like_a_float_stays_as_it_is(exact: RunLayout, tmp_path: Path) -> None:
     divergence = judge(write_run(tmp_path, bugs=Bugs(skip_off=1))).divergence
     assert divergence is not None
     odd = replace(divergence, expected=["0xp", "0x1p-1"], seen=["0xpear", "0x1p99999"])
-    said = page_of(whole, replace(judge(whole), divergence=odd)).said("divergence")
+    said = page_of(exact, replace(judge(exact), divergence=odd)).said("divergence")
     assert "[0xp, 0.5 (0x1p-1)]" in said and "[0xpear, 0x1p99999]" in said
 
 

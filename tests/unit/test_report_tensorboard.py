@@ -30,11 +30,6 @@ def scalars(reader: EventMultiplexer, run: str, tag: str) -> list[tuple[int, flo
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    return write_run(tmp_path_factory.mktemp("exact"))
-
-
-@pytest.fixture(scope="module")
 def reader(exact: RunLayout, tmp_path_factory: pytest.TempPathFactory) -> EventMultiplexer:
     return written(exact, tmp_path_factory.mktemp("events") / "new" / "board")
 

@@ -31,50 +31,18 @@ from tests.unit.run_files import write_info
 RUN_ID = "bytelm-20260102-030405"
 
 LANDED = FaultOutcome(
-    id="F1",
-    description="SIGKILL rank 1 after step 17",
-    rank=1,
-    phase="step",
-    step=17,
-    attempt=1,
-    landed=True,
-    problem=None,
-    kind="kill",
-    evidence="pid 4211: SIGKILL",
+    **{"id": "F1", "description": "SIGKILL rank 1 after step 17", "rank": 1, "phase": "step", "step": 17, "kind": "kill"},
+    **{"attempt": 1, "landed": True, "problem": None, "evidence": "pid 4211: SIGKILL"},
 )
 MISSING = FaultOutcome(
-    id="F2",
-    description="SIGKILL rank 0 inside the gradient all-reduce of step 44",
-    rank=0,
-    phase="reduce",
-    step=44,
-    attempt=None,
-    landed=False,
-    problem="it never fired",
-    kind="kill",
+    **{"id": "F2", "description": "SIGKILL rank 0 inside the gradient all-reduce of step 44", "rank": 0, "phase": "reduce"},
+    **{"step": 44, "kind": "kill", "attempt": None, "landed": False, "problem": "it never fired"},
 )
-FIRST = AttemptSummary(
-    attempt=1,
-    resumed_from=None,
-    resumed_step=0,
-    first_step=1,
-    last_step=17,
-    ended_by="F1 (SIGKILL rank 1 after step 17)",
-    lost_steps=7,
-    recovery_s=None,
-    ranks=3,
-    faults=("F1",),
-)
+KILLED = "F1 (SIGKILL rank 1 after step 17)"
+FIRST = replace(verdicts.ATTEMPT, last_step=17, ended_by=KILLED, lost_steps=7, ranks=3, faults=("F1",))
 SECOND = AttemptSummary(
-    attempt=2,
-    resumed_from="step-00000010",
-    resumed_step=10,
-    first_step=11,
-    last_step=90,
-    ended_by="completed",
-    lost_steps=0,
-    recovery_s=0.187,
-    ranks=3,
+    **{"attempt": 2, "resumed_from": "step-00000010", "resumed_step": 10, "first_step": 11, "last_step": 90},
+    **{"ended_by": "completed", "lost_steps": 0, "recovery_s": 0.187, "ranks": 3},
 )
 CHECKS: tuple[Check, ...] = (
     check_that("completed", "pass", "both legs ended at step 90 on every rank"),

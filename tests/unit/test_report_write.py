@@ -14,7 +14,7 @@ import pytest
 from legs import Bugs, copy_run, drop, edit_journal, only, write_run
 
 from chaosrun import cli
-from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.errors import ResourcesError
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
@@ -242,12 +242,6 @@ class TestTheCommand:
         assert text.endswith(f"repeat    chaosrun submit /job.yaml --root {root}\n") and "Checks: " in text
         assert write_reports(run, judge(run)) == []
         assert f"\nreport    {run.report_html}\n" in (make_report(run, judge(run), "text", "-").text or "")
-
-
-def test_errors_keep_their_kind(run: RunLayout, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
-        make_report(run, judge(run), "text", str(tmp_path / "file" / "x"))
 
 
 TEXTS = ("text", "markdown", "html", "junit")

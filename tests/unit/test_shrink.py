@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verdicts import PASSED
+from verdicts import ATTEMPT, PASSED
 
 from chaosrun.campaign.ddmin import ddmin, simpler
 from chaosrun.campaign.report.text import render_shrunk
@@ -24,7 +24,6 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, flow, scheduled
 from chaosrun.spec.job_file import load_job
-from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import Check
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
@@ -204,17 +203,6 @@ DIVERGED = replace(
         expected=1,
         seen=2,
     ),
-)
-ATTEMPT = AttemptSummary(
-    attempt=1,
-    resumed_from=None,
-    resumed_step=0,
-    first_step=1,
-    last_step=3,
-    ended_by="F1",
-    lost_steps=0,
-    recovery_s=None,
-    ranks=2,
 )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import Check, Status
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.verdict import Verdict
@@ -20,6 +21,12 @@ PASSED = Verdict(
     attempts=(),
     steps=9,
     lost_steps=0,
+)
+
+
+ATTEMPT = AttemptSummary(
+    **{"attempt": 1, "resumed_from": None, "resumed_step": 0, "first_step": 1, "last_step": 3, "ended_by": "F1"},
+    **{"lost_steps": 0, "recovery_s": None, "ranks": 2},
 )
 
 
