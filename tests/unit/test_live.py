@@ -27,6 +27,9 @@ from tests.terminal import Grid
 from tests.unit.events import event
 from tests.unit.run_files import write_info
 
+# Events are shown by a thread, whose errors would be no more than warnings.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
 CHAOS: list[dict[str, Any]] = [
     {"event": "leg.started", "leg": "chaos", "workers": 3, "supervisor_pid": 41},
     {"event": "placement.acquired", "nodes": {"a": NodePlace(ranks=(0, 1, 2))}, "oversubscribed": True},
@@ -411,6 +414,7 @@ class TestWatch:
     def test_a_closed_stream_only_ends_the_display(self, run: RunLayout) -> None:
         stream, asked = io.StringIO(), iter([False, False, False, True])
         stream.close()
+        write_journal(run, "chaos", CHAOS)
         watch(run, stream=stream, terminal=False, ended=lambda: next(asked))
         assert next(asked, None) is None
 
