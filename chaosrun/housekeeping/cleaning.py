@@ -8,8 +8,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,7 @@ def clean(
     try:
         return _clean(place, older_than_s, keep, failed, agreed)
     except OSError as error:
-        raise ResourcesError(
-            f"{os.fsdecode(error.filename or place)} cannot be removed: {error.strerror}",
-            hint="check its permissions; the next `chaosrun clean` removes what is left",
-        ) from error
+        raise _not_removed(error, place) from error
 
 
 def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Callable[[Cleaning], bool]) -> Cleaning:
@@ -107,8 +104,10 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
         )
         if intended.empty or not agreed(intended):
             return intended
+        failed_ones: list[ResourcesError] = []
         for leftover in leftovers:
-            _take_apart(leftover)
+            with _kept_for_later(failed_ones, leftover):
+                _take_apart(leftover)
         # The answer may have taken long.
         still = chosen().removed
         removed, sizes, kept = [], [], list(choice.kept)
@@ -117,7 +116,9 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
                 with _held(root, found):
                     if found not in still or look(found.kind, found.path, held=True) != found:
                         raise UsageError("used meanwhile")
-                    _take_apart(_thrown_away(found))
+                    place = _thrown_away(found)
+                    with _kept_for_later(failed_ones, place):
+                        _take_apart(place)
             except UsageError as error:
                 kept.append(Kept(found=found, why=error.message))
             else:
@@ -126,8 +127,29 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
         for trash in bins:
             if trash.is_dir() and not any(trash.iterdir()):
                 trash.rmdir()
+        if failed_ones:
+            raise failed_ones[0]
         choice = Choice(removed=tuple(removed), kept=tuple(kept))
         return replace(intended, choice=choice, sizes=tuple(sizes), done=True)
+
+
+@contextmanager
+def _kept_for_later(failed_ones: list[ResourcesError], place: Path) -> Iterator[None]:
+    """What cannot be removed (its object store is gone, a file is held) must not keep the others from being removed."""
+    try:
+        yield
+    except OSError as error:
+        failed_ones.append(_not_removed(error, place))
+    except ResourcesError as error:
+        hint = f"the next `chaosrun clean` asks again; to leave there what the run has there, remove {place}"
+        failed_ones.append(ResourcesError(error.message, hint=hint))
+
+
+def _not_removed(error: OSError, place: Path) -> ResourcesError:
+    return ResourcesError(
+        f"{os.fsdecode(error.filename or place)} cannot be removed: {error.strerror}",
+        hint="check its permissions; the next `chaosrun clean` removes what is left",
+    )
 
 
 def _insist_on_real(folder: Path) -> None:

@@ -177,6 +177,27 @@ class TestClean:
         assert cleaned(root).done
         assert not any(path.is_file() for path in bucket.rglob("*"))
 
+    def test_one_that_cannot_be_removed_does_not_keep_the_others(
+        self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A store that is gone for good, of a run that comes first; its folder in the trash gives its objects up."""
+        run_of(root, "a", "PASS", storage=f"file://{tmp_path}/bucket")
+        run_of(root, "b", "PASS")
+
+        def refuse(self: ObjectStorage, kind: str, key: str, moment: str) -> None:
+            raise OSError("Could not connect")
+
+        monkeypatch.setattr(ObjectStorage, "_tell", refuse)
+        with pytest.raises(ResourcesError, match=r"owner\.json: Could not connect") as caught:
+            cleaned(root)
+        (left,) = (root / "runs" / ".trash").iterdir()
+        assert caught.value.hint is not None and caught.value.hint.endswith(f"remove {left}")
+        assert list_runs(root) == []
+        run_of(root, "c", "PASS")
+        with pytest.raises(ResourcesError, match="Could not connect"):
+            cleaned(root)
+        assert list_runs(root) == []
+
     def test_removes_nothing_that_is_not_agreed_to(self, root: Path) -> None:
         run_of(root, "a", "PASS")
         before = everything(root)
