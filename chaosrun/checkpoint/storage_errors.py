@@ -10,6 +10,7 @@ from pathlib import Path
 from chaosrun.errors import ResourcesError
 
 FULL_BELOW_BYTES = 1 << 20
+FULL_BELOW_INODES = 64
 
 _FULL = "free some space there, or put checkpoints elsewhere with checkpoint.storage"
 _NOT_WRITABLE = "make the directory writable for this user, or point checkpoint.storage to one that is"
@@ -34,9 +35,30 @@ _HINTS = {
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the file system of `folder` has almost no space left."""
+    """Whether the file system of `folder` has almost no space, or almost no inodes, left."""
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES
+    return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES or lacks_inodes(folder)
+
+
+def lacks_inodes(folder: Path) -> bool:
+    """Whether files are what its file system has no room for: the kernel calls that "no space", too."""
+    status = os.statvfs(folder)
+    return status.f_files > 0 and status.f_favail < FULL_BELOW_INODES
+
+
+def before_again(number: int | None, folder: Path) -> str:
+    """What to do after a failed write to `folder` before it is tried again."""
+    if number == errno.EROFS:
+        return "make it writable again (dmesg says why a disk has become read-only)"
+    if number == errno.EIO:
+        return "have the disk looked at (dmesg says what it answered)"
+    return "free some inodes (`df -i`: remove files)" if lacks_inodes(folder) else "free some space"
+
+
+def place_of(error: OSError, otherwise: Path) -> str:
+    """What could not be written; of a link the new name, not what it leads to."""
+    named = error.filename2 or error.filename
+    return str(otherwise) if named is None else os.fsdecode(named)
 
 
 def hint_of(number: int | None) -> str | None:
@@ -52,5 +74,5 @@ def storage_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _HINTS:
             raise
-        where = place if error.filename is None else os.fsdecode(error.filename)
+        where = place_of(error, place)
         raise ResourcesError(f"checkpoint storage failed at {where}: {error.strerror}", hint=_HINTS[error.errno]) from error

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from chaosrun.checkpoint.storage_errors import before_again, place_of
 from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.observe.file_guard import FileGuard
@@ -283,11 +284,11 @@ def _raised(status: str, error: BaseException, order: WorkerOrder) -> WorkerEnd:
 
 def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
     if isinstance(error, OSError) and error.errno in FULL:
-        place = order.leg_path if error.filename is None else os.fsdecode(error.filename)
+        leg = Path(order.leg_path)
         return RaisedError(
             type=type(error).__name__,
-            message=f"rank {order.rank} could not write to {place}: {error.strerror}",
-            hint="free some space there, or put the run elsewhere with --root",
+            message=f"rank {order.rank} could not write to {place_of(error, leg)}: {error.strerror}",
+            hint=f"{before_again(error.errno, leg)} there, or put the run elsewhere with --root",
             exit_code=ResourcesError.exit_code,
             traceback=_script_traceback(error),
         )

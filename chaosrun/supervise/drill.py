@@ -5,7 +5,6 @@ Every step leaves files behind; a drill whose supervisor was killed is continued
 
 import errno
 import json
-import os
 import shutil
 import time
 from collections import defaultdict
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chaosrun.checkpoint.storage_errors import before_again, place_of
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.faults.strace import expect_strace
@@ -358,10 +358,10 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
             ) from error
         if isinstance(error, UsageError) or error.errno not in STORAGE_FAILURES:
             raise
-        place = run.path if error.filename is None else os.fsdecode(error.filename)
+        again = f"`chaosrun {command} {run_argument(run)}`, or start again with --root elsewhere"
         raise ResourcesError(
-            f"the run's own files cannot be written: {place}: {error.strerror}",
-            hint=f"free some space and `chaosrun {command} {run_argument(run)}`, or start again with --root elsewhere",
+            f"the run's own files cannot be written: {place_of(error, run.path)}: {error.strerror}",
+            hint=f"{before_again(error.errno, run.path)} and {again}",
         ) from error
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +85,28 @@ def test_a_run_whose_folder_is_removed_while_it_goes_on_is_told_so(made: RunLayo
     with pytest.raises(ResourcesError, match="were removed while it ran") as told, run_files(run, "resume"):
         raise error
     assert told.value.hint is not None and "chaosrun cancel" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("number", "inodes", "hint"),
+    [
+        (errno.ENOSPC, 1000, "free some space and "),
+        (errno.ENOSPC, 3, "free some inodes (`df -i`"),
+        (errno.EROFS, 1000, "make it writable again "),
+        (errno.EIO, 1000, "have the disk looked at "),
+    ],
+)
+def test_what_cannot_be_written_is_named_and_not_what_a_link_leads_to(
+    made: RunLayout, monkeypatch: pytest.MonkeyPatch, number: int, inodes: int, hint: str
+) -> None:
+    """Of a link that cannot be made, the kernel's error names both; a file system without inodes says that it has no space."""
+    status = SimpleNamespace(f_bavail=1 << 30, f_frsize=4096, f_files=1000, f_favail=inodes)
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    place = made.path / "work" / "data"
+    with pytest.raises(ResourcesError) as told, run_files(made, "resume"):
+        raise OSError(number, os.strerror(number), "/elsewhere/data", None, str(place))
+    assert told.value.message == f"the run's own files cannot be written: {place}: {os.strerror(number)}"
+    assert told.value.hint is not None and told.value.hint.startswith(hint) and "chaosrun resume" in told.value.hint
 
 
 @pytest.mark.usefixtures("full")
