@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A character that the terminal's encoding lacks must not lose the report of a drill.
         sys.stdout.reconfigure(errors="replace")
     try:
+        _expect_working_directory()
         if arguments is None and tokens and tokens[0] in DRILL_HERE:
             from chaosrun.supervise.watched import watched
 
@@ -106,6 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hint="free some space; --root, or $CHAOSRUN_ROOT, names another place for runs",
         )
     return _report(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
+
+
+def _expect_working_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the current directory no longer exists", hint="it was removed: change to another") from error
 
 
 def _run(tokens: Sequence[str]) -> int | None:

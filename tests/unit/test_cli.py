@@ -127,6 +127,17 @@ class TestErrors:
             f"error: {tmp_path / 'run.json'} cannot be written: No space left on device\n"
         )
 
+    @pytest.mark.parametrize("command", [["list"], ["status", "latest"], ["submit", "../train.py"], ["suite", "s.yaml"]])
+    def test_a_working_directory_that_was_removed_is_no_bug(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        assert cli.main(command) == 2
+        assert capsys.readouterr().err.startswith("error: the current directory no longer exists\nhint: ")
+
     def test_interrupted(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
         api.answers["submit"] = raising(KeyboardInterrupt())
         assert cli.main(["submit", "job.yaml", "--quiet"]) == 130
