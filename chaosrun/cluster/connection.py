@@ -113,7 +113,7 @@ def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
                     _temp_dir=str(folder),
                 )
         except OSError as error:
-            raise _no_ray_here(folder.parent, error) from error
+            raise no_room_for_ray(folder.parent, error) from error
         except ChaosrunError:
             raise
         except Exception as error:  # Ray names no type of its own for what keeps it from starting
@@ -197,11 +197,11 @@ def _make_folder() -> Path:
             folder.rmdir()
             folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-", dir="/tmp"))
     except OSError as error:
-        raise _no_ray_here(Path(os.environ.get("TMPDIR", "/tmp")), error) from error
+        raise no_room_for_ray(Path(os.environ.get("TMPDIR", "/tmp")), error) from error
     return folder
 
 
-def _no_ray_here(place: Path, error: OSError) -> ResourcesError:
+def no_room_for_ray(place: Path, error: OSError) -> ResourcesError:
     return ResourcesError(
         f"Ray cannot be started with its files below {place}: {error.strerror or error}",
         hint=f"make room there (`df {place}` shows what is left), or name another directory with TMPDIR",

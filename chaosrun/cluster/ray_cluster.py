@@ -4,6 +4,7 @@ Owns Ray's life (if it started it), the placement group and the agents' handles.
 restarts are off, and the processes that train are the agents' children, not Ray's workers. Decides nothing about attempts.
 """
 
+import errno
 import os
 import queue
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -18,9 +20,10 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from chaosrun.checkpoint.storage_errors import is_full
 from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.agent_client import AgentClient, look_after
-from chaosrun.cluster.connection import connect, cpu_count
+from chaosrun.cluster.connection import connect, cpu_count, no_room_for_ray
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import AgentLost, NodeEvent, Ready, Started
 from chaosrun.cluster.placement import Placement, places_for, rooms_for
@@ -209,6 +212,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return {index: tuple(int(gpu) for gpu in ids) for index, ids in enumerate(found)}
 
     def _no_placement(self, bundle: Mapping[str, float], avoid: Collection[str], *, waited_s: float) -> ResourcesError:
+        if self.kind == "private" and is_full(files := Path(self.mark.rpartition("#")[0]).parent):
+            # Its workers die of it at their start, and say nothing: the agents seem to wait for a place.
+            return no_room_for_ray(files, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         usable = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoid]
         usable = [node for node in usable if not self._only_on or node["NodeID"] in self._only_on]
         total = {name: sum(node["Resources"].get(name, 0.0) for node in usable) for name in bundle}

@@ -3,6 +3,7 @@
 import queue
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +157,13 @@ def test_only_who_does_not_answer_is_looked_after(listener: socket.socket) -> No
     over.set()
     watching.join()
     assert other.told == []
+
+
+def test_a_ray_without_room_for_its_files_is_not_taken_for_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers die at their start, so that the agents never are: no other job holds their places."""
+    cluster = Cluster()
+    cluster.kind, cluster.mark = "private", "/tmp/small/chaosrun-ray-x#1"
+    monkeypatch.setattr(ray_cluster, "is_full", lambda folder: folder == Path("/tmp/small"))
+    error = cluster._no_placement({"CPU": 1.0}, (), waited_s=60)
+    assert error.message == "Ray cannot be started with its files below /tmp/small: No space left on device"
+    assert error.hint is not None and "TMPDIR" in error.hint
