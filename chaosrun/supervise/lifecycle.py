@@ -179,6 +179,8 @@ class LegState:
     """The first unplanned death of this attempt."""
     previous: Failure | None = None
     """The unplanned failure that ended the previous attempt."""
+    first: Failure | None = None
+    """What the first attempt of a leg without faults failed of."""
     agent_lost: bool = False
     """A node's agent died: before the next attempt the places have to be acquired again."""
     ending: Finish | None = None
@@ -343,17 +345,26 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
     if failure.repeats(state.previous) and not failure.reducer and not (spent and failure.reach == "in"):
         if failure.code == "hung":
             return _finish(state, _ended_by(failure, message=f"{failure.message}; attempt {state.attempt - 1} hung there, too"))
-        return _finish(state, _ended_by(failure, outcome="user_error", hint=failure.hint or REPEATED))
+        return _finish(state, _ended_by(failure, outcome="user_error", hint=failure.hint or REPEATED, message=_told(state)))
     if state.fault_free and failure.recurs(state.previous):
         said = f"{failure.message}; attempt {state.attempt - 1} raised the same, without any fault"
         return _finish(state, _ended_by(failure, message=said))
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":
-            return _finish(state, _ended_by(failure))
+            return _finish(state, _ended_by(failure, message=_told(state)))
         died = ", ".join(map(str, (*state.unplanned, state.attempt)))
         said = f"{failure.message} (died unplanned, without progress: attempt {died}; max_restarts is {state.max_restarts})"
         return _finish(state, _ended_by(failure, outcome="recovery_failed", message=said))
     return _restart(state, failure, from_older=spent)
+
+
+def _told(state: LegState) -> str:
+    """The failure, and, if it is only one of the restarts (of a resume that does not work), what they hide."""
+    assert state.failure is not None
+    first, message = state.first, state.failure.message
+    if first is None or first.error is None or state.failure.error is None or first.error[0] == state.failure.error[0]:
+        return message
+    return f"{message}; before its restarts the job failed otherwise, without any fault: {first.message}"
 
 
 def _restart(state: LegState, failure: Failure, *, from_older: bool) -> tuple[LegState, tuple[Action, ...]]:
@@ -365,7 +376,8 @@ def _restart(state: LegState, failure: Failure, *, from_older: bool) -> tuple[Le
         reason = f"attempts {attempts} began from it and died without a newer checkpoint, the last of: {failure.message}"
         aside = (SetAside(name=state.resume, reason=reason),)
     rest_s = 0.0 if state.restarts == 0 else min(LONGEST_REST_S, state.backoff_s * 2.0 ** (state.restarts - 1))
-    state = replace(state, unplanned=(*state.unplanned, state.attempt))
+    first = state.first or (failure if state.fault_free else None)
+    state = replace(state, unplanned=(*state.unplanned, state.attempt), first=first)
     if rest_s > 0:
         return replace(state, phase="resting"), (*aside, Rest(seconds=rest_s))
     state, actions = _again(state)

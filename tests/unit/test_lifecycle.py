@@ -321,6 +321,26 @@ def test_without_faults_a_mistake_of_the_script_ends_a_leg_at_its_second_time(fa
     assert (actions == (Finish(outcome="user_error", message=said),)) is ends
 
 
+@pytest.mark.parametrize(("fault_free", "first"), [(True, "OSError"), (True, "NameError"), (False, "OSError")])
+def test_without_faults_an_error_of_the_restarts_alone_does_not_hide_what_they_began_with(fault_free: bool, first: str) -> None:
+    """A script whose resume is broken, too: its first error is the one that a run by hand shows."""
+    raised = [
+        life.Failure(message=kind, outcome="user_error", rank=0, step=step, error=(kind, ""), hint="its log")
+        for kind, step in ((first, 40), ("NameError", 0), ("NameError", 0))
+    ]
+    state, actions = begin(2, 9, fault_free=fault_free)
+    for event in (life.Placed(), *(e for f in raised for e in (*started(), life.Death(rank=0, failure=f), life.Stopped()))):
+        state, actions = decide(state, event)
+        if any(isinstance(action, Finish) for action in actions):
+            break
+        if any(isinstance(action, life.Rest) for action in actions):
+            state, actions = decide(state, life.Rested())
+    (finish,) = actions
+    assert isinstance(finish, Finish)
+    hidden = "before its restarts the job failed otherwise, without any fault: OSError"
+    assert (hidden in finish.message) is (fault_free and first == "OSError")
+
+
 def test_a_leg_whose_every_attempt_dies_ends_after_a_bounded_number_of_them() -> None:
     """Whatever checkpoints there are: each begins from the newest that is left, and writes one beyond it now and then."""
     for writes in range(4):
