@@ -56,7 +56,7 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
     if facts.job is None:
         return None
     _, *where = run_arguments(run)
-    notes = _changes(run, Path(facts.job))
+    notes = [] if facts.typed else _changes(run, Path(facts.job))
     injected = () if facts.in_production else facts.injected  # faults can be injected only while a run runs
     if injected:
         notes.append("what was injected strikes at its time after the start again, not at its step")

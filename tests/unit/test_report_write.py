@@ -264,6 +264,9 @@ def test_a_job_file_that_is_not_what_it_was_is_told_beside_the_command(run: RunL
     job.unlink()
     for format, text in told(run).items():
         assert f"toy.yaml is gone: the run's own copy is {run.job_yaml}" in text.replace("&#39;", "'"), format
+    # Of a typed command line there is none, but the run's own, which a moved run names at its old place.
+    run.run_json.write_text(json.dumps({**info, "job": str(job), "typed": ["train.py"]}))
+    assert all("own copy" not in text and "submit train.py" in text for text in told(run).values())
 
 
 def test_injected_faults_are_not_called_planned(run: RunLayout) -> None:
