@@ -82,7 +82,7 @@ def _kept_token() -> str | None:
         return token.strip()
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     try:
-        return Path(named or Path.home() / ".ray" / "auth_token").read_text().strip() or None
+        return Path(named or os.path.expanduser("~/.ray/auth_token")).read_text().strip() or None
     except OSError:
         return None
 

@@ -194,7 +194,8 @@ def watch(
 def caches() -> list[str]:
     """Folders to ignore: caches of compilers and Hugging Face, whose files are named by their content; Python itself and
     installed packages, whose files change when others are installed by hard links (their versions are compared elsewhere)."""
-    home, user = Path.home(), os.path.basename(str(Path.home()))
+    home = Path(os.path.expanduser("~"))  # not Path.home(): a user id without a name and $HOME has none
+    user = home.name
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     hugging_face = os.environ.get("HF_HOME") or cache / "huggingface"
     places = [

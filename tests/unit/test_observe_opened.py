@@ -3,6 +3,7 @@ is not."""
 
 import json
 import os
+import pwd
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from chaosrun.cluster import joining
 from chaosrun.observe import opened as module
 from chaosrun.observe.opened import FileWatch, caches
 from chaosrun.records.history import read_leg
@@ -189,6 +191,19 @@ def test_installed_packages_are_nobodys_output() -> None:
     for file in (pytest.__file__, os.__file__, "/usr/lib/x86_64-linux-gnu/libm.so.6", *of_python):
         assert file.startswith(skipped), file
     assert not "/library/data".startswith(skipped) and not __file__.startswith(skipped)
+
+
+def test_a_user_without_a_name_and_a_home_has_caches_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that is given any user id."""
+
+    def unknown(uid: int) -> Any:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert caches()
+    assert joining._kept_token() is None
 
 
 def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:
