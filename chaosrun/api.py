@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
-from chaosrun.supervise.find_runs import default_root
+from chaosrun.records.naming import default_root
 from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from chaosrun.integrations.scaffold import init
     from chaosrun.integrations.schemas import schema
     from chaosrun.preflight.conduct import Request
-    from chaosrun.preflight.engine import Listener as PreflightListener
     from chaosrun.preflight.result import Result
     from chaosrun.records.run_file import Early, Kind, RunSummary
     from chaosrun.report.landings import Landed
@@ -190,7 +189,7 @@ def preflight(
     *,
     root: Path | None = None,
     address: str | None = None,
-    on_event: "PreflightListener | None" = None,
+    on_event: "Listener | None" = None,
 ) -> "Result":
     """Check every node of the cluster: which can be used, which cannot, and why.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from chaosrun import api
 from chaosrun.cli import options
 from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.records.destination import expect_writable
@@ -39,12 +40,10 @@ def suite(
     markdown: Annotated[Path | None, Parameter(help="Append a summary to this file, such as $GITHUB_STEP_SUMMARY.")] = None,
     address: options.Address = None,
     root: options.Root = None,
-    quiet: options.Quiet = False,
-    output: options.Format = "text",
+    out: options.Out = options.OUT,
 ) -> int:
     """Run a suite's drills and compare each verdict with the expected one. Exit code 0 when all are as expected, 3 when one is
     not, 6 when every exception is inconclusive, was cancelled or could not be run."""
-    from chaosrun import api
     from chaosrun.campaign.report.pages import hand_out
     from chaosrun.campaign.report.text import render_plan, render_suite
     from chaosrun.campaign.suite_plan import SuiteRequest, parse_seed, parse_shard
@@ -67,19 +66,17 @@ def suite(
         asked_s=now_s,
     )
     if list_:
-        options.show(output, (plan := api.suite_plan(request, root=root)).to_json, lambda: render_plan(plan))
+        options.show(out, (plan := api.suite_plan(request, root=root)).to_json, lambda: render_plan(plan))
         return 0
     short = {"early": options.early_of(to_the_end), "overrides": options.begun(from_the_beginning)}
     run = partial(api.suite, request, resume=resume, at_once=at_once, **short, root=root, address=address)
-    result = _run_suite(run, junit, markdown, quiet=quiet, output=output)
-    options.show(output, result.to_json, lambda: render_suite(result, quiet=quiet))
+    result = _run_suite(run, junit, markdown, out)
+    options.show(out, result.to_json, lambda: render_suite(result, quiet=out.quiet))
     hand_out(result, junit, markdown)
     return result.exit_code
 
 
-def _run_suite(
-    run: "Callable[..., SuiteResult]", junit: Path | None, markdown: Path | None, *, quiet: bool, output: str
-) -> "SuiteResult":
+def _run_suite(run: "Callable[..., SuiteResult]", junit: Path | None, markdown: Path | None, out: options.Out) -> "SuiteResult":
     """If the suite is cut short, the drills that had ended are shown and reported before the error is raised."""
     from chaosrun.campaign.report.pages import hand_out
     from chaosrun.campaign.report.text import render_suite
@@ -94,11 +91,11 @@ def _run_suite(
             warn([error.message])
 
     try:
-        with options.ticking(quiet=quiet) as on_event:
+        with options.ticking(quiet=out.quiet) as on_event:
             return run(on_event=on_event, on_cut_short=on_cut_short)
     except ChaosrunError:
-        if output == "text":  # otherwise the error is the only value
-            write_out("".join(options.as_text(render_suite(so_far, quiet=quiet)) for so_far in ended))
+        if not out.is_json:  # otherwise the error is the only value
+            write_out("".join(options.as_text(render_suite(so_far, quiet=out.quiet)) for so_far in ended))
         raise
 
 
@@ -123,19 +120,17 @@ def sweep(
     resume: Annotated[str | None, Parameter(help="Continue a sweep: its id, the beginning of its id, or 'latest'.")] = None,
     address: options.Address = None,
     root: options.Root = None,
-    quiet: options.Quiet = False,
-    output: options.Format = "text",
+    out: options.Out = options.OUT,
 ) -> int:
     """Kill the job once at every point that it comes by, one drill each: exit code 0 when all PASS, 3 when one does not, 6 when
     none fails and one is inconclusive."""
-    from chaosrun import api
     from chaosrun.campaign.report.text import render_sweep
 
     options.one_or_more("--at-once", at_once)
     if asked.kill or asked.preempt:
         raise UsageError("a sweep strikes at every point by itself", hint="leave out --kill, --preempt; --only chooses points")
-    drilled, changes = options.job_asked(job, overrides, after, asked, quiet=quiet)
-    with options.ticking(quiet=quiet) as on_event:
+    drilled, changes = options.job_asked(job, overrides, after, asked, quiet=out.quiet)
+    with options.ticking(quiet=out.quiet) as on_event:
         swept = api.sweep(
             drilled,
             overrides=(*changes, *options.begun(from_the_beginning)),
@@ -151,7 +146,7 @@ def sweep(
             on_event=on_event,
         )
     options.show(
-        output, lambda: {**swept.to_json(), "exit_code": swept.exit_code}, lambda: render_sweep(swept, root=root, quiet=quiet)
+        out, lambda: {**swept.to_json(), "exit_code": swept.exit_code}, lambda: render_sweep(swept, root=root, quiet=out.quiet)
     )
     return swept.exit_code
 
@@ -165,18 +160,16 @@ def shrink(
     from_the_beginning: options.FromTheBeginning = False,
     address: options.Address = None,
     root: options.Root = None,
-    quiet: options.Quiet = False,
-    output: options.Format = "text",
+    out: options.Out = options.OUT,
 ) -> int:
     """Reduce the faults of a run that failed to a smallest plan that fails in the same way. The plan is printed as part of a
     job file; exit code 0, or 6 when the run does not fail again."""
-    from chaosrun import api
     from chaosrun.campaign.report.text import render_shrunk
 
     options.one_or_more("--max-drills", max_drills)
     layout = api.find_run(run, root)
-    with options.ticking(quiet=quiet) as on_event:
+    with options.ticking(quiet=out.quiet) as on_event:
         short = {"early": options.early_of(to_the_end), "overrides": options.begun(from_the_beginning)}
         shrunk = api.shrink(layout, max_drills=max_drills, **short, address=address, on_event=on_event)
-    options.show(output, shrunk.to_json, lambda: render_shrunk(shrunk))
+    options.show(out, shrunk.to_json, lambda: render_shrunk(shrunk))
     return shrunk.exit_code

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from chaosrun.cli.options import Format, Overrides, Quiet
+from chaosrun import api
+from chaosrun.cli.options import OUT, Out, Overrides
 from chaosrun.report.output import as_json, warn, write_json, write_out, write_product
 
 
@@ -20,21 +21,18 @@ def init(
     ] = "accelerate",
     ci: Annotated[Literal["github", "none"], Parameter(help="Write a GitHub Actions workflow, or none.")] = "github",
     force: Annotated[bool, Parameter(help="Overwrite files of the same names.")] = False,
-    quiet: Quiet = False,
-    output: Format = "text",
+    out: Out = OUT,
 ) -> int:
     """Write a job to start from: job.yaml, train.py and a CI workflow, which pass as they are."""
-    from chaosrun import api
-
     made = api.init(directory, template=template, ci=ci, force=force)
     following = shlex.join(["chaosrun", "submit", str(made.job)])
-    if output == "json":
+    if out.is_json:
         files = [str(path) for path in made.files]
         about = {"directory": str(directory), "template": template, "files": files}
         write_json({"v": 1, **about, "next": following, "warning": made.warning})
     else:
         write_out("".join(f"wrote     {path}\n" for path in made.files))
-        write_out("" if quiet else f"next      {following}\n")
+        write_out("" if out.quiet else f"next      {following}\n")
         warn([] if made.warning is None else [made.warning])
     return 0
 
@@ -46,12 +44,9 @@ def schema(
     ],
     /,
     *,
-    quiet: Quiet = False,
-    output: Format = "text",
+    out: Out = OUT,
 ) -> int:
     """Print the JSON Schema of a job, a suite, a verdict or a preflight's result, for editors and programs."""
-    from chaosrun import api
-
     # The same for people and for programs: a schema is JSON anyway.
     return write_product(as_json(api.schema(of)))
 
@@ -71,18 +66,15 @@ def export(
     shards: Annotated[int | None, Parameter(help="github: how many parallel jobs, each with a part of the suite.")] = None,
     nodes: Annotated[int | None, Parameter(help="slurm: how many nodes the workers are spread over (default: 1).")] = None,
     image: Annotated[str | None, Parameter(help="rayjob: container image with chaosrun and the job.")] = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    out: Out = OUT,
 ) -> int:
     """Print what runs a job or a suite elsewhere: in GitHub Actions, as a Ray job, in Slurm."""
-    from chaosrun import api
-
     made = api.export(kind, path, overrides, to=to, shards=shards, nodes=nodes, image=image)
-    if output == "json":
+    if out.is_json:
         where = None if made.path is None else str(made.path)
         write_json({"v": 1, "kind": kind, "path": where, "text": made.text, "next": made.following})
     elif made.path is None:
         return write_product(made.text)
     else:
-        write_out(f"wrote     {made.path}\n" + ("" if quiet else f"next      {made.following}\n"))
+        write_out(f"wrote     {made.path}\n" + ("" if out.quiet else f"next      {made.following}\n"))
     return 0

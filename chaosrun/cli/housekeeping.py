@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from chaosrun.cli.options import Format, Quiet, Root, as_text, duration_s, show
+from chaosrun import api
+from chaosrun.cli.options import OUT, Out, Root, as_text, duration_s, show
 from chaosrun.errors import UsageError
 from chaosrun.wording import count, size, span
 
@@ -22,12 +23,10 @@ DEFAULT_AGE = "14d"
 DAY_S = 86400.0
 
 
-def env(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
+def env(*, root: Root = None, out: Out = OUT) -> int:
     """Print what a bug report needs: versions, machine, limits and settings, without secrets."""
-    from chaosrun import api
-
     facts = api.environment(root)
-    show(output, lambda: facts, lambda: "".join(f"{line}\n" for line in environment_lines(facts)))
+    show(out, lambda: facts, lambda: "".join(f"{line}\n" for line in environment_lines(facts)))
     return 0
 
 
@@ -51,16 +50,13 @@ def clean(
     dry_run: Annotated[bool, Parameter(help="Only say what would go.")] = False,
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="Do not ask.")] = False,
     root: Root = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    out: Out = OUT,
 ) -> int:
     """Remove old runs that passed, with their checkpoints, and old references, sweeps and suites."""
-    from chaosrun import api
-
     if keep < 0:
         raise UsageError(f"--keep {keep} is not a number of runs", hint="give --keep 0 or more")
     age = older_than or (None if keep else DEFAULT_AGE)
-    may_ask = output == "text" and sys.stdin.isatty() and sys.stderr.isatty()
+    may_ask = not out.is_json and sys.stdin.isatty() and sys.stderr.isatty()
 
     asked = False
 
@@ -82,7 +78,7 @@ def clean(
         root, older_than_s=0.0 if age is None else duration_s("--older-than", age), keep=keep, failed=failed, agreed=agreed
     )
     refused = "nothing was removed\n" if asked and not cleaning.done else None
-    show(output, cleaning.to_json, lambda: refused or _cleaning_page(cleaning, short=quiet or asked))
+    show(out, cleaning.to_json, lambda: refused or _cleaning_page(cleaning, short=out.quiet or asked))
     return 0
 
 
@@ -129,18 +125,17 @@ def completion_of(app: App) -> Callable[..., int]:
         /,
         *,
         install: Annotated[bool, Parameter(help="Write it where the shell looks, and load it in its startup file.")] = False,
-        quiet: Quiet = False,
-        output: Format = "text",
+        out: Out = OUT,
     ) -> int:
         """Print what makes a shell complete commands, options and run ids; --install puts it in place."""
         chosen = shell or _this_shell()
         if install:
             path = app.install_completion(shell=chosen)
-            said = f"wrote     {path}\n" + ("" if quiet else f"next      begin a new {chosen}\n")
-            show(output, lambda: {"v": 1, "shell": chosen, "path": str(path)}, lambda: said)
+            said = f"wrote     {path}\n" + ("" if out.quiet else f"next      begin a new {chosen}\n")
+            show(out, lambda: {"v": 1, "shell": chosen, "path": str(path)}, lambda: said)
             return 0
         script = app.generate_completion(shell=chosen)
-        show(output, lambda: {"v": 1, "shell": chosen, "script": script}, lambda: script)
+        show(out, lambda: {"v": 1, "shell": chosen, "script": script}, lambda: script)
         return 0
 
     return completion

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from chaosrun.errors import UsageError
+from chaosrun.records.naming import default_root
 from chaosrun.report.output import has_colour, page_width, rendered, tell, write_json, write_out
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from chaosrun.spec.command_line import TypedJob
     from chaosrun.verify.verdict import Verdict
 
-Format = Annotated[
-    Literal["text", "json"], Parameter(name=["--output", "-o"], help="text for people, json for programs (on stdout).")
-]
 Root = Annotated[Path | None, Parameter(name="--root", help="Where runs are kept (default: $CHAOSRUN_ROOT, else ./.chaosrun).")]
 Address = Annotated[str | None, Parameter(name="--address", help="Ray cluster to join (default: start a local Ray).")]
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="Show no progress, and at most one line for a verdict.")]
@@ -54,6 +52,20 @@ def begun(from_the_beginning: bool) -> tuple[str, ...]:
 AtOnce = Annotated[int | None, Parameter(help="Largest number of drills at the same time (default: as many as fit).")]
 
 
+@Parameter(name="*", help="What is printed, and how.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Out:
+    quiet: Quiet = False
+    output: Annotated[
+        Literal["text", "json"], Parameter(name=["--output", "-o"], help="text for people, json for programs (on stdout).")
+    ] = "text"
+
+    @property
+    def is_json(self) -> bool:
+        return self.output == "json"
+
+
+OUT = Out()
 MOMENTS = "chaos (the chaos leg's ranks are started), attempt=N (of that leg has begun) or step=N (completed in it)"
 After = Annotated[tuple[str, ...], Parameter(parse=False, help="After two dashes: arguments for the script, or a command.")]
 """`cli.main` fills it in."""
@@ -116,8 +128,6 @@ def job_asked(
 
 def _names_of_runs(context: Any) -> list[str]:
     """Names of runs for a shell's completion; it reads no run."""
-    from chaosrun.records.naming import default_root
-
     given = next((argument.value for name in ("root", "--root") if (argument := context.get(name)) is not None), None)
     folder = (given if isinstance(given, Path) else default_root()) / "runs"
     runs = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
@@ -171,23 +181,23 @@ def about(run: "RunLayout", **more: object) -> dict[str, object]:
     return {"v": 1, "run": run.run_id, "path": str(run.path.absolute()), **more}
 
 
-def show(output: str, value: Callable[[], Mapping[str, object]], page: "Callable[[], RenderableType]") -> None:
+def show(out: Out, value: Callable[[], Mapping[str, object]], page: "Callable[[], RenderableType]") -> None:
     """Print the result: as JSON for programs, or as a page for people."""
-    if output == "json":
+    if out.is_json:
         write_json(value())
     else:
         write_out(told if isinstance(told := page(), str) else as_text(told))
 
 
-def show_verdict(run: "RunLayout", verdict: "Verdict", output: str, *, quiet: bool, verbose: bool) -> None:
-    if output == "json":
+def show_verdict(run: "RunLayout", verdict: "Verdict", out: Out, *, verbose: bool) -> None:
+    if out.is_json:
         write_json(about(run, verdict=verdict.to_json()))
         return
     from chaosrun.report.text import render_line, render_text
     from chaosrun.report.view import read_view
 
     view = read_view(run, verdict)
-    write_out(as_text(render_line(view) if quiet else render_text(view, whole=verbose)))
+    write_out(as_text(render_line(view) if out.quiet else render_text(view, whole=verbose)))
 
 
 def as_text(page: "RenderableType") -> str:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from chaosrun import api
 from chaosrun.cli.options import Address, Overrides, Quiet, Root, duration_s, names, numbers, ticking
 from chaosrun.errors import UsageError
+from chaosrun.records.destination import expect_writable
 from chaosrun.report.output import WIDEST, has_colour, page_width, write_out
 
 if TYPE_CHECKING:
@@ -56,7 +58,6 @@ def preflight(
 ) -> int:
     """Check whether every node of the cluster is fit to train on, and to be preempted on: exit code 0 when all are, 8 when a
     check fails or could not be made."""
-    from chaosrun import api
     from chaosrun.preflight.conduct import Request
     from chaosrun.preflight.model import Level
 
@@ -81,8 +82,6 @@ def preflight(
 
 
 def _refuse_nonsense(job: Path | None, level: str, duration: str | None, to: Path | None) -> None:
-    from chaosrun.records.destination import expect_writable
-
     if duration is not None and level != "deep":
         raise UsageError(f"--duration {duration} goes with --level deep", hint="add --level deep, or leave it out")
     if job is not None and "=" in job.name and not job.exists():

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from chaosrun.cli.options import Format, Quiet, Root, Run, show
+from chaosrun import api
+from chaosrun.cli.options import OUT, Out, Root, Run, show
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.records.layout import LEGS, RunLayout
+from chaosrun.records.naming import run_argument
+from chaosrun.report.escapes import harmless
 from chaosrun.report.output import write_json, write_out, write_product
 
 if TYPE_CHECKING:
@@ -21,9 +24,8 @@ POLL_S = 0.2
 Leg = Annotated[Literal["reference", "chaos", "confirm", "run"] | None, Parameter(help="Default: chaos/run, else reference.")]
 
 
-def list_(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
+def list_(*, root: Root = None, out: Out = OUT) -> int:
     """List the runs, newest first."""
-    from chaosrun import api
     from chaosrun.report.text import render_runs
 
     runs = api.list_runs(root)
@@ -31,7 +33,7 @@ def list_(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -
     fields = [
         {"run": run.run_id, **{name: getattr(run, name) for name in same}, "path": str(run.path.absolute())} for run in runs
     ]
-    show(output, lambda: {"v": 1, "runs": fields}, lambda: render_runs(runs, now_s=time.time()))
+    show(out, lambda: {"v": 1, "runs": fields}, lambda: render_runs(runs, now_s=time.time()))
     return 0
 
 
@@ -41,29 +43,27 @@ def status(
     *,
     watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="Show it live until the run ends.")] = False,
     root: Root = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    out: Out = OUT,
 ) -> int:
     """Say what a run is doing, or how it ended.
 
     With --watch and -o json: a JSON object whenever something has changed, one a line. Ctrl-C leaves a watched run as it is.
     """
-    from chaosrun import api
     from chaosrun.records.supervision import is_supervised
     from chaosrun.report.status import read_status, status_lines
 
     layout = api.find_run(run, root)
     if watch:
         try:
-            _watch_status(layout, quiet=quiet, output=output)
+            _watch_status(layout, out)
         except KeyboardInterrupt:
-            if output != "json":
+            if not out.is_json:
                 print(f"run {layout.run_id} continues", file=sys.stderr)
             return InterruptedRunError.exit_code  # only the watching has ended, not the run
-        if output == "json":
+        if out.is_json:
             return 0
     seen = read_status(layout, supervised=is_supervised(layout))
-    show(output, seen.to_json, lambda: "".join(f"{line}\n" for line in status_lines(seen, now_s=time.time())))
+    show(out, seen.to_json, lambda: "".join(f"{line}\n" for line in status_lines(seen, now_s=time.time())))
     return 0
 
 
@@ -77,24 +77,21 @@ def logs(
     attempt: Annotated[int | None, Parameter(help="Default: the leg's last attempt.")] = None,
     rank: Annotated[int | None, Parameter(help="Default: every rank.")] = None,
     root: Root = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    out: Out = OUT,
 ) -> int:
     """Print what the workers, and the command that started them, wrote to stdout and stderr.
 
     With --follow: also later attempts and legs, each line after its leg/attempt/rank; all attempts if the run has ended.
     With --events: all events, or those about this leg, attempt, rank. With --follow and -o json: a JSON object a line.
     """
-    from chaosrun import api
-
     layout = api.find_run(run, root)
     try:
         if events:
-            _print_events(layout, leg=leg, attempt=attempt, rank=rank, follow=follow, output=output)
+            _print_events(layout, leg=leg, attempt=attempt, rank=rank, follow=follow, out=out)
         elif follow:
-            _follow_logs(layout, leg=leg, attempt=attempt, rank=rank, output=output)
+            _follow_logs(layout, leg=leg, attempt=attempt, rank=rank, out=out)
         else:
-            _print_logs(layout, leg=leg, attempt=attempt, rank=rank, quiet=quiet, output=output)
+            _print_logs(layout, leg=leg, attempt=attempt, rank=rank, out=out)
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -110,13 +107,10 @@ def trace(
     attempt: Annotated[int | None, Parameter(help="Default: every attempt.")] = None,
     rank: Annotated[int | None, Parameter(help="Default: every rank.")] = None,
     root: Root = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    out: Out = OUT,
 ) -> int:
     """Print what the ranks recorded, a JSON object a line: what `verify` compares. docs/traces.md explains them."""
-    from chaosrun import api
     from chaosrun.records.codec import encode
-    from chaosrun.records.naming import run_argument
     from chaosrun.records.trace_reader import all_records, trace_files
 
     layout = api.find_run(run, root)
@@ -153,35 +147,32 @@ def report(
         ),
     ] = None,
     root: Root = None,
-    quiet: Quiet = False,
-    output: Format = "text",
+    out: Out = OUT,
 ) -> int:
     """Write a report of a run, judged again from its files, and print where it is.
 
     Exit code 0 when it is written, whatever the verdict: `chaosrun verify` ends with the verdict's own.
     """
-    from chaosrun import api
-
     if to is not None and to.startswith("-") and to != "-":
         raise UsageError(f"--to {to}: not a path", hint=f"a file of that name is ./{to}")
-    if to == "-" and output == "json":
+    if to == "-" and out.is_json:
         raise UsageError("the report and JSON would both go to stdout", hint="leave out --to - or -o json")
     made = api.report(api.find_run(run, root), format=format, to=to)
     if made.text is not None:
         return write_product(made.text)
     told = {"format": format, "path": str(made.path and made.path.absolute()), "verdict": made.verdict.status}
-    show(output, lambda: {"v": 1, "run": made.run_id, **told}, lambda: f"{made.path}\n")
+    show(out, lambda: {"v": 1, "run": made.run_id, **told}, lambda: f"{made.path}\n")
     return 0
 
 
-def _watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
+def _watch_status(run: RunLayout, out: Out) -> None:
     """Show the live view on stderr, or JSON lines on stdout, until the run ends."""
     from chaosrun.records.supervision import is_supervised
 
-    if output != "json" and (quiet or not is_supervised(run)):
+    if not out.is_json and (out.quiet or not is_supervised(run)):
         _until_ended(run, lambda: True)
         return
-    if output != "json":
+    if not out.is_json:
         from chaosrun.report.live import is_live_terminal, watch
 
         terminal = is_live_terminal(sys.stderr, os.environ)
@@ -205,19 +196,18 @@ def _watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
     _until_ended(run, tell)
 
 
-def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, quiet: bool, output: str) -> None:
-    from chaosrun.report.escapes import harmless
+def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, out: Out) -> None:
     from chaosrun.report.logs import last_written, read_log, select_logs
 
     chosen = select_logs(run, leg=leg, attempt=attempt, rank=rank)
-    if output == "json":
+    if out.is_json:
         about = [
             {"leg": log.leg, "attempt": log.attempt, "rank": log.rank, "path": str(log.path.absolute()), "text": read_log(log)}
             for log in chosen
         ]
         write_json({"v": 1, "run": run.run_id, "logs": about})
         return
-    if not quiet and attempt is None and sum(len(run.leg(name).attempts()) for name in LEGS) > 1:
+    if not out.quiet and attempt is None and sum(len(run.leg(name).attempts()) for name in LEGS) > 1:
         told = f"this is attempt {chosen[0].attempt} of the {chosen[0].leg} leg; --attempt, --leg and -f show others"
         print(told, file=sys.stderr)
     for log in chosen:
@@ -229,10 +219,9 @@ def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
         write_out(heading + text + ("" if text.endswith("\n") or not text else "\n"))
 
 
-def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, output: str) -> None:
+def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, out: Out) -> None:
     """Print logs from the last attempt on; all attempts of an ended run. Raises UsageError when there never was such a log."""
     from chaosrun.records.supervision import is_supervised
-    from chaosrun.report.escapes import harmless
     from chaosrun.report.logs import LogFollower, LogLine, select_logs
 
     follower = LogFollower(run, leg=leg, attempt=attempt, rank=rank, whole=not is_supervised(run))
@@ -240,7 +229,7 @@ def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: 
     shown = harmless if sys.stdout.isatty() else str
 
     def write(lines: Iterable[LogLine]) -> bool:
-        if output == "json":
+        if out.is_json:
             return _write_lines(
                 {"v": 1, "leg": line.log.leg, "attempt": line.log.attempt, "rank": line.log.rank, "line": line.text}
                 for line in lines
@@ -253,7 +242,7 @@ def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: 
         select_logs(run, leg=leg, attempt=attempt, rank=rank)
 
 
-def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, follow: bool, output: str) -> None:
+def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, follow: bool, out: Out) -> None:
     from chaosrun.report.follow import RunFollower
     from chaosrun.report.sentences import folded
 
@@ -263,13 +252,13 @@ def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank:
         told = [entry for entry in follower.poll_events() if leg in (None, entry.leg)]
         return [entry for entry in told if all(value in (None, entry.field(name)) for name, value in about.items())]
 
-    if output == "json" and not follow:
+    if out.is_json and not follow:
         write_json({"v": 1, "run": run.run_id, "events": [told.to_json() for told in news()]})
         return
 
     def tell() -> bool:
         fresh = news()
-        if output == "json":
+        if out.is_json:
             return _write_lines({"v": 1, **told.to_json()} for told in fresh)
         began_s = follower.picture.facts.created_s
         return _write("".join(f"{told.dated_line(began_s)}\n" for told in folded(fresh)))

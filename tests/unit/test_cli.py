@@ -58,8 +58,8 @@ def api(monkeypatch: pytest.MonkeyPatch, run: RunLayout) -> Calls:
     names = ("submit", "resume", "verify", "plan", "list_runs", "find_run", "diagnose", "sweep", "shrink", "report")
     for name in (*names, "wait", "cancel", "inject", "landings", "wait_until"):
         setattr(module, name, calls.answer(name))
-    monkeypatch.setitem(sys.modules, "chaosrun.api", module)
-    monkeypatch.setattr(chaosrun, "api", module, raising=False)
+    for commands in (cli.campaigns, cli.drills, cli.runs):
+        monkeypatch.setattr(commands, "api", module)
     return calls
 
 
@@ -492,8 +492,7 @@ class TestProcess:
         reader, writer = os.pipe()
         os.close(reader)
         program = (
-            "import sys, types, pathlib, chaosrun; from chaosrun.records.layout import RunLayout; from chaosrun import cli;"
-            "api = types.ModuleType('chaosrun.api'); sys.modules['chaosrun.api'] = chaosrun.api = api;"
+            "import sys, pathlib; from chaosrun import api, cli; from chaosrun.records.layout import RunLayout;"
             "api.find_run = lambda ref, root: RunLayout(pathlib.Path(sys.argv[1]));"
             "sys.exit(cli.main(['logs', 'latest']))"
         )

@@ -48,7 +48,7 @@ def usage_of(name: str) -> str:
 
 
 def usage_that_cyclopts_makes(command: App, name: str) -> str:
-    positional = [argument for argument in command.assemble_argument_collection() if not argument.names[0].startswith("-")]
+    positional = [argument for argument in command.assemble_argument_collection() if argument.names[0][0] not in "-*"]
     words = [argument.names[0] if argument.required else f"[{argument.names[0]}]" for argument in positional]
     return " ".join(["chaosrun", name, *words])
 
