@@ -10,12 +10,15 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import default_root
 from chaosrun.records.run_file import Early, read_run
+from chaosrun.report.metrics import served
+from chaosrun.report.write import write_reports
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.job_file import load_job
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import has_ended, lock_run
-from chaosrun.supervise.find_runs import default_root, remove_run
+from chaosrun.supervise.find_runs import remove_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, Watch, carry_out, create
 from chaosrun.verify.verdict import Verdict, judge
@@ -105,8 +108,6 @@ def _carried_out(
         unwritten = _reported(run, verdict).unwritten
         return unwritten
 
-    from chaosrun.report.metrics import served
-
     with ExitStack() as stack:
         try:
             stack.enter_context(served(run))
@@ -119,8 +120,6 @@ def _carried_out(
 
 
 def _reported(run: RunLayout, verdict: Verdict) -> RunResult:
-    from chaosrun.report.write import write_reports
-
     return RunResult(run, verdict, tuple(write_reports(run, verdict)))
 
 

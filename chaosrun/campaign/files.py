@@ -98,7 +98,6 @@ class Sweep:
     passages: int
     """Number of different points that the survey passed, from which `points` were chosen."""
     steps: tuple[int, ...]
-    """The steps at which the phases of the training are tried."""
     points: tuple[Point, ...]
     tried: Mapping[str, PointResult] = field(default_factory=dict)
     """By the point's id."""
@@ -242,14 +241,11 @@ SUITE_EVENTS = msgspec.json.Decoder(SuiteBegan | SuiteEnded | DrillStarted | Dri
 
 @dataclass(slots=True)
 class Progress:
-    """The progress recorded in a suite's journal."""
-
     started: dict[str, str] = field(default_factory=dict)
     """Run directory by drill, of the latest start."""
     results: dict[str, DrillResult] = field(default_factory=dict)
     """Without cancelled drills, which are still to be run."""
     took_s: float = 0.0
-    """Total seconds in which processes ran the suite."""
 
 
 class SuiteFolder(_Folder[SuitePlan]):

@@ -40,7 +40,6 @@ class PlannedDrill:
     gpu: int | Literal["auto"]
     faults: int
     kinds: tuple[str, ...]
-    """The kinds of its faults, each once."""
     seed: int
     plan: str
     """Digest of the drill, the job and the faults; equal when the same drill is repeated."""

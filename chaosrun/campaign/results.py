@@ -1,27 +1,38 @@
-"""The results of a suite's drills, compared with what was expected (`expectations`). Made from verdicts and records alone."""
+"""The results of a suite's drills, compared with what was expected. Made from verdicts and records alone.
 
+An expectation that no verdict can meet is refused at the start.
+"""
+
+import re
 import statistics
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import get_args
 
-from chaosrun.campaign.expectations import surprises
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.errors import ChaosrunError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, read_run
-from chaosrun.spec.suite import Comparison
+from chaosrun.spec.places import Problem, spec_error
+from chaosrun.spec.suite import Comparison, Expectation, SuiteDrill
+from chaosrun.spec.tree import find
+from chaosrun.spec.validation import nearest
+from chaosrun.verify.codes import public_codes
+from chaosrun.verify.compare import Kind, exact_weights
 from chaosrun.verify.divergence import Divergence
-from chaosrun.verify.ruling import EXIT_CODES, VerdictStatus
+from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES, PASS_CODES, VerdictStatus
 from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
 from chaosrun.verify.verdict import Verdict
+from chaosrun.wording import listed
 
 SUITE_VERSION = 1
+LIKE_A_CODE = re.compile(r"[a-z]+(_[a-z]+)+")
+KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointResult:
-    """The result of the drill of a sweep's point."""
-
     status: VerdictStatus
     exit_code: int
     cause: str
@@ -46,7 +57,6 @@ class DrillResult:
     cancelled: bool = False
     """It was ended by `chaosrun cancel`; resuming the suite runs it."""
     surprises: tuple[str, ...] = ()
-    """How it differs from what was expected; empty when it does not."""
     faults: int = 0
     landed: int = 0
     restarts: int = 0
@@ -97,14 +107,12 @@ class Compared:
 class SuiteResult:
     name: str
     drills: tuple[DrillResult, ...]
-    """Drills that were run, in the suite's order."""
     path: Path | None = None
     suite_id: str = ""
     night: str = ""
     seed: int | None = None
     """The seed from which every drill's faults were drawn, if one was given."""
     shard: str | None = None
-    """The shard of the drills, if one was given."""
     left: tuple[str, ...] = ()
     """Drills that were not run: not begun after a surprise (`--fail-fast`), or not ended when the suite was cut short."""
     cut_short: str | None = None
@@ -114,7 +122,6 @@ class SuiteResult:
     compared: tuple[Compared, ...] = ()
     not_compared: str | None = None
     notes: tuple[str, ...] = ()
-    """Notes: damaged lines of the history, plans that are no longer kept."""
 
     @property
     def empty(self) -> bool:
@@ -227,3 +234,52 @@ def compare_losses(result: SuiteResult, comparison: Comparison) -> SuiteResult:
         if other != first
     )
     return replace(result, first=first, compared=compared)
+
+
+def expect_possible(drills: Iterable[SuiteDrill]) -> None:
+    """Raises SpecError naming every expectation that cannot be met."""
+    if problems := [problem for drill in drills for problem in _problems(drill)]:
+        raise spec_error(problems)
+
+
+def surprises(expected: Expectation, verdict: Verdict) -> Iterator[str]:
+    """One sentence for each way in which the verdict is not the expected one."""
+    if verdict.status != expected.verdict:
+        yield f"{verdict.status} where {expected.verdict} was expected: {verdict.cause}"
+        return
+    if verdict.code == "settled_too_early" and expected.cause is None:
+        yield f"the control of the early verdict disagrees with it: {verdict.cause}"
+    kind = verdict.divergence.kind if verdict.divergence else None
+    if expected.kind is not None and kind != expected.kind:
+        yield f"{kind or 'nothing'} differed first, expected was {expected.kind}"
+    if expected.cause is not None and not verdict.says(expected.cause):
+        yield f"the cause is not {expected.cause!r}: {verdict.cause} ({verdict.code})"
+    if expected.exit_code is not None and verdict.exit_code != expected.exit_code:
+        yield f"exit code {verdict.exit_code}, expected was {expected.exit_code}"
+
+
+def _problems(drill: SuiteDrill) -> Iterator[Problem]:
+    expected, verify = drill.expect, drill.job.spec.verify
+    verdict, kind, cause = expected.verdict, expected.kind, expected.cause
+
+    def problem(key: str, message: str, hint: str) -> Problem:
+        return Problem(place=find(drill.said, (key,))[1].place, message=message, hint=hint)
+
+    if kind is not None and kind not in KINDS:
+        close = nearest(kind, KINDS)
+        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(KINDS)}"
+        yield problem("kind", f"no kind {kind!r}", hint=hint)
+    elif kind is not None and verdict == "PASS" and verify.losses.exact and exact_weights(verify):
+        yield problem("kind", "nothing differs in a PASS", hint="leave out kind, or expect FAIL")
+    if cause is not None and LIKE_A_CODE.fullmatch(cause):
+        codes = public_codes()
+        if cause not in codes:
+            close = nearest(cause, codes)
+            guess = f"did you mean {close}?" if close else "see docs/causes.md"
+            yield problem("cause", f"no cause has the code {cause}", hint=f"{guess} (a word with _ alone is taken for a code)")
+        elif verdict == "PASS" and cause not in PASS_CODES:
+            yield problem("cause", f"{cause} is no cause of a PASS", hint=f"those are {listed(sorted(PASS_CODES))}")
+    possible = {EXIT_CODES[verdict], *(OUTCOME_EXIT_CODES.values() if verdict == "INCONCLUSIVE" else ())}
+    if expected.exit_code is not None and expected.exit_code not in possible:
+        codes_of_it = " or ".join(map(str, sorted(possible)))
+        yield problem("exit_code", f"{verdict} never has exit code {expected.exit_code}", hint=f"it has {codes_of_it}")

@@ -7,7 +7,7 @@ Agents are kept from drill to drill, so that a drill costs no more than its legs
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -16,15 +16,11 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from chaosrun.records.events import EventRecord
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.interrupts import Interrupts
-from chaosrun.supervise.run import Watch
+from chaosrun.supervise.run import Listener, Watch
 
 if TYPE_CHECKING:
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.supervise.supervisor import Supervisor
-
-Listener = Callable[[EventRecord], None]
-Postponed = Callable[[], AbstractContextManager[None]]
-"""Makes the context within which no signal interrupts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +35,10 @@ class Shape:
     def of(cls, spec: JobSpec) -> "Shape":
         return cls(spec.workers, spec.per_worker.cpu, spec.per_worker.gpu)
 
-    def connect(self, address: str | None, postponed: Postponed) -> "RayCluster":
+    def connect(self, address: str | None, interrupts: Interrupts) -> "RayCluster":
         from chaosrun.cluster.ray_cluster import RayCluster
 
-        with postponed():
+        with interrupts.postponed():
             return RayCluster(address, workers=self.workers, cpu=self.cpu, gpu=self.gpu)
 
 
@@ -67,7 +63,7 @@ class PlacementPool:
                 self._idle.remove(entry)
                 self._used.append(entry[1])
                 return entry[1]
-        cluster = shape.connect(self.address, self.interrupts.postponed)
+        cluster = shape.connect(self.address, self.interrupts)
         while (places := cluster.places_within(self._left())) is None and self._idle:
             self._close(*self._idle[0])
         if places is None and self._used:
@@ -108,7 +104,7 @@ class PlacementPool:
 def one_ray(address: str | None, shapes: Sequence[Shape], interrupts: Interrupts) -> Iterator[PlacementPool]:
     """Connect once for many drills; a private Ray has room for the largest of the shapes."""
     workers, cpu = max((shape.workers for shape in shapes), default=1), max((shape.cpu for shape in shapes), default=1.0)
-    cluster = Shape(workers, cpu, 0).connect(address, interrupts.postponed)
+    cluster = Shape(workers, cpu, 0).connect(address, interrupts)
     try:
         interrupts.check()
         pool = PlacementPool(address, interrupts, cluster.free())

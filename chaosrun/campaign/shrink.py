@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chaosrun.campaign.ddmin import ddmin, simplify
 from chaosrun.campaign.drill import new_run, takes_agents
 from chaosrun.campaign.scheduler import PlacementPool, RunningSupervisors, Scheduler, Shape, Task, one_ray
-from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.planner import make_plan
@@ -34,6 +33,9 @@ from chaosrun.supervise.run import Listener, carry_out
 from chaosrun.verify.verdict import Verdict
 from chaosrun.wording import count
 
+if TYPE_CHECKING:
+    from chaosrun.cluster.ray_cluster import RayCluster
+
 SHRUNK_VERSION = 1
 MAX_DRILLS = 100
 CRASHES = frozenset({"recovery_failed", "user_error"})
@@ -48,8 +50,6 @@ AGAIN = "`chaosrun shrink {run}` begins again; the run is as it was"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The run to shrink."""
-
     run: RunLayout
     job: Job
     overrides: tuple[str, ...]
@@ -60,7 +60,6 @@ class Case:
 
     @property
     def folder(self) -> Path:
-        """The folder of its drills."""
         return self.run.path / "shrink"
 
     def changed(self, schedule: Sequence[Entry]) -> list[str]:
@@ -167,7 +166,6 @@ class _Trials:
         return same
 
     def seen(self, schedule: tuple[Entry, ...]) -> str | None:
-        """The symptom of these faults."""
         if (planned := self._planned(schedule)) is None:
             self.refused += 1
             return None
@@ -317,7 +315,7 @@ class _Drills:
         self,
         runs: Mapping[str, RunLayout],
         key: str,
-        cluster: RayCluster | None,
+        cluster: "RayCluster | None",
         supervisors: RunningSupervisors,
         listen: Listener,
     ) -> tuple[str | None, bool]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol, TypeVar
 
-from chaosrun.campaign.expectations import expect_possible
 from chaosrun.campaign.files import SuitePlan
 from chaosrun.campaign.kept_plans import KeptPlans, reruns
 from chaosrun.campaign.planned_drill import plan_drills
+from chaosrun.campaign.results import expect_possible
 from chaosrun.errors import UsageError
 from chaosrun.spec.suite import Comparison, Suite, SuiteDrill, load_suite
 from chaosrun.spec.tree import find
@@ -21,16 +20,6 @@ from chaosrun.wording import listed
 MOST_NAMED = 12
 SEED = re.compile(r"[0-9]{1,18}")
 SHARD = re.compile(r"(?P<number>[0-9]{1,6})/(?P<of>[0-9]{1,6})")
-
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def base(self) -> str: ...  # the name without the combination
-
-
-_Drill = TypeVar("_Drill", bound=Named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +74,7 @@ def parse_shard(text: str) -> Shard:
     return shard
 
 
-def chosen(drills: Sequence[_Drill], only: Sequence[str] = (), without: Sequence[str] = ()) -> list[_Drill]:
+def chosen(drills: Sequence[SuiteDrill], only: Sequence[str] = (), without: Sequence[str] = ()) -> list[SuiteDrill]:
     """The drills named by `only` (all if empty) except those named by `without`; a name is a drill, a drill with all its
     combinations, or a pattern with * and ?. Raises UsageError for a name of no drill, and when none is left."""
     for option, names in (("--only", only), ("--except", without)):
@@ -103,7 +92,7 @@ def chosen(drills: Sequence[_Drill], only: Sequence[str] = (), without: Sequence
     return kept
 
 
-def sharded(drills: Sequence[_Drill], shard: Shard, *, together: str | None = None) -> list[_Drill]:
+def sharded(drills: Sequence[SuiteDrill], shard: Shard, *, together: str | None = None) -> list[SuiteDrill]:
     """The part of the drills that belongs to a shard, by each drill's name alone, so that machines agree without a history;
     shards are only roughly equal in size. `together`: a name that decides the shard of all drills instead."""
 
@@ -113,7 +102,7 @@ def sharded(drills: Sequence[_Drill], shard: Shard, *, together: str | None = No
     return [drill for drill in drills if belongs(together or drill.name)]
 
 
-def _is_called(drill: Named, name: str) -> bool:
+def _is_called(drill: SuiteDrill, name: str) -> bool:
     # Names contain brackets.
     pattern = name.replace("[", "[[]")
     return name in (drill.name, drill.base) or fnmatchcase(drill.name, pattern) or fnmatchcase(drill.base, pattern)
@@ -189,7 +178,6 @@ def file_digests(suite: Suite, drills: Iterable[SuiteDrill]) -> dict[str, str | 
 
 
 def changed_files(files: Mapping[str, str | None]) -> list[str]:
-    """The files from which a suite was planned that have changed since."""
     return [path for path, digest in files.items() if _digest(Path(path)) != digest]
 
 

@@ -16,8 +16,8 @@ from chaosrun.campaign.files import DrillEnded, DrillStarted, SuiteBegan, SuiteE
 from chaosrun.campaign.history import Entry, History, append, expect_writable, label, nights, read_history, trend
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans
 from chaosrun.campaign.planned_drill import PlannedDrill
+from chaosrun.campaign.report.pages import write_pages
 from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses, comparison_result, drill_result
-from chaosrun.campaign.scheduler import Listener as Listens
 from chaosrun.campaign.scheduler import PlacementPool, RunningSupervisors, Scheduler, one_ray
 from chaosrun.campaign.suite_plan import SuiteRequest, changed_files, plan_suite
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
@@ -26,6 +26,7 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import default_root
 from chaosrun.records.run_file import Early, read_run
+from chaosrun.report.write import write_reports
 from chaosrun.spec.suite import Comparison
 from chaosrun.supervise.drill import has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
@@ -66,9 +67,6 @@ def suite(
     suite is cut short, `on_cut_short` is called with the result so far before the error is raised.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-    from chaosrun.campaign.report.pages import write_pages
-    from chaosrun.report.write import write_reports
-
     base = (default_root() if root is None else root).absolute()
     listener = on_event or (lambda record: None)
     with Interrupts() as interrupts, opened(base, request, resume) as (folder, plan, journal):
@@ -191,14 +189,13 @@ class SuiteRun:
             self.journal.append(DrillEnded(name=drill.name, result=plain(result)))
 
     def _remember(self, result: DrillResult) -> None:
-        """Append a line to the history."""
         try:
             append(Path(self.plan.history), Entry.of(result, self.plan))
         except (UsageError, OSError) as error:
             self._notes.append(f"{result.name} is not in the history: {error}")
 
     def _carry(
-        self, drill: PlannedDrill, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listens
+        self, drill: PlannedDrill, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listener
     ) -> tuple[DrillResult, bool]:
         """The result of a drill, which may have been begun earlier; and whether its agents may serve another one."""
         began_s = time.monotonic()
@@ -260,7 +257,7 @@ class SuiteRun:
         return "watch" if drill.name == control and self.early != "never" else self.early
 
     def _verdict(
-        self, run: RunLayout, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listens
+        self, run: RunLayout, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listener
     ) -> Verdict:
         def report(verdict: Verdict) -> Sequence[str]:
             unwritten = self.report(run, verdict)

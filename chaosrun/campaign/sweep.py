@@ -17,7 +17,6 @@ import msgspec
 from chaosrun.campaign.drill import drill_on, new_run
 from chaosrun.campaign.files import Sweep, SweepFolder
 from chaosrun.campaign.results import PointResult
-from chaosrun.campaign.scheduler import Listener as Listens
 from chaosrun.campaign.scheduler import RunningSupervisors, Scheduler, Shape, Task, one_ray
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.cluster.workers import ClusterWorkers
@@ -232,7 +231,7 @@ class _SweepRun:
         return run
 
     def carry(
-        self, point: Point, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listens
+        self, point: Point, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listener
     ) -> tuple[PointResult | None, bool]:
         assert cluster is not None, "no point takes a node along"
         began_s = time.monotonic()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chaosrun.api import RunResult
-from chaosrun.campaign.expectations import surprises
+from chaosrun.campaign.results import surprises
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.suite import Expectation

@@ -11,9 +11,10 @@ from suites import DRILL
 
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult
-from chaosrun.campaign.scheduler import Listener, PlacementPool, RunningSupervisors, Scheduler, Shape
+from chaosrun.campaign.scheduler import PlacementPool, RunningSupervisors, Scheduler, Shape
 from chaosrun.errors import InterruptedRunError
 from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.run import Listener
 from chaosrun.supervise.supervisor import Supervisor
 
 

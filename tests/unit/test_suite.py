@@ -7,11 +7,10 @@ import pytest
 from suites import DRILL
 from verdicts import PASSED
 
-from chaosrun.campaign.expectations import surprises
 from chaosrun.campaign.files import checked, plain
 from chaosrun.campaign.report.pages import render_markdown
 from chaosrun.campaign.report.text import render_suite
-from chaosrun.campaign.results import DrillResult, SuiteResult, drill_result
+from chaosrun.campaign.results import DrillResult, SuiteResult, drill_result, surprises
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.suite import Expectation

@@ -1,6 +1,6 @@
 """Which drills run, and with which seeds."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,19 +9,16 @@ from hypothesis import strategies as st
 from chaosrun.campaign.planned_drill import derive_seed
 from chaosrun.campaign.suite_plan import Shard, chosen, night_of, parse_seed, parse_shard, sharded
 from chaosrun.errors import UsageError
+from chaosrun.spec.suite import SuiteDrill
 
 
-@dataclass(frozen=True)
-class Drill:
-    name: str
-
-    @property
-    def base(self) -> str:
-        return self.name.partition("[")[0]
+def named(name: str) -> SuiteDrill:
+    rest: Any = dict.fromkeys(("place", "job", "overrides", "expect", "said"))
+    return SuiteDrill(name=name, base=name.partition("[")[0], **rest)
 
 
 NAMES = ["digits[workers=1,faults=spot]", "digits[workers=2,faults=spot]", "digits[workers=2,faults=torture]", "order", "odd"]
-DRILLS = [Drill(name) for name in NAMES]
+DRILLS = [named(name) for name in NAMES]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +52,7 @@ def test_a_shard_that_is_none(text: str) -> None:
 
 @given(st.lists(st.text(min_size=1), unique=True, max_size=40), st.integers(1, 9))
 def test_shards_are_disjoint_and_complete(names: list[str], of: int) -> None:
-    drills = [Drill(name) for name in names]
+    drills = [named(name) for name in names]
     shards = [sharded(drills, Shard(number, of)) for number in range(1, of + 1)]
     assert sorted(drill.name for shard in shards for drill in shard) == sorted(names)
     # Whatever order the suite has them in.
@@ -64,7 +61,7 @@ def test_shards_are_disjoint_and_complete(names: list[str], of: int) -> None:
 
 @given(st.lists(st.text(min_size=1), unique=True, min_size=1, max_size=40), st.integers(1, 9))
 def test_a_drill_stays_in_its_shard_whatever_else_comes_or_goes(names: list[str], of: int) -> None:
-    drills = [Drill(name) for name in names]
+    drills = [named(name) for name in names]
     for number in range(1, of + 1):
         before, after = (sharded(some, Shard(number, of)) for some in (drills[:-1], drills))
         assert [drill for drill in after if drill != drills[-1]] == before

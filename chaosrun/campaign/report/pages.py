@@ -2,32 +2,38 @@
 result."""
 
 import os
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from chaosrun.campaign.files import SuiteFolder
+from chaosrun.campaign.history import Night, nights, read_history
 from chaosrun.campaign.report.view import DrillRow, SuiteView, suite_view
+from chaosrun.campaign.results import SuiteResult
 from chaosrun.errors import UsageError
 from chaosrun.records.journal import write_durably
-
-if TYPE_CHECKING:
-    from chaosrun.campaign.history import Night
-    from chaosrun.campaign.results import SuiteResult
-    from chaosrun.report.junit import Case
+from chaosrun.report import markdown
+from chaosrun.report.html.page import WIDE, Scale, Shown, environment, path_of, ticks
+from chaosrun.report.junit import Case, drill_suite, suite_of, to_xml
+from chaosrun.report.view import read_view
+from chaosrun.verify.verdict import judge
+from chaosrun.wording import clock, count
 
 TEMPLATES = Path(__file__).parent / "templates"
 SIGNS = {"as expected": "✅", "not as expected": "❌", "cut short": "🚫", "nothing to do": "➖"}
 MOST_REPEATED = 5
 """Drills whose command is in the summary; each report has its own."""
+TOP, FLOOR, HEIGHT = 12, 126, 150
+"""Where what is drawn begins and ends, and all of a figure."""
+LEAST_NIGHTS = 12
+"""Places for so many: a bar of one night is not as wide as the figure."""
 
 
-def write_pages(folder: SuiteFolder, result: "SuiteResult", history: Path) -> "SuiteResult":
+def write_pages(folder: SuiteFolder, result: SuiteResult, history: Path) -> SuiteResult:
     """Write all pages. The returned result lists those that could not be written."""
-    from chaosrun.campaign.history import nights, read_history
-
     pages: Sequence[tuple[Path, Callable[[], str]]] = (
         (folder.junit_xml, lambda: junit_text(result)),
         (folder.summary_md, lambda: render_markdown(result)),
@@ -44,10 +50,8 @@ def write_pages(folder: SuiteFolder, result: "SuiteResult", history: Path) -> "S
     return replace(result, notes=(*result.notes, *notes))
 
 
-def render_markdown(result: "SuiteResult") -> str:
+def render_markdown(result: SuiteResult) -> str:
     """For a job summary ($GITHUB_STEP_SUMMARY): drills that are not as expected come first."""
-    from chaosrun.report.markdown import render
-
     view = suite_view(result)
     cells = [
         (
@@ -63,25 +67,20 @@ def render_markdown(result: "SuiteResult") -> str:
         for row in view.by_interest
     ]
     repeats = [replace(row.repeat, label=row.name, note=None) for row in view.odd[:MOST_REPEATED] if row.repeat is not None]
-    return render("suite.md", TEMPLATES, view=view, sign=SIGNS[view.words], cells=cells, repeats=repeats)
+    return markdown.render("suite.md", TEMPLATES, view=view, sign=SIGNS[view.words], cells=cells, repeats=repeats)
 
 
 def _sign(row: DrillRow) -> str:
     """A drill's sign: whether it is as expected, not whether it passed."""
-    from chaosrun.report.markdown import SIGNS as VERDICTS
-
     if row.ok:
         return SIGNS["as expected"]
-    return SIGNS["not as expected"] if row.status == "PASS" else VERDICTS.get(row.status, SIGNS["cut short"])
+    return SIGNS["not as expected"] if row.status == "PASS" else markdown.SIGNS.get(row.status, SIGNS["cut short"])
 
 
-def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) -> str:
+def render_index(result: SuiteResult, known: Sequence[Night], folder: Path) -> str:
     """The whole page, for `folder`: links are relative to it. `known`: the nights that are shown, oldest first."""
-    from chaosrun.campaign.report.figures import rates, recoveries, strip
-    from chaosrun.report.html.page import environment
 
     def link(path: Path) -> str | None:
-        """Link to an existing page."""
         return quote(os.path.relpath(path, folder)) if path.is_file() else None
 
     pages = {night.night: folder.parent / night.suite / "index.html" for night in known}
@@ -102,11 +101,8 @@ def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) 
     )
 
 
-def junit_text(result: "SuiteResult") -> str:
+def junit_text(result: SuiteResult) -> str:
     """One suite of cases per drill, even for drills that were not begun, and one for the comparison of losses."""
-    from chaosrun.report.junit import Case, drill_suite, suite_of, to_xml
-    from chaosrun.report.view import read_view
-    from chaosrun.verify.verdict import judge
 
     def without(name: str, result: Literal["error", "skipped"], why: str, instead: str) -> None:
         """The cases of a drill without a verdict."""
@@ -131,10 +127,8 @@ def junit_text(result: "SuiteResult") -> str:
     return to_xml(suites)
 
 
-def _compared(view: SuiteView) -> "list[Case]":
+def _compared(view: SuiteView) -> list[Case]:
     """The losses of a suite's drills compared with its first: one case each."""
-    from chaosrun.report.junit import Case
-
     result, cases = view.result, []
     if result.not_compared is not None:
         why = f"the losses could not be compared: {result.not_compared}"
@@ -147,7 +141,7 @@ def _compared(view: SuiteView) -> "list[Case]":
     return cases
 
 
-def hand_out(result: "SuiteResult", junit: Path | None, markdown: Path | None) -> None:
+def hand_out(result: SuiteResult, junit: Path | None, markdown: Path | None) -> None:
     """Write the pages also to the user's paths; the summary is appended to its file, after other summaries. Raises
     UsageError."""
     assert result.path is not None
@@ -162,3 +156,90 @@ def hand_out(result: "SuiteResult", junit: Path | None, markdown: Path | None) -
                     file.write(page.read_bytes())
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}", hint=f"name another file with {option}") from error
+
+
+# The figures of the index, as rows that its template draws. Heights are in pixels, places across in percent.
+
+
+def rates(known: Sequence[Night]) -> Shown | None:
+    """A bar per night: all of its drills, and how many were as expected. None for nights without drills."""
+    if not known:
+        return None
+    most = max(len(night.drills) for night in known)
+    scale = Scale(0, most)
+    bars = [
+        {
+            "said": f"{night.night}: {night.passed} of {len(night.drills)} as expected",
+            "x": _share(known) * (place + 0.15),
+            "width": _share(known) * 0.7,
+            "well": _y(scale, night.passed),
+            "all": _y(scale, len(night.drills)),
+        }
+        for place, night in enumerate(known)
+    ]
+    latest = known[-1]
+    told = f"Drills as expected over {count(len(known), 'night')}, last {latest.passed} of {len(latest.drills)}"
+    return _figure(known, scale, {value: str(value) for value in sorted({0, most})}, told) | {"bars": bars}
+
+
+def recoveries(known: Sequence[Night]) -> Shown | None:
+    """Per night the drills' median, and the range from shortest to longest. None when no night had a restart."""
+    found = [(place, night, night.recoveries) for place, night in enumerate(known) if night.recoveries]
+    if not found:
+        return None
+    middles = [statistics.median(times) for *_, times in found]
+    # One long hang must not flatten all other values.
+    scale = Scale(0.0, min(max(times[-1] for *_, times in found), 4 * max(middles)))
+    spans: list[Shown] = []
+    for (place, night, times), middle in zip(found, middles, strict=True):
+        over = count(len(times), "drill")
+        spans.append(
+            {
+                "said": f"{night.night}: median {clock(middle)}, {clock(times[0])} to {clock(times[-1])} over {over}",
+                "x": _share(known) * place,
+                "width": _share(known),
+                "at": _share(known) * (place + 0.5),
+                "ends": (_y(scale, times[0]), _y(scale, times[-1])),
+                "y": _y(scale, middle),
+            }
+        )
+    line = [
+        (WIDE * _share(known) * (place + 0.5) / 100, _y(scale, middle))
+        for (place, *_), middle in zip(found, middles, strict=True)
+    ]
+    told = f"Recovery over {count(len(found), 'night')} with restarts, last median {clock(middles[-1])}"
+    values = {value: f"{value:g} s" for value in ticks(0.0, scale.high, 3)}
+    return _figure(known, scale, values, told) | {"spans": spans, "trend": path_of(line) if len(line) > 1 else ""}
+
+
+def strip(drill: str, known: Sequence[Night]) -> Shown:
+    """A drill's nights, oldest first: whether it was as expected, None where it did not run."""
+    oks = {night.night: night.drills[drill].ok if drill in night.drills else None for night in known}
+    ran = [ok for ok in oks.values() if ok is not None]
+    odd = [night for night, ok in oks.items() if ok is False]
+    said = f"{sum(ran)} of {len(ran)} nights as expected" + (f", not on {', '.join(odd[-3:])}" if odd else "")
+    return {"said": said, "nights": list(oks.values())}
+
+
+def _share(known: Sequence[Night]) -> float:
+    return 100 / max(len(known), LEAST_NIGHTS)
+
+
+def _figure(known: Sequence[Night], scale: Scale, values: Mapping[float, str], told: str) -> dict[str, object]:
+    """A figure with its values at the side, and the first and last night below; `told`: the same in words."""
+    ends = list(dict.fromkeys((known[0].night, known[-1].night)))
+    if len(known) < LEAST_NIGHTS:
+        ends = [" to ".join(ends)]  # next to each other they would overlap
+    labels = [(_y(scale, value), words) for value, words in values.items()]
+    return {
+        "height": HEIGHT,
+        "floor": FLOOR,
+        "labels": labels,
+        "dates": list(enumerate(ends)),
+        "ends": Scale(0, 1),
+        "told": told,
+    }
+
+
+def _y(scale: Scale, value: float) -> float:
+    return FLOOR - (FLOOR - TOP) * scale.at(value)

@@ -5,23 +5,20 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from chaosrun.campaign.files import SuitePlan, Sweep
 from chaosrun.campaign.report.view import SuiteView, suite_view
+from chaosrun.campaign.results import SuiteResult
+from chaosrun.campaign.shrink import Shrunk
 from chaosrun.records.grouping import grouped
 from chaosrun.records.naming import root_arguments, run_arguments, shortest
 from chaosrun.report.page import columns, indented, labelled, section, unwrapped
 from chaosrun.report.text import STYLES
 from chaosrun.wording import count
-
-if TYPE_CHECKING:
-    from chaosrun.campaign.files import SuitePlan, Sweep
-    from chaosrun.campaign.results import SuiteResult
-    from chaosrun.campaign.shrink import Shrunk
 
 MOST_SHOWN = 20
 """Points that did not pass; sweep.json has all."""
@@ -32,7 +29,7 @@ WIDTH_BESIDE = 90
 LABELS = {"new": "bold red", "still": "red", "fixed": "green", "flaky": "yellow"}
 
 
-def render_sweep(sweep: "Sweep", *, root: Path | None = None, quiet: bool = False) -> RenderableType:
+def render_sweep(sweep: Sweep, *, root: Path | None = None, quiet: bool = False) -> RenderableType:
     """Points that did not pass and how to repeat them, the phases, coverage, and the overall verdict. `root`: where it is kept;
     None for the default. `quiet`: the verdict alone."""
     took_s = sum(tried.took_s for tried in sweep.tried.values())
@@ -72,7 +69,7 @@ def render_sweep(sweep: "Sweep", *, root: Path | None = None, quiet: bool = Fals
     return Group(*parts)
 
 
-def _phases(sweep: "Sweep") -> RenderableType:
+def _phases(sweep: Sweep) -> RenderableType:
     table = columns("phase", "steps", "ranks", "files", "reached", "verdicts", right=("files", "reached"))
     table.columns[0].no_wrap = True
     for (recovering, phase), points in grouped(sweep.points, lambda point: (point.recovering, point.phase)).items():
@@ -94,7 +91,7 @@ def _counted(statuses: Iterable[str]) -> Text:
     return Text(", ").join(Text(f"{counts[name]} {name}", STYLES.get(name, "")) for name in ORDER if counts[name])
 
 
-def render_shrunk(shrunk: "Shrunk") -> RenderableType:
+def render_shrunk(shrunk: Shrunk) -> RenderableType:
     """How far the shrink came, the remaining part of a job file, and the command that shows the failure."""
     _, *where = run_arguments(shrunk.run)
     refused = f", {count(shrunk.refused, 'plan')} that cannot be" if shrunk.refused else ""
@@ -121,7 +118,7 @@ def render_shrunk(shrunk: "Shrunk") -> RenderableType:
     return Group(*parts)
 
 
-def render_plan(plan: "SuitePlan") -> RenderableType:
+def render_plan(plan: SuitePlan) -> RenderableType:
     table = columns("drill", "expected", "workers", "faults", "what", "seed", right=("workers", "faults", "seed"))
     for column in table.columns:
         column.no_wrap = column.header not in ("drill", "what")
@@ -135,7 +132,7 @@ def render_plan(plan: "SuitePlan") -> RenderableType:
     return Group(title, "", indented(table), *map(Text, plan.notes))
 
 
-def render_suite(result: "SuiteResult", *, quiet: bool = False) -> RenderableType:
+def render_suite(result: SuiteResult, *, quiet: bool = False) -> RenderableType:
     """Its drills, those not as expected, and how to look closer. `quiet`: the outcome alone, on one line."""
     view = suite_view(result)
     if quiet:

@@ -1,17 +1,14 @@
 """One view of a suite: the rows and sentences that its text, its Markdown and its page show."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from chaosrun.campaign.results import DrillResult, SuiteResult
+from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_arguments
 from chaosrun.report.facts import read_facts
 from chaosrun.report.next_commands import Command, command, repeat_command
+from chaosrun.verify.trajectory import Difference
 from chaosrun.wording import clock, count
-
-if TYPE_CHECKING:
-    from chaosrun.campaign.results import DrillResult, SuiteResult
-    from chaosrun.records.layout import RunLayout
-    from chaosrun.verify.trajectory import Difference
 
 LOOKED_AT = 8
 """Drills that a command is shown for although they are as expected: where there are no more."""
@@ -20,7 +17,7 @@ LOOKED_AT = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillRow:
     name: str
-    run: "RunLayout | None"
+    run: RunLayout | None
     ok: bool
     status: str
     """Its verdict, or a word instead ("cancelled", "not run")."""
@@ -35,13 +32,11 @@ class DrillRow:
     rerun: str | None
     look: Command | None
     repeat: Command | None
-    """How to repeat it, where it is not as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossesRow:
     name: str
-    """The name, marked if the drill is a control."""
     steps: str
     largest: str
     mean: str
@@ -52,13 +47,12 @@ class LossesRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteView:
-    result: "SuiteResult"
+    result: SuiteResult
     drills: tuple[DrillRow, ...]
     losses: tuple[LossesRow, ...]
 
     @property
     def not_done(self) -> str:
-        """Rows for the drills that were not run."""
         return "not begun" if self.result.cut_short is None else "not ended"
 
     @property
@@ -121,7 +115,7 @@ class SuiteView:
         return sorted(self.drills, key=lambda row: row.ok)
 
 
-def suite_view(result: "SuiteResult") -> SuiteView:
+def suite_view(result: SuiteResult) -> SuiteView:
     return SuiteView(
         result=result,
         drills=tuple(_drill_row(drill, few=len(result.drills) <= LOOKED_AT) for drill in result.drills),
@@ -129,7 +123,7 @@ def suite_view(result: "SuiteResult") -> SuiteView:
     )
 
 
-def _drill_row(drill: "DrillResult", *, few: bool) -> DrillRow:
+def _drill_row(drill: DrillResult, *, few: bool) -> DrillRow:
     run, told = drill.run, drill.difference or ("" if drill.status == "PASS" else drill.cause)
     return DrillRow(
         name=drill.name,
@@ -149,7 +143,7 @@ def _drill_row(drill: "DrillResult", *, few: bool) -> DrillRow:
     )
 
 
-def _losses_row(name: str, found: "Difference", control: bool, ok: bool) -> LossesRow:
+def _losses_row(name: str, found: Difference, control: bool, ok: bool) -> LossesRow:
     return LossesRow(
         name=f"{name} (control)" if control else name,
         steps=str(found.steps),
