@@ -120,8 +120,7 @@ class Chaos:
         the command line, such as "data.resume=plain"; later ones win. Fails the test when the drill cannot be carried out.
         """
         __tracebackhide__ = True
-        at = (self.request.path.parent, self.request.config.rootpath)
-        return self._run(lambda: _found(Path(job), at), faults, seed, workers, overrides, reference)
+        return self._run(lambda: self._found(job), faults, seed, workers, overrides, reference)
 
     def run_script(
         self,
@@ -140,9 +139,8 @@ class Chaos:
         "RANK@STEP:PHASE"; `preempts`: "RANK@STEP"; without any faults, the default plan. chaosrun saves and resumes if the
         script imports it, else the script does."""
         __tracebackhide__ = True
-        at = (self.request.path.parent, self.request.config.rootpath)
         asked = {"workers": workers, "kills": kills, "preempts": preempts}
-        return self._run(lambda: self._typed(_found(Path(script), at), args, **asked), faults, seed, None, overrides, reference)
+        return self._run(lambda: self._typed(self._found(script), args, **asked), faults, seed, None, overrides, reference)
 
     def run_command(
         self,
@@ -161,6 +159,15 @@ class Chaos:
         __tracebackhide__ = True
         asked = {"workers": workers, "kills": kills, "preempts": preempts}
         return self._run(lambda: self._typed(None, command, **asked), faults, seed, None, overrides, reference)
+
+    def _found(self, path: str | Path) -> Path:
+        """The path, from the test's folder or from pytest's rootdir. Raises UsageError when it is in neither."""
+        tried = list(dict.fromkeys(folder / path for folder in (self.request.path.parent, self.request.config.rootpath)))
+        found = next(filter(Path.is_file, tried), None) or next(filter(Path.exists, tried), None)
+        if found is None and len(tried) > 1:
+            hint = "a path starts from the test's folder, or from pytest's rootdir"
+            raise UsageError(f"no such file: {' and '.join(map(str, tried))}", hint=hint)
+        return found or tried[0]  # the error of what is no file says more
 
     def _typed(
         self, script: Path | None, words: Sequence[str], *, workers: int | None, kills: Sequence[str], preempts: Sequence[str]
@@ -263,19 +270,6 @@ class Chaos:
         if verdict.status != "PASS":
             self._unseen[run.run_id] = outcome
         return outcome
-
-
-def _found(path: Path, folders: Sequence[Path]) -> Path:
-    """The path, found in one of the folders. Raises UsageError when it is in none of them."""
-    tried = list(dict.fromkeys(folder / path for folder in folders))
-    for candidate in tried:
-        if candidate.is_file():
-            return candidate
-    if len(tried) == 1 or any(candidate.exists() for candidate in tried):
-        return next((candidate for candidate in tried if candidate.exists()), tried[0])  # whose own error is clearer
-    where = " and ".join(str(candidate) for candidate in tried)
-    hint = "a path starts from the test's folder, or from pytest's rootdir"
-    raise UsageError(f"no such file: {where}", hint=hint)
 
 
 def _section(faults: Faults) -> Section | None:

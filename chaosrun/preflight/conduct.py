@@ -15,28 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import UsageError
 from chaosrun.preflight import checks as folder
-from chaosrun.preflight.engine import Engine, Listener
+from chaosrun.preflight.earlier_run import earlier_run
+from chaosrun.preflight.engine import Engine
 from chaosrun.preflight.model import Check, Level, Setting
 from chaosrun.preflight.peers import Baseline
 from chaosrun.preflight.result import Result, from_json
 from chaosrun.records.destination import expect_writable, is_stream, write_to
 from chaosrun.records.naming import root_arguments
 from chaosrun.records.object_urls import is_url
+from chaosrun.spec.job_file import Job, load_job
 from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.run import Listener, expect_startable
 
 if TYPE_CHECKING:
     from chaosrun.cluster.probe_pool import ProbePool
-    from chaosrun.spec.job_file import Job
 
 
-def _declared() -> tuple[Check[Any], ...]:
-    """All checks: the CHECK of each module in `checks/`, in their declared order."""
-    modules = [importlib.import_module(f"{folder.__name__}.{each.name}") for each in pkgutil.iter_modules(folder.__path__)]
-    found = [check for module in modules if isinstance(check := getattr(module, "CHECK", None), Check)]
-    return tuple(sorted(found, key=lambda check: check.order))
-
-
-CHECKS = _declared()
+_MODULES = [importlib.import_module(f"{folder.__name__}.{each.name}") for each in pkgutil.iter_modules(folder.__path__)]
+CHECKS: Sequence[Check[Any]] = sorted(
+    (module.CHECK for module in _MODULES if hasattr(module, "CHECK")), key=lambda check: check.order
+)
+"""All checks of the folder, in their declared order."""
 DEADLINE_S = {Level.QUICK: 120.0, Level.STANDARD: 600.0}
 """No probe runs after this, whatever hangs: far more than the level takes where nothing does."""
 DEEP_EXTRA_S = 300.0
@@ -61,9 +60,6 @@ class Request:
 def conduct(request: Request, *, root: Path, address: str | None, on_event: Listener, interrupts: Interrupts) -> Result:
     """Errors in the request are reported before anything starts. Raises UsageError, SpecError, ResourcesError;
     KeyboardInterrupt, with nothing left behind."""
-    from chaosrun.spec.job_file import load_job
-    from chaosrun.supervise.run import expect_startable
-
     checks = choose(CHECKS, request.level, only=request.only, skip=request.skip)
     job = load_job(request.job, request.overrides) if request.job else None
     if job is not None:
@@ -100,7 +96,7 @@ def conduct(request: Request, *, root: Path, address: str | None, on_event: List
 
 
 @contextmanager
-def _pool(address: str | None, job: "Job | None", interrupts: Interrupts) -> "Iterator[ProbePool]":
+def _pool(address: str | None, job: Job | None, interrupts: Interrupts) -> "Iterator[ProbePool]":
     """The pool of agents; a private Ray counts as many CPUs as the job requests, as with `chaosrun submit`."""
     from chaosrun.cluster.probe_pool import ProbePool
 
@@ -113,9 +109,8 @@ def _pool(address: str | None, job: "Job | None", interrupts: Interrupts) -> "It
             pool.close()
 
 
-def _setting(request: Request, job: "Job | None", root: Path) -> Setting:
+def _setting(request: Request, job: Job | None, root: Path) -> Setting:
     from chaosrun.preflight.drills.on_ray import RayDrills
-    from chaosrun.preflight.earlier_run import earlier_run
 
     storage = job.spec.checkpoint.storage if job else None
     return Setting(

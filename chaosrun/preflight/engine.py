@@ -13,10 +13,8 @@ from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.model import BAD, Answers, Check, F, Finding, Rows, Setting, Status, read_answers
 from chaosrun.preflight.peers import BASELINE, Baseline, against_peers
 from chaosrun.preflight.result import ANSWERS, CheckRun, Result
-from chaosrun.records.events import EventRecord
+from chaosrun.supervise.run import Listener
 
-Listener = Callable[[EventRecord], None]
-"""Of events as `report.ticker.PreflightTicker` has them."""
 EVERY_NODE_ANSWERS = "every node answers"
 LOOK_THERE = "see that chaosrun is installed there for the Python that Ray runs, and that the machine answers"
 LOST_REMEDY = "look at the machine and at Ray's logs there"
@@ -85,6 +83,7 @@ class Engine:
     pool: Agents
     checks: Sequence[Check[Any]]
     on_event: Listener
+    """Of events as `report.ticker.PreflightTicker` has them."""
     baseline: Baseline | None = None
     clock: Callable[[], float] = time.monotonic
     _findings: list[Finding] = field(default_factory=list)

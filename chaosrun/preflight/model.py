@@ -224,7 +224,6 @@ class Setting:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The job's environment."""
         return self.job.spec.env if self.job else {}
 
 
@@ -236,7 +235,6 @@ class Check(Generic[F]):
     name: str
     """Its name in --only and --skip."""
     about: str
-    """What it finds out, in a few words."""
     order: int
     """Its place among the checks; those of single nodes come first and run in parallel."""
     level: Level = Level.QUICK

@@ -76,10 +76,9 @@ class Baseline:
     def compare(self, findings: Sequence[Finding], nodes: Sequence[Node]) -> list[Finding]:
         """The findings, where one whose number is far worse than then is a WARN or a FAIL."""
         kinds = Kinds(nodes)
-        then = [self._then(kinds, finding) for finding in findings]
         return [
-            finding if known is None else _compared(finding, *known, _BASELINE_REMEDY)
-            for finding, known in zip(findings, then, strict=True)
+            _compared(finding, *known, _BASELINE_REMEDY) if (known := self._then(kinds, finding)) else finding
+            for finding in findings
         ]
 
     def compared(self, findings: Sequence[Finding], nodes: Sequence[Node]) -> Finding:

@@ -30,7 +30,7 @@ PURE = {"spec", "plan", "records", "errors", "wording", "processes"}
 # Not even inside a function: these judge files and values, wherever they run.
 NEVER_RAY_OR_TORCH = PURE | {"checkpoint"}
 MAY_IMPORT_TORCH = {"observe", "protocol", "faults"}
-JUDGING = ("majority", "model", "peers", "placement", "result")
+JUDGING = ("model", "peers", "placement", "result")
 """Of preflight, beside what assesses: values only."""
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LONGEST_FILE_LINES = 400

@@ -9,8 +9,7 @@ import pytest
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.cluster import CHECK as CLUSTER
-from chaosrun.preflight.checks.cluster import ClusterFacts, gather
-from chaosrun.preflight.majority import majority
+from chaosrun.preflight.checks.cluster import ClusterFacts, gather, majority
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.software import SoftwareFacts, _dotted
 from chaosrun.spec.job_file import Job, load_job

@@ -62,7 +62,7 @@ class Answers(Answering):
 
     def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
         self.asked.append((list(wanted), terms))
-        return [self.whole if request.spread else self.told.get(request.nodes[0].name, PASSED) for request in wanted]
+        return [self.told.get(request.nodes[0].name, PASSED) if len(request.nodes) == 1 else self.whole for request in wanted]
 
 
 def findings(answers: Answers, root: Path, *, drills: bool = True, **about: Any) -> dict[str, Finding]:

@@ -11,9 +11,8 @@ from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.checks import network
 from chaosrun.preflight.checks import network_sums as sums
 from chaosrun.preflight.checks.network import judge_interfaces
-from chaosrun.preflight.checks.network_connections import judge_connections
+from chaosrun.preflight.checks.network_connections import fewest_to_blame, judge_connections
 from chaosrun.preflight.checks.network_sums import Backend, Run, judge_sums, sound, suspects
-from chaosrun.preflight.majority import fewest_to_blame
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.allreduce import DONE, START, RankFacts, Sum, SumFacts, Wrong
 from chaosrun.preflight.probes.interfaces import InterfaceFacts

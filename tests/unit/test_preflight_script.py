@@ -13,7 +13,7 @@ import pytest
 def facts(script: Path) -> dict[str, Any]:
     """In a process of its own: it changes the path."""
     program = (
-        "import sys; from msgspec import json; from chaosrun.preflight.probes.script import script_facts\n"
+        "import sys; from msgspec import json; from chaosrun.preflight.probes.software import script_facts\n"
         "print(json.encode(script_facts(sys.argv[1], [])).decode())"
     )
     return json.loads(subprocess.run([sys.executable, "-c", program, str(script)], capture_output=True, check=True).stdout)

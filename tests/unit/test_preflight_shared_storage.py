@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
-from chaosrun.preflight.checks.shared_storage import PATIENT_S, Shared, judge
+from chaosrun.preflight.checks.shared_storage import PATIENT_S, Shared, Written, judge
 from chaosrun.preflight.model import Finding, Level, Status
-from chaosrun.preflight.probes.own_file import Written
 from chaosrun.preflight.probes.seen import Seen
 from chaosrun.spec.job_file import Job
 from tests.preflight_answers import Answering, job_of, nodes_of, told

@@ -54,11 +54,6 @@ class DrillRequest:
     gpu: int
     overrides: tuple[str, ...]
 
-    @property
-    def spread(self) -> bool:
-        """One worker on each node."""
-        return len(self.nodes) > 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -66,7 +61,6 @@ class Terms:
     begin_within_s: float | None
     """Drills that have not begun by then are left out; None: all are made."""
     limit_s: float
-    """Time limit of one drill."""
     repeat_s: float = 0.0
     """A passing drill is repeated until this much time is over."""
 
@@ -80,18 +74,15 @@ class DrillOutcome(Struct, frozen=True, kw_only=True):
     cause: str = ""
     hint: str | None = None
     irreproducible: bool = False
-    """Two reference runs differed."""
     difference: str = ""
     """The first difference between the chaos leg and its reference, and where."""
     why: str = ""
-    """The cause, if it is known."""
     differing: tuple[int, ...] = ()
     """All ranks that differ there."""
     landed: int = 0
     planned: int = 0
     rounds: int = 1
     ranks: dict[int, str] = {}
-    """The node of each rank."""
     costs: Costs = Costs()
     seconds: float = 0.0
     run: str = ""

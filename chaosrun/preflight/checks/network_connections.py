@@ -1,10 +1,9 @@
 """Judges the connections between all nodes: which nodes cannot be reached, and on which port. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.majority import fewest_to_blame
 from chaosrun.preflight.model import Answers, Finding, Rows
 from chaosrun.preflight.probes.mesh import Failure, MeshFacts
 from chaosrun.wording import listed
@@ -110,3 +109,36 @@ def _not_blamed(
     if reached < others and blamed:
         reason += f"; what fails is told of {listed(blamed, SOME)}"
     return rows.passed(measured, reason=reason)
+
+
+def fewest_to_blame(names: Sequence[str], failed: Iterable[tuple[str, str]], head: str | None = None) -> list[str]:
+    """Names without which none of the failed (from, to) pairs is left, as few as a greedy choice finds.
+
+    First a node that fails with itself, then the one that fails with most others; of two that fail only with each other, the
+    unreachable one, then the one that is not Ray's head, then the later one.
+    """
+    order = {name: index for index, name in enumerate(names)}
+    partners: dict[str, set[str]] = {name: set() for name in order}
+    arrivals: dict[str, set[str]] = {name: set() for name in order}
+    blamed: list[str] = []
+
+    def blame(name: str) -> None:
+        blamed.append(name)
+        for partner in partners[name]:
+            partners[partner].discard(name)
+            arrivals[partner].discard(name)
+        partners[name] = set()
+
+    pairs = list(failed)
+    for one, other in pairs:
+        if one != other:
+            partners[one].add(other)
+            partners[other].add(one)
+            arrivals[other].add(one)
+    for name in sorted({one for one, other in pairs if one == other}, key=order.__getitem__):
+        blame(name)
+    while True:
+        worst = max(order, key=lambda name: (len(partners[name]), len(arrivals[name]), name != head, order[name]))
+        if not partners[worst]:
+            return blamed
+        blame(worst)

@@ -29,8 +29,6 @@ APART = "check its network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME cho
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """One sum over some nodes."""
-
     nodes: tuple[str, ...]
     answered: dict[str, SumFacts]
     unanswered: dict[str, str]

@@ -1,6 +1,6 @@
 """The check "shared storage": do the nodes share one storage, and do they see each other's files as written?
 
-Every node writes a file; after that, every node looks for the others' files.
+Every node writes a file (`probe`); after that, every node looks for the others' files.
 """
 
 import hashlib
@@ -14,9 +14,8 @@ from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.storage import IN_MEMORY, no_answer
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import nodes_used
-from chaosrun.preflight.probes.own_file import Written
 from chaosrun.preflight.probes.seen import Seen
-from chaosrun.preflight.probes.storage_place import Mount
+from chaosrun.preflight.probes.storage_place import Failed, Mount
 from chaosrun.wording import count, duration, listed
 
 ROWS = Rows(check="shared storage", name="same storage")
@@ -34,6 +33,12 @@ OF_ONE_NODE = IN_MEMORY | {"overlay"}
 _EVERYONE = "files of every other node"
 _AGAIN = "see what keeps the node busy, and ask again"
 _LATE = "let clients keep what they know of directories for less long (NFS: actimeo), or expect restores to miss a save"
+
+
+class Written(Struct, frozen=True, kw_only=True):
+    mount: Mount | None = None
+    """Where the node wrote its file; None: it could not."""
+    failed: Failed | None = None
 
 
 class Shared(Struct, frozen=True, kw_only=True):
@@ -62,7 +67,7 @@ def gather(setting: Setting, pool: Pool) -> Shared:
 
     def own(name: str, *, remove: bool) -> Call:
         about = {"storage": str(setting.storage), "name": files[name], "text": texts[name], "remove": remove}
-        return ask("own_file", LIMIT_S, **about)
+        return ask(__name__, LIMIT_S, **about)
 
     try:
         shared = Shared(files=files, written=pool.ask({name: own(name, remove=False) for name in files}, Written))
@@ -76,6 +81,30 @@ def gather(setting: Setting, pool: Pool) -> Shared:
         return structs.replace(shared, looked=pool.ask({name: look(name) for name in digests}, Seen))
     finally:
         pool.ask({node.name: own(node.name, remove=True) for node in pool.nodes if node.name in files}, Written)
+
+
+def probe(*, storage: str, name: str, text: str, remove: bool) -> Written:
+    """`name`: of the file and its folder, below the storage or the nearest existing folder."""
+    import shutil
+    from pathlib import Path
+
+    from chaosrun.checkpoint.storage_errors import storage_errors
+    from chaosrun.errors import ResourcesError
+    from chaosrun.preflight.probes.storage_place import mount_of, nearest_folder
+    from chaosrun.records.filesystem import Filesystem
+
+    try:
+        with storage_errors(Path(storage)):
+            mount = mount_of(nearest_folder(Path(storage)))
+            path = Path(mount.base) / name
+            if remove:
+                shutil.rmtree(path.parent)
+            else:
+                path.parent.mkdir()
+                Filesystem().write_durably(path, text.encode())
+            return Written(mount=mount)
+    except ResourcesError as error:
+        return Written(failed=Failed.of(error))
 
 
 def judge(setting: Setting, nodes: Sequence[Node], shared: Shared) -> list[Finding]:

@@ -122,7 +122,7 @@ def _drill(request: DrillRequest, terms: Terms, watch: Watch) -> DrillOutcome:
     until_s = time.monotonic() + terms.repeat_s
     names = {node.node_id: node.name for node in request.nodes}
     cluster = RayCluster(
-        None, workers=request.workers, cpu=request.cpu, gpu=request.gpu, only_on=names.keys(), spread=request.spread
+        None, workers=request.workers, cpu=request.cpu, gpu=request.gpu, only_on=names.keys(), spread=len(names) > 1
     )
     rounds = 0
     # Its own root, as another node's cached reference would make this a comparison of nodes.

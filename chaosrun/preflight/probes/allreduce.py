@@ -56,7 +56,6 @@ class Asked(Struct, frozen=True, kw_only=True):
     join_s: float
     """For all ranks to come up."""
     collective_s: float
-    """For one collective."""
 
 
 class Wrong(Struct, frozen=True, kw_only=True):
@@ -143,7 +142,6 @@ def listen(selector: selectors.BaseSelector, descriptor: int, rank: Rank) -> Non
 
 
 def _be(asked: Asked, rank: int, local: int, say: Say) -> None:
-    """The life of a rank."""
     facts = RankFacts()
 
     def tell(**what: Any) -> None:

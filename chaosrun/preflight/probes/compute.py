@@ -67,7 +67,6 @@ class Product(Struct, frozen=True, kw_only=True):
 class ComputeFacts(Struct, frozen=True, kw_only=True):
     kind: Kind
     memory_bytes: int = 0
-    """Bytes tested."""
     memory_wrong: int = 0
     """How many of them were wrong when read back."""
     products: tuple[Product, ...] = ()

@@ -35,13 +35,11 @@ DEAD_WITHIN_S = 2.0
 class Computed(Struct, frozen=True, kw_only=True):
     ended: Literal["done", "raised", "died", "hung"]
     phase: str
-    """The last phase that was announced."""
     error: str = ""
     facts: ComputeFacts | None = None
 
     @property
     def touched(self) -> bool:
-        """Whether the process reached the device."""
         return self.phase not in BEFORE_THE_DEVICE
 
 
@@ -84,7 +82,6 @@ def gpu_devices(count: int, visible: list[str] | None, uuids: list[str]) -> dict
 
 
 def ask_driver() -> Driver:
-    """The report of nvidia-smi."""
     if not shutil.which("nvidia-smi"):
         return Driver(told="absent", error="there is no nvidia-smi on this node")
     try:
@@ -157,7 +154,6 @@ def _last_phase(reading: int, patience_s: float) -> tuple[str, bool]:
 
 
 def patience_in(phase: str, patience_s: float) -> float:
-    """How long a phase may take."""
     loads = phase in (*BEFORE_THE_DEVICE, "first use") or phase.endswith("(first call)")
     return max(START_PATIENCE_S, patience_s) if loads else patience_s
 

@@ -41,7 +41,6 @@ class Training(Struct, frozen=True, kw_only=True):
     differs: Difference | None
     """The first fingerprint that differed."""
     differing: int
-    """How many differed."""
 
 
 def train(device: "torch.device", say: Say) -> dict[str, str]:

@@ -5,6 +5,7 @@ One process per node holds all its connections, in threads.
 
 import json
 import socket
+import socketserver
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,6 @@ class Peer(Struct, frozen=True, kw_only=True):
 
 class Asked(Struct, frozen=True, kw_only=True):
     node: str
-    """Own name."""
     port: int
     """The port to listen on, which the others know."""
     peers: tuple[Peer, ...]
@@ -66,12 +66,11 @@ def probe(**parameters: Any) -> MeshFacts:
     asked = convert(parameters, Asked)
     began = time.monotonic()
     try:
-        listener = socket.create_server(("0.0.0.0", asked.port), backlog=1024)
+        server = _Server(asked)
     except OSError as error:
         return MeshFacts(taken=error.strerror or str(error))
-    with listener:
-        server = _Server(listener, asked.node, asked.connect_s)
-        threading.Thread(target=server.accept, daemon=True).start()
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         # Beginning at itself, so that not all nodes begin with the same one.
         own = next(index for index, peer in enumerate(asked.peers) if peer.name == asked.node)
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -128,43 +127,36 @@ def _exchange(connection: socket.socket, node: str, peer: str) -> None:
         raise ValueError(f"{answered} answers there instead")
 
 
-class _Server:
+class _Server(socketserver.ThreadingTCPServer):
     """Answers every connection in its own thread."""
 
-    def __init__(self, listener: socket.socket, node: str, limit_s: float) -> None:
-        self.heard: set[str] = set()
-        self._listener = listener
-        self._node = node
-        self._limit_s = limit_s
-        self._changed = threading.Condition()
+    allow_reuse_address = daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(("0.0.0.0", asked.port), _Answer)
+        self.asked, self.heard, self.changed = asked, set[str](), threading.Condition()
 
     def wait(self, names: set[str], deadline: float) -> None:
         """Wait until all of these have connected, or the deadline."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.heard >= names, max(0.0, deadline - time.monotonic()))
+        with self.changed:
+            self.changed.wait_for(lambda: self.heard >= names, max(0.0, deadline - time.monotonic()))
 
-    def accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                # Closed: the end.
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            connection.settimeout(self._limit_s)
-            try:
-                with connection.makefile("rw") as lines:
-                    name = str(json.loads(lines.readline()))
-                    lines.write(f"{json.dumps(self._node)}\n")
-            except (OSError, ValueError):
-                # The connecting side reports errors; strangers are ignored.
-                return
-            with self._changed:
-                self.heard.add(name)
-                self._changed.notify_all()
+class _Answer(socketserver.StreamRequestHandler):
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def handle(self) -> None:
+        self.connection.settimeout(self.server.asked.connect_s)
+        try:
+            name = str(json.loads(self.rfile.readline()))
+            self.wfile.write(f"{json.dumps(self.server.asked.node)}\n".encode())
+        except (OSError, ValueError):
+            # The connecting side reports errors; strangers are ignored.
+            return
+        with self.server.changed:
+            self.server.heard.add(name)
+            self.server.changed.notify_all()
 
 
 def _cause(error: Exception, limit_s: float) -> tuple[Literal["refused", "no answer", "other"], str]:

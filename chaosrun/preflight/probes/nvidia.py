@@ -38,7 +38,6 @@ class Gpu(Struct, frozen=True, kw_only=True):
     threshold_exceeded: bool
     unrepairable: bool
     remapped: int
-    """Number of remapped rows of memory."""
     remapping_pending: bool | None
     """Whether more of them wait for a reset; None: this GPU does not remap rows."""
     remapping_failed: bool

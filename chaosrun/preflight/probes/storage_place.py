@@ -20,8 +20,6 @@ STALE_S = 3600.0
 
 
 class Failed(Struct, frozen=True, kw_only=True):
-    """An error of the storage, with a remedy."""
-
     error: str
     remedy: str
 

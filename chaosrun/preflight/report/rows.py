@@ -32,7 +32,6 @@ class Problem:
     """Checks, and the subjects of each; none where it is the whole check."""
     nodes: tuple[str, ...]
     found: tuple[str, ...]
-    """Places and measured values."""
     threshold: str
     reason: str
     remedy: str
@@ -51,11 +50,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRow:
-    """One number on many nodes."""
-
     title: str
     number: int
-    """How many of them there are."""
     median: str
     worst: str
     where: str
@@ -68,20 +64,16 @@ class Report:
     words: str
     headline: str
     about: str
-    """What was checked, in a line."""
     counted: str
     wrong: Sequence[Problem]
     warnings: Sequence[Problem]
     groups: Sequence[Group]
     costs: str
-    """The time of each check."""
     skips: Sequence[tuple[str, str]]
-    """What was not checked, and why."""
     measures: Sequence[MeasureRow]
     values: Sequence[tuple[str, str, str]]
     """For the whole cluster, without numbers: title, value, reason."""
     commands: Sequence[tuple[str, str]]
-    """The next commands, each with its label."""
     good_file: str | None
     """Where the names of the good nodes were written; None: nowhere yet."""
 
@@ -139,7 +131,6 @@ def counted(found: Mapping[Status, int]) -> str:
 
 
 def commands(result: Result, good_file: str | None) -> list[tuple[str, str]]:
-    """Commands to type next, with the options of this preflight."""
     same = ["chaosrun", "preflight", *result.arguments, *result.options]
     same += [] if result.baseline is None else ["--baseline", result.baseline]
     same += ["--strict"] if result.strict else []
