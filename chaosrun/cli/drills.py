@@ -150,16 +150,13 @@ def _tied(process: "SupervisorProcess", out: Out, *, detach: bool, verbose: bool
 
     with process:
         if process.detach() if detach else follow(process, watch):
-            _show_detached(process.run, process.pid, out)
+            run, pid = process.run, process.pid
+            then = _line("follow", "status -w", run) + _line("wait", "wait", run) + _line("cancel", "cancel", run)
+            said = f"run {run.run_id} continues by itself (supervisor: process {pid})\n"
+            show(out, lambda: about(run, detached=True, pid=pid), lambda: said + ("" if out.quiet else then))
             return 0
         result = RunResult(process.run, *process.result())
     return _shown(result, out, verbose=verbose)
-
-
-def _show_detached(run: RunLayout, pid: int, out: Out) -> None:
-    then = _line("follow", "status -w", run) + _line("wait", "wait", run) + _line("cancel", "cancel", run)
-    said = f"run {run.run_id} continues by itself (supervisor: process {pid})\n"
-    show(out, lambda: about(run, detached=True, pid=pid), lambda: said + ("" if out.quiet else then))
 
 
 def _line(label: str, command: str, run: RunLayout) -> str:
