@@ -40,7 +40,6 @@ PRELOADS: Mapping[Template, str] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
     directory: Path
-    template: Template
     files: Mapping[Path, str]
     """Text by path, in the order in which the paths are printed."""
     warning: str | None = None
@@ -81,7 +80,7 @@ def _scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
                 f"{directory} is in no git repository, and GitHub reads workflows at a repository's top alone: make it one "
                 f"(`{shlex.join(['git', 'init', str(directory)])}`), or `init` again, with --force, in one"
             )
-    return Scaffold(directory=directory, template=template, files=files, warning=warning)
+    return Scaffold(directory=directory, files=files, warning=warning)
 
 
 def _write(made: Scaffold, *, force: bool) -> None:
