@@ -5,7 +5,7 @@ through the pool, lets checks judge, and compares with peers and a baseline. Mus
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -140,7 +140,9 @@ class Engine:
             told = {finding.node for finding in found if finding.status in BAD}
             for name in [node.name for node in nodes if node.name in self.pool.lost.keys() - lost - told]:
                 found.append(_rows(check).error(self.pool.lost[name], LOST_REMEDY, node=name))
-        found += self._left_out(check, names)
+        for name in [node.name for node in self.pool.everyone if node.name not in names]:
+            why = self._out.get(name) or self.pool.lost.get(name, "it does not answer")
+            found.append(_rows(check).skip(f"left out: {why}", node=name))
         self._take(check, found, facts, self.clock() - began)
 
     def _gathered(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> tuple[Any, list[Finding]]:
@@ -167,11 +169,6 @@ class Engine:
                     remedy = REMEDIES.get(silence.ended, "")
                     found.append(_rows(check).error(silence.error or silence.ended, remedy, node=name))
         return facts, found
-
-    def _left_out(self, check: Check[Any], taking_part: Container[str]) -> list[Finding]:
-        out = [node.name for node in self.pool.everyone if node.name not in taking_part]
-        why = {name: self._out.get(name) or self.pool.lost.get(name, "it does not answer") for name in out}
-        return [_rows(check).skip(f"left out: {why[name]}", node=name) for name in out]
 
     def _setting(self) -> Setting:
         return replace(self.setting, earlier=dict(self._facts))

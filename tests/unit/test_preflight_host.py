@@ -17,7 +17,7 @@ from chaosrun.observe.limits import memory_room, process_room
 from chaosrun.preflight.checks.host import CHECK as HOST
 from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
-from chaosrun.preflight.probes import busy, host
+from chaosrun.preflight.probes import host
 from chaosrun.preflight.probes.host import KernelLog, kernel_log, told_by
 from chaosrun.records.order import ASYNC_FROM_BYTES
 from chaosrun.spec.job_file import Job
@@ -215,25 +215,25 @@ class TestProcesses:
         probe = psutil.Process(started[2].pid)
         deadline = time.monotonic() + 300
         while True:
-            found = busy.busy()
+            found = host.busy()
             if probe.children() and started[0].pid in {process.pid for process in found.heavy}:
                 break
             assert time.monotonic() < deadline, found
-        assert found.others >= busy.LEAST_CORES
+        assert found.others >= host.LEAST_CORES
         foreign = {process.pid for process in found.heavy}
         assert not foreign & {os.getpid(), started[1].pid, probe.pid, *(child.pid for child in probe.children())}
 
     def test_what_has_lost_its_supervisor(
         self, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(busy, "ENDING_S", 0.0)
+        monkeypatch.setattr(host, "ENDING_S", 0.0)
         env = {**os.environ, "CHAOSRUN_SESSION": "chaosrun#test"}
         sleep = "import time; time.sleep(300)"
         forsaken = subprocess.Popen([sys.executable, "-c", sleep], env=env)
         held = subprocess.Popen([sys.executable, "-c", sleep, "chaosrun.cluster.forkserver"], env=env)
         started += [forsaken, held]
         time.sleep(0.1)
-        found = busy.left_over()
+        found = host.left_over()
         left = {process.pid: process for process in found}
         assert forsaken.pid in left and held.pid not in left
         assert abs(left[forsaken.pid].created_s - time.time()) < 60
@@ -294,7 +294,7 @@ def test_of_the_machine_and_the_control_group_the_smaller_counts(monkeypatch: py
         )
         return facts.cpus.limited_by, facts.memory.limited
 
-    monkeypatch.setattr(busy, "APART_S", 0.0)
+    monkeypatch.setattr(host, "APART_S", 0.0)
     assert seen(0.5, MIB, 1000) == ("control group", True)
     assert not seen(None, None, None)[1]
 

@@ -39,7 +39,7 @@ ALLOWED_SIGNALS = {
     "faults/tracer.py:_go_on": "SIGCONT, which does nothing to a process that runs, to one that it had stopped",
     "supervise/interrupts.py:request": "a thread of its own",
     "supervise/process.py:__exit__": "its own child; subprocess signals none that it has reaped",
-    "preflight/probes/storage_kills.py:kill_writers": "a child that has not been reaped",
+    "preflight/probes/storage.py:kill_writers": "a child that has not been reaped",
     "preflight/probes/devices.py:_compute": "its own child; subprocess signals none that it has reaped",
     "preflight/probes/allreduce.py:probe": "a child that has not been reaped",
     "preflight/probes/kill.py:_kill": "a child that has not been reaped, and the group it leads",

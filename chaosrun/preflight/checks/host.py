@@ -10,8 +10,7 @@ from typing import Any
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.model import Answers, Check, Finding, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
-from chaosrun.preflight.probes.busy import Busy, Process
-from chaosrun.preflight.probes.host import Cpus, HostFacts, KernelLog, Limits, Memory, Message, Place
+from chaosrun.preflight.probes.host import Busy, Cpus, HostFacts, KernelLog, Limits, Memory, Message, Place, Process
 from chaosrun.records.order import ASYNC_FROM_BYTES
 from chaosrun.wording import GIB, MIB, ago, count, listed, size
 

@@ -8,8 +8,7 @@ from chaosrun.checkpoint.storage_errors import hint_of
 from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask
-from chaosrun.preflight.probes.storage import ObjectFacts, Speed, StorageFacts
-from chaosrun.preflight.probes.storage_kills import Saves
+from chaosrun.preflight.probes.storage import ObjectFacts, Saves, Speed, StorageFacts
 from chaosrun.preflight.probes.storage_place import Mount
 from chaosrun.records.object_urls import is_url
 from chaosrun.spec.model import JobSpec

@@ -9,6 +9,7 @@ import psutil
 from msgspec import Struct
 
 FREE_PORTS = 12
+INTERNET = (socket.AF_INET, socket.AF_INET6)
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -38,18 +39,13 @@ def probe() -> InterfaceFacts:
         own=own,
         own_error=own_error,
         network=f"{boot} {os.readlink('/proc/self/ns/net')}",
-        interfaces=_interfaces(),
+        interfaces={
+            name: tuple(entry.address.partition("%")[0] for entry in addresses if entry.family in INTERNET)
+            for name, addresses in psutil.net_if_addrs().items()
+        },
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
         free_ports=_free_ports(),
     )
-
-
-def _interfaces() -> dict[str, tuple[str, ...]]:
-    internet = (socket.AF_INET, socket.AF_INET6)
-    return {
-        name: tuple(entry.address.partition("%")[0] for entry in addresses if entry.family in internet)
-        for name, addresses in psutil.net_if_addrs().items()
-    }
 
 
 def _free_ports() -> tuple[int, ...]:
