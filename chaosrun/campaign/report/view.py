@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from chaosrun.campaign.results import DrillResult, SuiteResult
-from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_arguments
 from chaosrun.report.facts import read_facts
 from chaosrun.report.next_commands import Command, command, repeat_command
@@ -17,7 +16,6 @@ LOOKED_AT = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillRow:
     name: str
-    run: RunLayout | None
     ok: bool
     status: str
     """Its verdict, or a word instead ("cancelled", "not run")."""
@@ -127,7 +125,6 @@ def _drill_row(drill: DrillResult, *, few: bool) -> DrillRow:
     run, told = drill.run, drill.difference or ("" if drill.status == "PASS" else drill.cause)
     return DrillRow(
         name=drill.name,
-        run=run,
         ok=drill.ok,
         status=drill.word,
         expected="yes" if drill.ok else f"no, {drill.expected}",
