@@ -22,11 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaosrun.cluster.event_log import EventLog
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import (
     AgentEvent,
-    AgentInfo,
     Announced,
     Configure,
     Exited,
@@ -34,9 +32,7 @@ from chaosrun.cluster.messages import (
     LauncherFailed,
     RankStack,
     Ready,
-    ServerCommand,
     ServerEvent,
-    ServerLost,
     Start,
     Started,
     StartFailed,
@@ -105,7 +101,6 @@ class Server:
     """How ranks of the running attempt have ended."""
     attempt: int | None = None
     shared_memory: frozenset[str] = frozenset()
-    closing: bool = False
     listening: asyncio.Task[None] | None = None
 
 
@@ -117,7 +112,9 @@ class NodeAgent:
         self._server: Server | None = None
         self._settings: tuple[dict[str, str], tuple[str, ...], str, int] | None = None
         self._launching = asyncio.Lock()
-        self._events = EventLog()
+        self._events: list[AgentEvent] = []
+        """All events so far, kept so that a lost answer can be requested again."""
+        self._news = asyncio.Event()
         self._over = 0
         """The attempt that was reported as stopped, until the next one begins."""
 
@@ -146,9 +143,8 @@ class NodeAgent:
         temporary = Path(tempfile.mkdtemp(prefix="ranks-", dir=env.get("TMPDIR") or self._folder()))
         self._server = server = await self._launch(key, wanted, temporary)
         after_imports = {name: wanted.get(name) for name in IMPORT_ENVIRONMENT}
-        self._send(
-            server, Configure(target=target, preload=preload, env=after_imports, standbys=standbys, temporary=str(temporary))
-        )
+        configure = Configure(target=target, preload=preload, env=after_imports, standbys=standbys, temporary=str(temporary))
+        server.writer.write(line(configure))
         return await server.ready
 
     def _folder(self) -> str | None:
@@ -185,9 +181,6 @@ class NodeAgent:
         server.listening = asyncio.create_task(self._listen(server))
         return server
 
-    def _send(self, server: Server, command: ServerCommand) -> None:
-        server.writer.write(line(command))
-
     async def _listen(self, server: Server) -> None:
         while True:
             try:
@@ -219,22 +212,25 @@ class NodeAgent:
                 server.ranks = {rank: identity for rank, identity in found.items() if identity is not None}
                 if server.started is not None:
                     server.started.set_result(event)
-                self._events.tell(event)
             case Announced():
                 server.live[event.rank] = event.pid
                 server.ranks[event.rank] = ProcessIdentity(event.pid, event.start_ticks)
-                self._events.tell(event)
+                self._tell(event)
             case LauncherFailed():
-                self._events.tell(event)
+                self._tell(event)
             case Exited():
                 server.live.pop(event.rank, None)
                 server.ends[event.rank] = RankEnd(exit_code=event.exit_code, signal=event.signal)
-                self._events.tell(event)
+                self._tell(event)
             case Stopped():
                 server.attempt = None
                 server.stopped.pop(event.attempt).set_result(event.killed)
                 self._over = event.attempt
-                self._events.tell(event)
+                self._tell(event)
+
+    def _tell(self, event: AgentEvent) -> None:
+        self._events.append(event)
+        self._news.set()
 
     async def _bury(self, server: Server) -> None:
         """After the end of a fork server: kill all processes of its attempt, and fail every pending call."""
@@ -257,15 +253,12 @@ class NodeAgent:
             remove_shared_memory_leftovers(server.shared_memory)
             attempt, died_s, killed = server.attempt, time.time(), tuple(sorted(server.live))
             for rank in killed:
-                self._events.tell(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
+                self._tell(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
             server.stopped.pop(attempt).set_result(killed)
             self._over = attempt
-            self._events.tell(Stopped(attempt=attempt, killed=killed))
-        if not server.closing and server.ready.exception() is None:
-            self._events.tell(ServerLost(message=message))
+            self._tell(Stopped(attempt=attempt, killed=killed))
 
     async def _close_server(self, server: Server) -> None:
-        server.closing = True
         if server.ready.done():
             # At the end of the socket the server kills everything and exits; only then does `_listen` end.
             server.writer.write_eof()
@@ -299,7 +292,7 @@ class NodeAgent:
             server.ends = {}
             server.stopped[attempt] = loop.create_future()
             server.started = started = loop.create_future()
-            self._send(server, Start(attempt=attempt, orders=tuple(orders), listen=listen))
+            server.writer.write(line(Start(attempt=attempt, orders=tuple(orders), listen=listen)))
             return await started
 
     async def stop(self, attempt: int) -> Sequence[int]:
@@ -309,9 +302,9 @@ class NodeAgent:
         if server is None or waiting is None:
             if self._over != attempt:
                 self._over = attempt
-                self._events.tell(Stopped(attempt=attempt, killed=()))
+                self._tell(Stopped(attempt=attempt, killed=()))
             return ()
-        self._send(server, Stop(attempt=attempt))
+        server.writer.write(line(Stop(attempt=attempt)))
         return await asyncio.shield(waiting)
 
     async def identify_rank(self, attempt: int, rank: int, listening: bool = False) -> tuple[int, int] | None:
@@ -348,18 +341,16 @@ class NodeAgent:
 
     async def events(self, heard: int) -> list[AgentEvent]:
         """All events after the first `heard` ones, as soon as there is one."""
-        return await self._events.after(heard)
+        while len(self._events) <= heard:
+            self._news.clear()
+            await self._news.wait()
+        return self._events[heard:]
 
-    async def info(self) -> AgentInfo:
-        """Facts about this agent; called once, to check that it answers."""
+    async def hello(self) -> int:
+        """The agent's pid; called once, to check that it answers."""
         # When this process ends, so does its end of the socket: the fork server then kills everything below.
         leave_with_the_raylet()
-        return AgentInfo(
-            node_id=self._node_id,
-            hostname=platform.node(),
-            pid=os.getpid(),
-            server_pid=None if self._server is None else self._server.process.pid,
-        )
+        return os.getpid()
 
     async def activities(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Activity]:
         """The activity of these ranks of this node."""

@@ -4,17 +4,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
-from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent
+from chaosrun.cluster.messages import AgentEvent, AgentLost, NodeEvent
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 
 AGAIN_S = 0.2
 LOOK_EVERY_S = 0.1
 CONNECT_LIMIT_S = 1.0
+CLOSE_LIMIT_S = 10.0
 Sink = Callable[[str, NodeEvent], None]
 """Takes (node id, event); called from another thread."""
 
@@ -64,25 +66,20 @@ class AgentClient:
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
         return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
 
-    def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
-        return self.call("info", timeout_s=timeout_s)
-
-    def close(self, shutdown: Any = None, *, timeout_s: float = 10.0) -> None:
-        """Make the agent kill all processes below it, unless `shutdown` is such a call already, then end it."""
-        self._closing = True
-        try:
-            self.collect(shutdown or self.submit_shutdown(), timeout_s=timeout_s)
-        except (RecoveryError, ResourcesError):
-            # Dead or stuck: its fork server kills everything when the agent's end of the socket closes.
-            pass
-        finally:
-            ray.kill(self._handle, no_restart=True)
-            self._pump.join(timeout=timeout_s)
-
     def submit_shutdown(self) -> Any:
-        """Begin to shut it down, so that several do so at once; `close` waits for it."""
+        """Make the agent kill all processes below it, so that several do so at once; `close` waits for it."""
         self._closing = True
         return self.submit("shutdown")
+
+    def close(self, shutdown: Any) -> None:
+        """End the agent, once it has answered the call of `submit_shutdown`."""
+        try:
+            # Dead or stuck: its fork server kills everything when the agent's end of the socket closes.
+            with suppress(RecoveryError, ResourcesError):
+                self.collect(shutdown, timeout_s=CLOSE_LIMIT_S)
+        finally:
+            ray.kill(self._handle, no_restart=True)
+            self._pump.join(timeout=CLOSE_LIMIT_S)
 
     def abandon(self) -> None:
         """Forget an agent whose processes are known to be gone: Ray may take long to notice, and a call would wait for that."""

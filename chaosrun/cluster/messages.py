@@ -120,12 +120,6 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     """Ranks that were killed."""
 
 
-class ServerLost(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="server_lost"):
-    """The fork server died. Its ranks are dead; their Exited events and the attempt's Stopped came before this."""
-
-    message: str
-
-
 class AgentLost(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="agent_lost"):
     """The agent or its node died."""
 
@@ -144,16 +138,9 @@ class RankStack(msgspec.Struct, frozen=True, kw_only=True):
     """Of the main thread, innermost first, "file:line in function"; empty if it did not answer."""
 
 
-class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    node_id: str
-    hostname: str
-    pid: int
-    server_pid: int | None
-
-
 ServerCommand = Configure | Start | Stop
 ServerEvent = Ready | Failed | Started | StartFailed | Announced | LauncherFailed | Exited | Stopped
-AgentEvent = Started | Announced | LauncherFailed | Exited | Stopped | ServerLost
+AgentEvent = Announced | LauncherFailed | Exited | Stopped
 NodeEvent = AgentEvent | AgentLost
 """Events of a node that a supervisor receives."""
 

@@ -34,6 +34,8 @@ from chaosrun.records.grouping import grouped
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.bounds import crowded
 
+START_LIMIT_S = 300.0
+"""For fork servers to import everything, and for the ranks of an attempt to be forked."""
 PREFERRED_S = 5.0
 """How long placement is tried on preferred or warm nodes before any others."""
 
@@ -160,7 +162,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         self._end({node_id: self.agents.pop(node_id) for node_id in self.agents.keys() - nodes.keys()}, lost=())
         self.placement = Placement(nodes=nodes, stood_by=stood_by)
         self.places = {node: len(place.ranks) for node, place in nodes.items()}
-        asked = [(agent, agent.submit("info")) for agent in self.agents.values()]
+        asked = [(agent, agent.submit("hello")) for agent in self.agents.values()]
         for agent, reference in asked:
             agent.collect(reference, timeout_s=max(30.0, deadline - time.monotonic()))
         return self.placement
@@ -276,7 +278,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         most = max(len(place.ranks) for place in self.placement.nodes.values())
         for node in self._spare_nodes(avoid)[:missing]:
             agent = self.standbys[node] = self._new_agent(node)
-            agent.submit("info")
+            agent.submit("hello")
             agent.submit("start_server", dict(env), runs.get("preload", PRELOAD), runs.get("target", TARGET), most)
 
     def _spare_nodes(self, avoid: Collection[str]) -> list[str]:
@@ -298,7 +300,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return places if self.standbys and len(places) >= self._workers else []
 
     def start_servers(
-        self, env: Mapping[str, str], *, preload: Sequence[str] = PRELOAD, target: str = TARGET, timeout_s: float = 300.0
+        self, env: Mapping[str, str], *, preload: Sequence[str] = PRELOAD, target: str = TARGET
     ) -> tuple[NotPreloaded, ...]:
         """Ensure that a fork server with this environment runs on every node; at once where one runs. Returns the modules of
         `preload` that some node must leave out."""
@@ -307,10 +309,10 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             (agent := self.agents[node], agent.submit("start_server", dict(env), preload, target, len(place.ranks)))
             for node, place in self.placement.nodes.items()
         ]
-        ready: list[Ready] = [agent.collect(reference, timeout_s=timeout_s) for agent, reference in calls]
+        ready: list[Ready] = [agent.collect(reference, timeout_s=START_LIMIT_S) for agent, reference in calls]
         return tuple({left.module: left for server in ready for left in server.left_out}.values())
 
-    def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder], *, timeout_s: float = 300.0) -> Started:
+    def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder]) -> Started:
         """Fork all ranks; rank 0's node chooses the port, the others get it. Raises ResourcesError when a node cannot."""
         assert self.placement is not None, "acquire comes first"
         by_rank = {order.rank: order for order in orders}
@@ -322,13 +324,13 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             agent = self.agents[node]
             reference = agent.submit("start", attempt, told, port is None)
             if port is None:
-                first: Started = agent.collect(reference, timeout_s=timeout_s)
+                first: Started = agent.collect(reference, timeout_s=START_LIMIT_S)
                 port = first.port
                 pids.update(first.pids)
             else:
                 calls.append((agent, reference))
         for agent, reference in calls:
-            pids.update(agent.collect(reference, timeout_s=timeout_s).pids)
+            pids.update(agent.collect(reference, timeout_s=START_LIMIT_S).pids)
         return Started(attempt=attempt, pids=pids, port=port)
 
     def stop(self, attempt: int, nodes: Collection[str]) -> None:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from chaosrun.cluster.ray_cluster import RayCluster
+from chaosrun.processes import children
 from tests.integration.ranks import TARGET, make_orders
 
 
@@ -19,8 +20,8 @@ def main(leg: Path, then: str) -> None:
         cluster.start_servers({}, preload=(), target=TARGET)
         started = cluster.start_attempt(1, make_orders(leg, "loader", workers=2))
         (agent,) = cluster.agents.values()
-        info = agent.info()
-        told = {"pids": list(started.pids.values()), "agent": info.pid, "server": info.server_pid, "mark": cluster.mark}
+        (server,) = children(pid := agent.call("hello"))
+        told = {"pids": list(started.pids.values()), "agent": pid, "server": server, "mark": cluster.mark}
         print(json.dumps(told), flush=True)
         match then:
             case "wait":

@@ -4,7 +4,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -71,6 +70,11 @@ def only_agent(cluster: RayCluster) -> AgentClient:
     return agent
 
 
+def fork_server_of(agent: AgentClient) -> int:
+    (pid,) = children(agent.call("hello"))
+    return pid
+
+
 with_torch = pytest.mark.parametrize("placed", [("torch", "torch.utils.data")], indirect=True, ids=["with torch"])
 
 
@@ -87,10 +91,9 @@ def test_the_placement_has_all_ranks_and_the_agent_knows_its_node(placed: RayClu
     assert node.gpus == ()
     assert placement.master_addr == "127.0.0.1"
     assert placed.acquire(1) is placement
-    info = only_agent(placed).info()
-    assert info.hostname == socket.gethostname()
-    assert info.node_id == node_id
-    assert "torch" not in Path(f"/proc/{info.pid}/maps").read_text(), "the agent must stay light"
+    agent = only_agent(placed)
+    assert agent.node_id == node_id
+    assert "torch" not in Path(f"/proc/{agent.call('hello')}/maps").read_text(), "the agent must stay light"
 
 
 def test_the_ranks_see_the_given_environment_and_nothing_of_rays(placed: RayCluster, tmp_path: Path) -> None:
@@ -117,12 +120,11 @@ def test_stop_returns_when_all_are_gone_and_again_at_once(placed: RayCluster, tm
 
 def test_the_same_environment_keeps_the_server_and_another_replaces_it(placed: RayCluster) -> None:
     agent = only_agent(placed)
-    before = agent.info().server_pid
-    assert before is not None
+    before = fork_server_of(agent)
     placed.start_servers({"CHAOSRUN_TEST": "yes"}, preload=(), target=TARGET)
-    assert agent.info().server_pid == before
+    assert fork_server_of(agent) == before
     placed.start_servers({"CHAOSRUN_TEST": "no"}, preload=(), target=TARGET)
-    assert agent.info().server_pid != before
+    assert fork_server_of(agent) != before
     assert identify(before) is None
 
 
@@ -196,17 +198,13 @@ def test_the_death_of_the_fork_server_ends_the_attempt_and_the_next_start_brings
     until(placed, "exited")  # rank 0 completes
     everybody = identities([started.pids[1], started.pids[2], *strays])
     assert len(everybody) == 8
-    server_pid = only_agent(placed).info().server_pid
-    assert server_pid is not None
-    os.kill(server_pid, signal.SIGKILL)
-    events = until(placed, "server_lost")
+    os.kill(fork_server_of(only_agent(placed)), signal.SIGKILL)
+    events = until(placed, "stopped")
     assert [(event["event"], event.get("rank"), event.get("signal")) for event in events] == [
         ("exited", 1, None),
         ("exited", 2, None),
         ("stopped", None, None),
-        ("server_lost", None, None),
     ]
-    assert "signal 9" in events[-1]["message"]
     assert alive(everybody) == []
     placed.start_attempt(2, make_orders(tmp_path, "complete", attempt=2))
     assert until(placed, "stopped")[-1]["killed"] == []
@@ -216,11 +214,10 @@ def test_the_death_of_the_fork_server_ends_the_attempt_and_the_next_start_brings
 def test_the_death_of_the_agent_is_told_and_leaves_no_process(placed: RayCluster, tmp_path: Path) -> None:
     started = placed.start_attempt(1, make_orders(tmp_path, "loader"))
     workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
-    info = only_agent(placed).info()
-    assert info.server_pid is not None
-    everybody = identities([*started.pids.values(), *workers, info.server_pid])
+    agent = only_agent(placed)
+    everybody = identities([*started.pids.values(), *workers, fork_server_of(agent)])
     assert len(everybody) == 10
-    os.kill(info.pid, signal.SIGKILL)
+    os.kill(agent.call("hello"), signal.SIGKILL)
     lost = until(placed, "agent_lost")[-1]
     assert lost["message"]
     eventually(lambda: not alive(everybody))
@@ -239,8 +236,7 @@ def test_sigkill_to_next_attempt_started_through_ray_takes_milliseconds(
     try:
         cluster.start_servers({}, preload=PRELOAD, target=TARGET)
         drain(cluster)
-        server_pid = only_agent(cluster).info().server_pid
-        assert server_pid is not None
+        server_pid = fork_server_of(only_agent(cluster))
         started = cluster.start_attempt(1, make_orders(tmp_path, "sleep"))
         told_ms: list[float] = []
         stopped_ms: list[float] = []

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from chaosrun.cluster.agent_client import Sink
-from chaosrun.cluster.messages import AgentInfo, AgentLost
+from chaosrun.cluster.messages import AgentLost
 from chaosrun.cluster.ray_cluster import Placement, RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity
@@ -66,16 +66,13 @@ class SimulatedClient:
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
         return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
 
-    def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
-        return self.call("info", timeout_s=timeout_s)
-
     def submit_shutdown(self) -> Future[Any]:
         self._closing = True
         return self.submit("shutdown")
 
-    def close(self, shutdown: Future[Any] | None = None, *, timeout_s: float = 10.0) -> None:
+    def close(self, shutdown: Future[Any]) -> None:
         with suppress(RecoveryError, ResourcesError):  # it is gone
-            self.collect(shutdown or self.submit_shutdown(), timeout_s=timeout_s)
+            self.collect(shutdown, timeout_s=10.0)
 
     def abandon(self) -> None:
         self._closing = True
@@ -171,7 +168,7 @@ class SimulatedCluster(RayCluster):
                 self.agents[name] = client  # type: ignore[assignment]
                 client.fetch_events()
         self.placement = Placement(nodes=nodes)
-        asked = [(agent, agent.submit("info")) for agent in self.agents.values()]
+        asked = [(agent, agent.submit("hello")) for agent in self.agents.values()]
         for agent, reference in asked:
             agent.collect(reference, timeout_s=timeout_s)
         return self.placement

@@ -16,19 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.agent import MESSAGE_LIMIT, NodeAgent, Server
-from chaosrun.cluster.messages import (
-    AgentInfo,
-    Configure,
-    Exited,
-    Ready,
-    ServerEvent,
-    Start,
-    Started,
-    Stop,
-    Stopped,
-    decode_command,
-    line,
-)
+from chaosrun.cluster.messages import Configure, Exited, Ready, ServerEvent, Start, Started, Stop, Stopped, decode_command, line
 from chaosrun.faults.node_evidence import EndNote, NamedProcess
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
@@ -274,8 +262,8 @@ class SimulatedAgent(NodeAgent):
         if self._server is server:
             self._server = None
 
-    async def info(self) -> AgentInfo:
-        return AgentInfo(node_id=self._node_id, hostname=self._node_id, pid=self._pid, server_pid=None)
+    async def hello(self) -> int:
+        return self._pid
 
     async def activities(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Activity]:
         world = self._worlds[leg_path, attempt]

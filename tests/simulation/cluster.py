@@ -310,5 +310,5 @@ class SimulatedCluster(RayCluster):
         self._end({name: self.agents.pop(name) for name in self.agents.keys() - nodes.keys()}, lost=())
         self.placement = Placement(nodes=nodes, stood_by=stood_by)
         for agent in self.agents.values():
-            agent.info(timeout_s=max(30.0, deadline - simulation.world.now))
+            agent.call("hello", timeout_s=max(30.0, deadline - simulation.world.now))
         return self.placement

@@ -11,7 +11,6 @@ from chaosrun.cluster import agent as agents
 from chaosrun.cluster.attempts import RunningAttempt
 from chaosrun.cluster.command import Ended
 from chaosrun.cluster.messages import (
-    AgentInfo,
     Configure,
     RankStack,
     Ready,
@@ -171,8 +170,8 @@ class SimulatedAgent(agents.NodeAgent):
         self._node.tasks.append(server.listening)
         return server
 
-    async def info(self) -> AgentInfo:
-        return AgentInfo(node_id=self._node.name, hostname=self._node.name, pid=self._node.agent_pid, server_pid=None)
+    async def hello(self) -> int:
+        return self._node.agent_pid
 
     async def activities(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Activity]:
         layout = LegLayout(Path(leg_path)).attempt(attempt)

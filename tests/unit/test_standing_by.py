@@ -10,7 +10,7 @@ import pytest
 
 from chaosrun.cluster import agent_client, ray_cluster
 from chaosrun.cluster.agent_client import AgentClient, look_after
-from chaosrun.cluster.messages import AgentLost, ServerLost
+from chaosrun.cluster.messages import AgentLost, Stopped
 from chaosrun.cluster.placement import Placement
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.records.events import NodePlace
@@ -52,14 +52,14 @@ def test_free_nodes_with_room_stand_by_the_roomiest_first(wanted: Any, chosen: l
     cluster.stand_by(wanted, {"X": "1"}, avoid=["avoided"], preload=("torch",))
     assert list(cluster.standbys) == chosen
     for agent in cluster.standbys.values():
-        assert [call[0] for call in agent.asked] == ["info", "start_server"]
+        assert [call[0] for call in agent.asked] == ["hello", "start_server"]
         assert agent.asked[1][1:3] == ({"X": "1"}, ("torch",))
 
 
 def test_one_that_is_gone_is_replaced_by_another() -> None:
     cluster = Cluster(c=1, d=2)
     cluster.stand_by(1, {})
-    cluster._take_event("d", ServerLost(message="killed"))  # it is started again when it is needed
+    cluster._take_event("d", Stopped(attempt=1, killed=()))  # of no attempt that is here
     assert list(cluster.standbys) == ["d"]
     cluster._take_event("d", AgentLost(message="killed"))
     assert list(cluster.standbys) == []
