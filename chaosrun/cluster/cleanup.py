@@ -5,6 +5,7 @@ directory stays. Its standard input is a pipe from the driver: first one JSON li
 then, after an orderly end, a goodbye. Standard library only; imports no ray.
 """
 
+import io
 import json
 import os
 import select
@@ -18,6 +19,7 @@ from chaosrun.processes import ProcessIdentity, identify, is_alive, kill_marked,
 
 GOODBYE = b"goodbye\n"
 RAY_TITLES = (b"ray::",)
+KILL_LIMIT_S = 30.0
 
 
 class CleanupProcess:
@@ -55,12 +57,11 @@ class CleanupProcess:
         self._process.communicate(GOODBYE)
 
 
-def clean_up(folder: Path, shared_memory_before: frozenset[str], *, timeout_s: float = 30.0) -> list[ProcessIdentity]:
-    """Kill every process of the session in `folder`, remove it and their files in /dev/shm; returns those that did not die."""
-    left = kill_marked(str(folder), titles=RAY_TITLES, timeout_s=timeout_s)
+def clean_up(folder: Path, shared_memory_before: frozenset[str]) -> None:
+    """Kill every process of the session in `folder`, remove it and their files in /dev/shm."""
+    kill_marked(str(folder), titles=RAY_TITLES, timeout_s=KILL_LIMIT_S)
     shutil.rmtree(folder, ignore_errors=True)
     remove_shared_memory_leftovers(shared_memory_before)
-    return left
 
 
 def _driver_said_goodbye(driver: ProcessIdentity, pipe: int) -> bool:
@@ -80,16 +81,12 @@ def _driver_said_goodbye(driver: ProcessIdentity, pipe: int) -> bool:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    pipe = sys.stdin.fileno()
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = os.read(pipe, 1)
-        if not piece:
-            # The driver died before it sent the line, so before it started Ray.
-            return 0
-        line += piece
+    pipe = io.FileIO(0, closefd=False)  # unbuffered: the goodbye stays in the pipe, for the poll
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
+        return 0  # the driver died before it sent the line, so before it started Ray
     watch = json.loads(line)
-    if not _driver_said_goodbye(ProcessIdentity(watch["pid"], watch["start_ticks"]), pipe):
+    if not _driver_said_goodbye(ProcessIdentity(watch["pid"], watch["start_ticks"]), pipe.fileno()):
         clean_up(Path(watch["folder"]), frozenset(watch["shared_memory"]))
     return 0
 

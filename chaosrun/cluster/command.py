@@ -132,12 +132,6 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    rank: int
-    process: ProcessIdentity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A rank that has ended; both exit code and signal are None if the kernel does not say how."""
 
@@ -168,8 +162,8 @@ class Command:
         self._news = select.epoll()
         self._news.register(self._socket, select.EPOLLIN)
         self._orders: dict[int, WorkerOrder] = {}
-        self._live: dict[int, _Rank] = {}
-        """Live ranks, by pidfd."""
+        self._live: dict[int, tuple[int, ProcessIdentity]] = {}
+        """By pidfd, live ranks and their processes."""
         self._announced: set[int] = set()
         self.completed: set[int] = set()
         """Ranks that have completed the training."""
@@ -197,11 +191,12 @@ class Command:
         """What has happened; deaths first."""
         ready = [descriptor for descriptor, _ in self._news.poll(0)]
         for pidfd in ready:
-            if (rank := self._live.pop(pidfd, None)) is not None:
-                code = _exit_code(rank.process, pidfd)
+            if pidfd in self._live:
+                rank, process = self._live.pop(pidfd)
+                code = _exit_code(process, pidfd)
                 os.close(pidfd)
                 how = {} if code is None else {"exit_code": code} if code >= 0 else {"signal": -code}
-                yield Ended(rank=rank.rank, pid=rank.process.pid, **how)
+                yield Ended(rank=rank, pid=process.pid, **how)
         if self._socket.fileno() in ready and (answered := self._take_announcement()) is not None:
             yield answered
 
@@ -230,7 +225,7 @@ class Command:
                 if refused is not None:
                     _answer(connection, Answer(refused=refused.code))
                 return refused
-            self._live[pidfd] = _Rank(rank=announcement.rank, process=found)
+            self._live[pidfd] = announcement.rank, found
             self._news.register(pidfd, select.EPOLLIN)
             self._announced.add(announcement.rank)
             _answer(connection, Answer(order=self._orders[announcement.rank]))

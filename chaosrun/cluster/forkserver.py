@@ -335,17 +335,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module.partition(".")[0]) is not None
-
-
 def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
     """Import everything and get ready to fork. None if that fails, which is reported to the agent."""
     environment = dict(os.environ)
     # Imports make next to no garbage, and collections would take a quarter of the time.
     gc.disable()
     try:
-        there = [name for name in configure.preload if name not in WHERE_INSTALLED or _is_installed(name)]
+        lacking = {name for name in WHERE_INSTALLED if importlib.util.find_spec(name.partition(".")[0]) is None}
+        there = [name for name in configure.preload if name not in lacking]
         usual, own = ([name for name in there if (name in (*PRELOAD, *WHERE_INSTALLED)) is ours] for ours in (True, False))
         found = import_all(usual, own, configure.target, without={each.module for each in configure.left_out})
     except Exception as error:

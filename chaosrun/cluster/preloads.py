@@ -129,7 +129,9 @@ def _import_and_compare(preload: Sequence[str], imports: _Imports) -> list[str]:
     if None in held:
         # Some modules cannot be imported twice by one process: they register operators, or types.
         held = [_in_fresh_process(preload) for _ in range(IMPORTS_IF_SLOW)]
-    return sorted({name for other in held[1:] for name in _differing(held[0], other)})
+    first, *others = held
+    pairs = [(first, other) for other in others if first is not None and other is not None]
+    return sorted({name for one, other in pairs for name in one.keys() | other.keys() if one.get(name) != other.get(name)})
 
 
 def tell_of_fresh(preload: Sequence[str]) -> None:
@@ -173,11 +175,6 @@ def _is_own(module: object) -> bool:
         return False
     # Those of other environments, which a .pth file or PYTHONPATH names, are installed as well.
     return PACKAGES.isdisjoint(Path(file).parts)
-
-
-def _differing(first: Mapping[str, str] | None, other: Mapping[str, str] | None) -> Iterator[str]:
-    if first is not None and other is not None:
-        yield from (name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
 
 
 def _fork(own: Sequence[str], before: frozenset[str], number: int) -> int:

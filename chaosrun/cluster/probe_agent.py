@@ -153,15 +153,13 @@ def _outcome(end: GuardReport | None, answer: str, printed: str, limit_s: float)
     try:
         said = json.loads(answer)
     except ValueError:
-        return Outcome(ended="died", error=_how(end.code if end else None) + left)
+        if end is None or end.code is None:
+            how = "its process was killed"
+        elif end.code >= 0:
+            how = f"its process ended with exit code {end.code} and no answer"
+        else:
+            how = f"its process was killed by {signal_name(-end.code)}"
+        return Outcome(ended="died", error=how + left)
     if "error" in said:
         return Outcome(ended="raised", error=said["error"])
     return Outcome(facts=said["facts"])
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "its process was killed"
-    if code >= 0:
-        return f"its process ended with exit code {code} and no answer"
-    return f"its process was killed by {signal_name(-code)}"

@@ -101,12 +101,10 @@ def _wait_for_order(channel: socket.socket) -> tuple[WorkerOrder, int, int | Non
         # Never needed: the server is ending.
         os._exit(0)
     size = int.from_bytes(header)
-    body = b""
-    while len(body) < size:
-        piece = channel.recv(size - len(body))
-        if not piece:
-            os._exit(0)
-        body += piece
+    with channel.makefile("rb") as file:
+        body = file.read(size)
+    if len(body) < size:
+        os._exit(0)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     order, (output, *others) = decode_order(body), descriptors
