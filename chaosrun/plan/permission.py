@@ -5,16 +5,14 @@ from collections.abc import Iterable, Iterator
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
+from chaosrun.spec.model import JobSpec
 
 
-def ask_permission(faults: Iterable[Fault], *, ray: str, allow_cluster_faults: bool, has_successor: bool) -> None:
+def ask_permission(faults: Iterable[Fault], spec: JobSpec, *, ray: str, has_successor: bool) -> None:
     """Raises UsageError when a fault would strike processes that are not ours, or leave nothing that could recover. `ray`:
     "private", "joined" or "borrowed". `has_successor`: another process watches this one, and continues the run when it dies."""
-    refused = next(
-        (refusal for fault in faults for refusal in _refusals(fault, ray, allow_cluster_faults, has_successor)), None
-    )
-    if refused is not None:
-        message, hint = refused
+    allowed = spec.faults.allow_cluster_faults
+    for message, hint in (refusal for fault in faults for refusal in _refusals(fault, ray, allowed, has_successor)):
         raise UsageError(message, hint=hint)
 
 

@@ -78,8 +78,7 @@ class LegRunner:
 
     def ask_permission(self, plan: FaultPlan, spec: JobSpec) -> None:
         """Raises UsageError for a fault that this Ray, or this process, does not allow."""
-        allowed = spec.faults.allow_cluster_faults
-        ask_permission(plan.faults, ray=self.workers.ray, allow_cluster_faults=allowed, has_successor=self.has_successor)
+        ask_permission(plan.faults, spec, ray=self.workers.ray, has_successor=self.has_successor)
 
     def run(
         self, name: str, leg: LegLayout, template: WorkerOrder, plan: FaultPlan, spec: JobSpec, *, deadline_s: float | None

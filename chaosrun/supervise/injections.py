@@ -102,8 +102,6 @@ class Injections:
                 f"a fault of kind {faults[0].kind} ends the run's supervising process, and there is no other to continue it",
                 hint="plan one such fault in the job file: then a second process takes over, and takes more of them",
             )
-        ask_permission(
-            faults, ray=supervisor.ray, allow_cluster_faults=spec.faults.allow_cluster_faults, has_successor=self._has_successor
-        )
+        ask_permission(faults, spec, ray=supervisor.ray, has_successor=self._has_successor)
         if problem := supervisor.outside_faults.misplaced(faults):
             raise UsageError(problem, hint="join the cluster from a node that runs no ranks, or strike another rank")

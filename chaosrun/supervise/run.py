@@ -99,9 +99,7 @@ def create(
         expect_strace()
     if expected := expected_ray(address):
         expect_joinable(address or os.environ.get("RAY_ADDRESS", ""))
-        ask_permission(
-            faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
-        )
+        ask_permission(faults.faults, loaded.spec, ray=expected, has_successor=True)
     return create_run(
         root,
         loaded,

@@ -6,6 +6,7 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import FaultKind
 from chaosrun.plan.permission import ask_permission
+from chaosrun.spec.model import JobSpec
 
 EVERYWHERE = ("private", "joined", "borrowed")
 
@@ -15,8 +16,8 @@ def ask(kind: FaultKind, ray: str, *, allow: bool = False, has_successor: bool =
     try:
         ask_permission(
             [Fault(id="F0", rank=0, at_step=1, source="faults.schedule[1]"), fault],
+            JobSpec.model_validate({"name": "a", "script": "a.py", "workers": 2, "faults": {"allow_cluster_faults": allow}}),
             ray=ray,
-            allow_cluster_faults=allow,
             has_successor=has_successor,
         )
     except UsageError as error:
