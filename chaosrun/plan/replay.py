@@ -1,8 +1,8 @@
 """Recorded preemption traces: parses the times of node losses, and turns them into faults. Pure.
 
-    bamboo    CSV without a header; per line: time since the beginning (seconds, or hours), number of live nodes parcae    a
-    JSON list a line: [milliseconds, "add" | "remove" | …, {"nodes": [names]}] skypilot  one JSON object: {"metadata":
-    {"gap_seconds": s}, "data": [number of live nodes, …]}
+    bamboo    CSV without a header; per line: time since the beginning (seconds, or hours), number of live nodes
+    parcae    a JSON list a line: [milliseconds, "add" | "remove" | …, {"nodes": [names]}]
+    skypilot  one JSON object: {"metadata": {"gap_seconds": s}, "data": [number of live nodes, …]}
 
 A loss is a drop in the number of live nodes, or nodes that are removed by name. The return of nodes is not replayed: the job
 resumes with as many workers as before, as soon as it can.
@@ -48,10 +48,8 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    format: str
     losses: tuple[Loss, ...]
     length_s: float
-    most_nodes: int
 
 
 def replayed(spec: JobSpec, entry: ReplaySpec, trace: Source) -> list[Fault]:
@@ -101,8 +99,7 @@ def read_recording(trace: Source, form: str = "auto", unit: str = "seconds") -> 
             f"faults.replay: {trace.label} is written as {form}, which has its own unit of time",
             hint="unit is for bamboo's files: remove it, or name the format",
         )
-    reader = _READERS[form]
-    levels = list(reader(trace, _UNIT_S[unit]))
+    levels = list(_READERS[form](trace, _UNIT_S[unit]))
     if not levels:
         raise _wrong(trace, 0, "the trace is empty", "a trace has a line for each change in the number of live nodes")
     losses: list[Loss] = []
@@ -113,9 +110,7 @@ def read_recording(trace: Source, form: str = "auto", unit: str = "seconds") -> 
             losses.append(Loss(time_s=now.time_s, count=before.live - now.live, line=now.line))
         elif now.removed:
             losses.append(Loss(time_s=now.time_s, count=len(now.removed), nodes=now.removed, line=now.line))
-    return Recording(
-        format=form, losses=tuple(losses), length_s=levels[-1].time_s, most_nodes=max(level.live for level in levels)
-    )
+    return Recording(losses=tuple(losses), length_s=levels[-1].time_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,11 +52,7 @@ def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = F
     alone = [
         Objection(fault.source, sentence)
         for fault in sound
-        for sentence in (
-            *_alone(timeline, fault, None if None in noticed else unusual),
-            *_beyond_the_timeout(spec, fault),
-            *_without_objects(spec, fault),
-        )
+        for sentence in (*_alone(timeline, fault, None if None in noticed else unusual), *_of_this_job(spec, fault))
     ]
     if misplaced or alone or some_missing:
         found = [*misplaced, *alone]
@@ -124,15 +120,12 @@ def _too_often(timeline: Timeline, fault: Fault, unusual: int) -> Iterator[str]:
         yield f"{fault.describe()} may never happen, no attempt comes by there {count(fault.occurrence, 'time')}"
 
 
-def _without_objects(spec: JobSpec, fault: Fault) -> Iterator[str]:
-    if fault.facts.needs_objects and not is_url(spec.checkpoint.storage or ""):
-        yield f"a fault of kind {fault.kind} strikes requests to an object store, and checkpoint.storage names none (s3://…)"
-
-
-def _beyond_the_timeout(spec: JobSpec, fault: Fault) -> Iterator[str]:
+def _of_this_job(spec: JobSpec, fault: Fault) -> Iterator[str]:
     # A resumed run has its whole timeout again, so injected faults are not refused.
     if fault.source != INJECTED and fault.required and fault.after_s and spec.timeout and fault.after_s >= spec.timeout:
         yield f"it comes {fault.after_s:g} s after the start, when the run has been stopped ({spec.timeout:g} s, timeout)"
+    if fault.facts.needs_objects and not is_url(spec.checkpoint.storage or ""):
+        yield f"a fault of kind {fault.kind} strikes requests to an object store, and checkpoint.storage names none (s3://…)"
 
 
 def _alone_at_its_place(timeline: Timeline, fault: Fault) -> Iterator[str]:

@@ -146,6 +146,10 @@ _class_name = must(
 )
 
 
+def _words_or_number(*words: str, least: int = 0) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"enum": [*words]}, {"type": "integer", "minimum": least}]})
+
+
 def _two(expected: str) -> BeforeValidator:
     return BeforeValidator(must(lambda value: isinstance(value, list | tuple) and len(value) == 2, expected))
 
@@ -162,11 +166,7 @@ Confirmations = Annotated[
     int, BeforeValidator(_confirmations), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0}]})
 ]
 """How often; true is once."""
-Kept = Annotated[
-    Literal["auto", "all"] | int,
-    BeforeValidator(_kept),
-    WithJsonSchema({"anyOf": [{"enum": ["auto", "all"]}, {"type": "integer", "minimum": 2}]}),
-]
+Kept = Annotated[Literal["auto", "all"] | int, BeforeValidator(_kept), _words_or_number("auto", "all", least=2)]
 """How many checkpoints."""
 Memory = Annotated[
     Literal["auto"] | int,
@@ -182,11 +182,7 @@ Memory = Annotated[
     ),
 ]
 """Bytes."""
-Standby = Annotated[
-    Literal["all"] | int,
-    BeforeValidator(_standby),
-    WithJsonSchema({"anyOf": [{"enum": ["all"]}, {"type": "integer", "minimum": 0}]}),
-]
+Standby = Annotated[Literal["all"] | int, BeforeValidator(_standby), _words_or_number("all")]
 """How many nodes."""
 
 # A JSON Schema must be given what a Python validator allows or refuses.
@@ -209,11 +205,7 @@ Duration = Annotated[
     ),
 ]
 """Seconds. A job file may also write 500ms, 90s, 10m, 2h, 1d."""
-Rank = Annotated[
-    int | Literal["random", "all"],
-    BeforeValidator(_rank),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"enum": ["random", "all"]}]}),
-]
+Rank = Annotated[int | Literal["random", "all"], BeforeValidator(_rank), _words_or_number("random", "all")]
 Device = Annotated[Literal["auto", 0, 1], BeforeValidator(_gpus)]
 ClassName = Annotated[
     str,

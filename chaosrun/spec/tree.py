@@ -6,6 +6,7 @@ Must not know which keys exist.
 
 import json
 import re
+from collections.abc import Collection
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,16 +95,21 @@ def place_at(source: Source, index: int) -> Place:
     return Place(source=source, line=len(lines) - 1, column=len(lines[-1]), end=len(lines[-1]) + 1)
 
 
-def plain(node: Node, *, verbatim: frozenset[str] = frozenset()) -> Any:
+def plain(node: Node, *, verbatim: Collection[str] = (), path: str = "", as_text: bool = False) -> Any:
     """As dicts, lists and scalars; scalars inside the values of the keys `verbatim` ("args", "resume.args") are their text."""
 
-    def value_of(key: str, value: Node) -> Any:
-        inner = frozenset(path.removeprefix(f"{key}.") for path in verbatim if path.startswith(f"{key}."))
-        return plain(value, verbatim=inner) if inner else _plain(value, as_text=key in verbatim, inside=False)
+    def inside(value: Node, path: str) -> Any:
+        if isinstance(value, Scalar) and as_text:
+            return value.text
+        return plain(value, verbatim=verbatim, path=path, as_text=as_text or path in verbatim)
 
-    if isinstance(node, Mapping):
-        return {key: value_of(key, entry.value) for key, entry in node.entries.items()}
-    return _plain(node, as_text=False, inside=False)
+    match node:
+        case Scalar():
+            return node.value
+        case Sequence():
+            return [inside(item, f"{path}[]") for item in node.items]
+        case Mapping():
+            return {key: inside(entry.value, f"{path}.{key}" if path else key) for key, entry in node.entries.items()}
 
 
 def quoted(value: object) -> str:
@@ -152,14 +158,6 @@ def name_in(node: Node | None) -> str:
     if isinstance(node, Scalar) and isinstance(node.value, str) and "\0" not in node.value:
         return node.value
     return ""
-
-
-def _plain(node: Node, *, as_text: bool, inside: bool) -> Any:
-    if isinstance(node, Mapping):
-        return {key: _plain(entry.value, as_text=as_text, inside=True) for key, entry in node.entries.items()}
-    if isinstance(node, Sequence):
-        return [_plain(item, as_text=as_text, inside=True) for item in node.items]
-    return node.text if as_text and inside else node.value
 
 
 class _Reader:

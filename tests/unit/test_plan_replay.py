@@ -48,14 +48,14 @@ def refusal(text: str, **replay) -> str:
 
 def test_bamboo():
     recording = read_recording(source(BAMBOO))
-    assert (recording.format, recording.length_s, recording.most_nodes) == ("bamboo", 100.0, 4)
+    assert recording.length_s == 100.0
     assert recording.losses == (Loss(time_s=60.0, count=1, line=5), Loss(time_s=100.0, count=3, line=8))
     assert read_recording(source("0.0,2\n0.5,1\n"), unit="hours").losses[0].time_s == 1800.0
 
 
 def test_parcae():
     recording = read_recording(source(PARCAE))
-    assert (recording.format, recording.length_s, recording.most_nodes) == ("parcae", 300.0, 5)
+    assert recording.length_s == 300.0
     assert recording.losses == (
         Loss(time_s=120.0, count=2, nodes=(1, 4), line=3),
         Loss(time_s=300.0, count=1, nodes=(5,), line=7),
@@ -65,7 +65,7 @@ def test_parcae():
 @pytest.mark.parametrize("text", [SKYPILOT, SKYPILOT.replace("\n", ""), SKYPILOT.replace(" ", "")])
 def test_skypilot(text):
     recording = read_recording(source(text))
-    assert (recording.format, recording.length_s, recording.most_nodes) == ("skypilot", 3000.0, 4)
+    assert recording.length_s == 3000.0
     assert [(loss.time_s, loss.count) for loss in recording.losses] == [(1200.0, 2), (3000.0, 3)]
     if text == SKYPILOT:
         assert [text.splitlines()[loss.line - 1].strip(" ,") for loss in recording.losses] == ["2", "0"]
