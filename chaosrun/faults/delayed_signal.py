@@ -1,8 +1,7 @@
 """Sends a later signal to one process, known by pid and start time: SIGKILL when grace runs out, SIGCONT after a stop.
 
-    python -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it still exists python
-    -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped; prints
-    "ready", then what was seen, as lines of JSON
+    … PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it still exists
+    … PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped; prints "ready", then what was seen, as JSON
 
 A rank starts it in the rank's process group: it dies with the attempt, and ends by itself when the rank does. The agent calls
 `pause` for a rank of its node. Standard library only; knows nothing of faults.
@@ -59,15 +58,13 @@ def _wait_for(identity: ProcessIdentity, wanted: Callable[[str | None], bool]) -
 def main(arguments: list[str]) -> int:
     pid, ticks, seconds, do = arguments
     identity = ProcessIdentity(int(pid), int(ticks))
-    match do:
-        case "kill":
-            wait_gone([identity], timeout_s=float(seconds))
-            send_signal(identity, signal.SIGKILL)
-        case "resume":
-            print(json.dumps("ready"), flush=True)
-            print(json.dumps(pause(identity, float(seconds), stop=False)), flush=True)
-        case unknown:
-            raise AssertionError(unknown)
+    if do == "kill":
+        wait_gone([identity], timeout_s=float(seconds))
+        send_signal(identity, signal.SIGKILL)
+    else:
+        assert do == "resume"
+        print(json.dumps("ready"), flush=True)
+        print(json.dumps(pause(identity, float(seconds), stop=False)), flush=True)
     return 0
 
 

@@ -51,13 +51,9 @@ class StrikeOrder:
     leg_path: str
     attempt: int
     rank: int
-    pid: int
-    start_ticks: int
+    victim: ProcessIdentity
+    """The rank's process."""
     options: Mapping[str, int | float | str | None] = field(default_factory=dict)
-
-    @property
-    def victim(self) -> ProcessIdentity:
-        return ProcessIdentity(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.node_evidence import EndNote
 from chaosrun.faults.outside import LastAct, StrikeOrder
+from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import AttemptStarted, FaultObserved, JournalEvent
 from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
@@ -247,7 +248,7 @@ class OutsideFaults:
 
     def _order(self, fault: Fault, marker: Marker) -> StrikeOrder:
         assert marker.start_ticks is not None
-        who = {"attempt": marker.attempt, "rank": marker.rank, "pid": marker.pid, "start_ticks": marker.start_ticks}
+        who = {"attempt": marker.attempt, "rank": marker.rank, "victim": ProcessIdentity(marker.pid, marker.start_ticks)}
         options = {name: fault.option(name) for name in fault.facts.options}
         return StrikeOrder(fault=fault.id, kind=fault.kind, leg_path=str(self._leg.path), **who, options=options)
 

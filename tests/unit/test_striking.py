@@ -49,7 +49,7 @@ class Hands:
         return None if listening and rank in self.deaf else self.running.get(rank)
 
     def strike(self, orders: Sequence[StrikeOrder]) -> list[bool | None]:
-        self.struck.append([(order.fault, order.kind, order.pid) for order in orders])
+        self.struck.append([(order.fault, order.kind, order.victim.pid) for order in orders])
         return [None if order.rank in self.unanswered else order.rank not in self.gone for order in orders]
 
     def lose(self, node: str) -> None:
