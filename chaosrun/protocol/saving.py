@@ -24,8 +24,7 @@ from chaosrun.checkpoint.audit import list_members
 from chaosrun.checkpoint.object_store import checkpoint_store
 from chaosrun.checkpoint.storage_errors import is_full, storage_errors
 from chaosrun.checkpoint.write_back import written_back
-from chaosrun.faults.disk_points import DiskPoints
-from chaosrun.faults.points import FaultPoints
+from chaosrun.faults.points import DiskPoints, FaultPoints
 from chaosrun.records.codec import to_plain
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.heartbeat import Heart

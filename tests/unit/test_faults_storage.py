@@ -14,11 +14,10 @@ from chaosrun.checkpoint.object_store import checkpoint_store
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
 from chaosrun.faults import storage
-from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.observed import Observation, Problem
-from chaosrun.faults.points import FaultPoints
+from chaosrun.faults.points import DiskPoints, FaultPoints
 from chaosrun.faults.storage import RequestNote
 from chaosrun.faults.strike import Pace, Strike
 from chaosrun.records.filesystem import Filesystem, written_for
