@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _expect_working_directory()
         if arguments is None and tokens and tokens[0] in DRILL_HERE:
-            from chaosrun.supervise.watched import watched
+            from chaosrun.supervise.watchdog import watched
 
             return watched(lambda: main(tokens))
         return _run(tokens) or 0

@@ -1,20 +1,32 @@
 """A power cut: rebuilds the script's outputs, from the recorded operations of its save, as if unsynced changes were lost.
 
 `take` copies the outputs before the save, since files that a save overwrites or removes may reappear. When every process of the
-attempt is gone, `rebuild` replaces the outputs by the contents that the disk would have. A file's bytes are its current ones;
-if it was written to after its last sync, the synced part is assumed to be its beginning.
+attempt is gone, the supervisor, which must be able to access the outputs, calls `cut_power`: it replaces them by the contents
+that the disk would have, journalled before and after. A file's bytes are its current ones; if it was written to after its last
+sync, the synced part is assumed to be its beginning.
 """
+
+from __future__ import annotations
 
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chaosrun.faults.disk_model import Content, Model, State, after_power_cut
+from chaosrun.faults.tracer import SaveNote
+from chaosrun.records.codec import DamagedRecordError
+from chaosrun.records.events import OutputsReplaced, OutputsReplacing
 from chaosrun.records.filesystem import remove
-from chaosrun.records.operations import FileOperation
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import Marker, read_marker, read_note
+from chaosrun.records.operations import FileOperation, read_operations
+
+if TYPE_CHECKING:
+    from chaosrun.faults.fault import FaultPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +48,32 @@ def take(outputs: Sequence[str], into: Path) -> None:
             shutil.copytree(output, into / str(number), symlinks=True)
         elif os.path.lexists(output):
             shutil.copy2(output, into / str(number), follow_symlinks=False)
+
+
+def cut_power(leg: LegLayout, plan: FaultPlan, attempt: int, outputs: tuple[str, ...], record: Callable[..., None]) -> None:
+    """Apply each power cut of this attempt to the script's outputs."""
+    for fault in plan.faults:
+        note = read_note(leg, fault.id, SaveNote) if fault.kind == "power_cut" else None
+        marker = read_marker(leg, fault.id)
+        if note is None or note.struck_s is None or marker is None or marker.attempt != attempt:
+            continue
+        unsynced = fault.option("unsynced")
+        record(OutputsReplacing(fault=fault.id, attempt=attempt, unsynced=unsynced))
+        before, about = leg.outputs_before(fault.id), {"fault": fault.id, "attempt": attempt}
+        try:
+            done, scratch = _done(leg, marker, note), before.with_suffix(".rebuilt")
+            change = rebuild(outputs, before, done, unsynced, taken_s=marker.time_s, scratch=scratch)
+        except (OSError, DamagedRecordError) as error:
+            record(OutputsReplaced(**about, problem=f"they could not be rebuilt: {error}"))
+        else:
+            record(OutputsReplaced(**about, gone=change.gone, back=change.back, torn=change.torn))
+
+
+def _done(leg: LegLayout, marker: Marker, note: SaveNote) -> list[FileOperation]:
+    """The operations of all ranks in that save before the power was cut."""
+    files = leg.attempt(marker.attempt).path.glob("rank-*.operations.jsonl")
+    of_save = (each for path in files for each in read_operations(path) if each.save == note.save)
+    return [each for each in of_save if each.time_s <= (note.struck_s or 0.0)]
 
 
 def rebuild(

@@ -14,7 +14,7 @@ from chaosrun.records.order import WorkerOrder
 VARIABLE = "CHAOSRUN_STARTUP"
 
 LauncherCode = Literal["launcher_ended", "launcher_restarts", "other_world_size", "other_node", "signals_ignored"]
-"""Acts of a launcher that end its attempt; `supervise.launchers` has the sentences."""
+"""Acts of a launcher that end its attempt; `supervise.deaths` has the sentences."""
 
 
 class Startup(Record, frozen=True, kw_only=True, omit_defaults=False):

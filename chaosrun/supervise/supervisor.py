@@ -12,6 +12,7 @@ from chaosrun.checkpoint.store import Quarantined
 from chaosrun.cluster.messages import AgentLost, Announced, Exited, LauncherFailed, NodeEvent, Stopped
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.power_cut import cut_power
 from chaosrun.records import events as recorded
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import EventRecord
@@ -22,12 +23,10 @@ from chaosrun.records.markers import read_end, read_markers
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import early_end, lifecycle
-from chaosrun.supervise.deaths import last_step, went_on_from
+from chaosrun.supervise.deaths import failure_of_launcher, last_step, went_on_from
 from chaosrun.supervise.hangs import HangDetector, HangWatch
 from chaosrun.supervise.judging import RecoveryJudge
-from chaosrun.supervise.launchers import failure_of_launcher
 from chaosrun.supervise.observations import Observations
-from chaosrun.supervise.power import cut_power
 from chaosrun.supervise.striking import OutsideFaults
 from chaosrun.supervise.taking_over import take_over
 from chaosrun.supervise.workers import AddFaults, InterruptLeg, LegResult, Woken, resume_values

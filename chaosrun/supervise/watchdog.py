@@ -3,15 +3,29 @@ private Ray, is gone, or its time is over.
 
 Without its head Ray blocks for a minute, in C++ and perhaps with the GIL held, and then ends the process. So the parent process
 watches it and kills it at once when the head dies, or when it should have ended and Ray holds it up. What it had done is in the
-run's files.
+run's files. A command that drills in its own process (a suite) is run in a child, to be watched (`watched`).
 """
 
+import os
 import signal
 import socket
+import sys
 import threading
 import time
+from collections.abc import Callable
 
-from chaosrun.processes import ProcessIdentity, child_called, children, identify, send_signal, state_of, wait_gone
+from chaosrun.cluster import joining
+from chaosrun.errors import RecoveryError, ResourcesError
+from chaosrun.processes import (
+    ProcessIdentity,
+    child_called,
+    children,
+    die_with_parent,
+    identify,
+    send_signal,
+    state_of,
+    wait_gone,
+)
 
 LOOK_EVERY_S = 0.2
 ANSWER_S = 1.0
@@ -20,6 +34,7 @@ SILENT_LOOKS = 3
 """So many looks in a row without an answer: then a joined Ray's head is lost."""
 CLEAN_UP_S = 10.0
 """How long the cleanup process of a private Ray may take once its driver is gone."""
+AGAIN = "the same command continues with --resume latest, where it takes that"
 
 
 class Watchdog:
@@ -77,7 +92,7 @@ class Watchdog:
                 return _end(supervisor)
 
     def _answers(self, address: tuple[str, int]) -> bool:
-        """Whether one of several attempts to connect succeeds; Also True once watching is over."""
+        """Whether one of several attempts to connect succeeds; also True once watching is over."""
         for _ in range(SILENT_LOOKS):
             try:
                 socket.create_connection(address, timeout=ANSWER_S).close()
@@ -94,3 +109,59 @@ def _end(supervisor: ProcessIdentity) -> None:
     below = [identity for child in children(supervisor.pid) if (identity := identify(child))]
     send_signal(supervisor, signal.SIGKILL)
     wait_gone(below, timeout_s=CLEAN_UP_S)
+
+
+def watched(command: Callable[[], int]) -> int:
+    """The exit code of `command`, which runs in a child of this process; the child returns from here as well. Signals are
+    passed on. Raises ResourcesError when Ray's head has died, RecoveryError when the child was killed."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGCHLD}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+        numbers.add(signal.SIGHUP)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    starter = os.getpid()
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        die_with_parent(starter)
+        os.close(reading)
+        joining.on_joined.append(lambda head: os.write(writing, head.encode() + b"\n"))
+        os.setpgid(0, 0)  # a terminal's signals are passed on from here, once
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        return command()
+    os.close(writing)
+    with Watchdog(child) as watchdog:
+        threading.Thread(target=_hear, args=(reading, watchdog), name="chaosrun-joined", daemon=True).start()
+        code = os.waitstatus_to_exitcode(_ended(child, numbers))
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    if watchdog.lost is not None:
+        raise ResourcesError(f"{watchdog.lost}, and no planned fault was the cause", hint=f"was memory short? {AGAIN}")
+    if code < 0:
+        raise RecoveryError(
+            f"the process that carried out the drills (pid {child}) died of {signal.Signals(-code).name}", hint=AGAIN
+        )
+    return code
+
+
+def _hear(reading: int, watchdog: Watchdog) -> None:
+    """Hear from the child which Ray it joins, until it has ended."""
+    while told := os.read(reading, 1024):
+        watchdog.joined(told.decode().split()[-1])
+    os.close(reading)
+
+
+def _ended(child: int, numbers: set[signal.Signals]) -> int:
+    """Its wait status, once it has ended."""
+    while True:
+        number = signal.sigwaitinfo(numbers).si_signo
+        if number == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return status
+        elif number == signal.SIGTSTP:
+            os.kill(child, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(child, signal.SIGCONT)
+        else:
+            os.kill(child, number)

@@ -30,7 +30,7 @@ ALLOWED_SIGNALS = {
     "supervise/process.py:_interrupt": "a thread of its own",
     "faults/process.py:loader_worker": "a child that has not been reaped, after a look at its start time",
     "faults/stalls.py:pause": "itself",
-    "supervise/watched.py:_ended": "itself, and a child that has not been reaped",
+    "supervise/watchdog.py:_ended": "itself, and a child that has not been reaped",
     "faults/process.py:preempt": "itself",
     "faults/stalls.py:stop": "itself",
     "faults/strike.py:die": "itself",
