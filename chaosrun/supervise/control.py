@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -159,16 +159,12 @@ class ControlServer:
 @contextmanager
 def serve(run: RunLayout, obey: Obey, *, on_failure: Callable[[str], None]) -> Iterator[None]:
     """Answer on the run's socket within this context. On a file system without sockets the run has none: calls `on_failure`."""
-    try:
-        server = ControlServer(run, obey)
-    except OSError as error:
-        on_failure(f"no control socket in {control_directory(run)}: {error.strerror}")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(closing(ControlServer(run, obey)))
+        except OSError as error:
+            on_failure(f"no control socket in {control_directory(run)}: {error.strerror}")
         yield
-        return
-    try:
-        yield
-    finally:
-        server.close()
 
 
 def request(run: RunLayout, command: Command) -> Answer:

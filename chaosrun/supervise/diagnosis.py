@@ -14,7 +14,7 @@ from pathlib import Path
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InterruptedRunError, InvalidCheckpointError, UsageError, error_of
 from chaosrun.faults.fault import FaultPlan
-from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
+from chaosrun.records.events import CONCLUSIVE, DeathUnplanned, LegFinished
 from chaosrun.records.history import read_leg
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
@@ -23,7 +23,6 @@ from chaosrun.records.run_file import RunInfo, read_run
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import LegRunner, leg_of, remove_leg, run_files
 from chaosrun.supervise.reference import changed_inputs
-from chaosrun.supervise.supervisor import LegResult
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import NO_FAULTS
@@ -37,6 +36,9 @@ NOT_SHOWN_HINT = (
     "a difference that comes and goes follows no state of the job: timing, a kernel that is not deterministic (deterministic: "
     "strict), files or a machine that have changed"
 )
+
+
+NOTHING_COMPARED = Comparison(moments=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +84,10 @@ class _Shown:
     plan: FaultPlan
     irreproducible: str | None
     """How the fault-free replay differs from the run's reference."""
-    replayed: Drill | None
+    replayed: Drill | None = None
     """None when the fault-free replay already ended the diagnosis."""
-    divergence: Divergence | None
-    comparison: Comparison
+    divergence: Divergence | None = None
+    comparison: Comparison = NOTHING_COMPARED
     stopped: str | None = None
     """Why the replay with faults did not complete."""
 
@@ -154,13 +156,10 @@ class _Replays:
         for path in (self.run.diagnosis, *filter(None, [self._storage()])):
             if path.exists():
                 shutil.rmtree(path)
-        nothing = Comparison(moments=0)
         result = self._run_as_planned("reference", source, NO_FAULTS)
         irreproducible = self._irreproducible(result)
         if irreproducible and source:
-            return _Shown(
-                start=start, plan=plan, irreproducible=irreproducible, replayed=None, divergence=None, comparison=nothing
-            )
+            return _Shown(start=start, plan=plan, irreproducible=irreproducible)
         if result.outcome != "completed":
             raise _failure("replay without faults", result)
         result = self._run_as_planned("chaos", source, plan)
@@ -179,13 +178,13 @@ class _Replays:
             stopped=None if result.outcome == "completed" else result.message,
         )
 
-    def _irreproducible(self, result: LegResult) -> str | None:
+    def _irreproducible(self, result: LegFinished) -> str | None:
         if result.outcome != "completed":
             return result.message
         found = first_divergence(Drill.of(self.drill.reference, read_leg(self._leg("reference")), self.drill.spec, NO_FAULTS))
         return f"{found.kind} at step {found.step}, rank {found.rank}" if found else None
 
-    def _run_as_planned(self, name: str, source: Path | None, plan: FaultPlan) -> LegResult:
+    def _run_as_planned(self, name: str, source: Path | None, plan: FaultPlan) -> LegFinished:
         """Run a leg; when something unplanned killed it, run it once more from its beginning."""
         result = self._run_leg(name, source, plan)
         if result.outcome == "completed" and _unplanned(self._leg(name)):
@@ -193,7 +192,7 @@ class _Replays:
             result = self._run_leg(name, source, plan)
         return result
 
-    def _run_leg(self, name: str, source: Path | None, plan: FaultPlan) -> LegResult:
+    def _run_leg(self, name: str, source: Path | None, plan: FaultPlan) -> LegFinished:
         leg, spec = self._leg(name), self.drill.spec
         if source is not None:
             shutil.copytree(source, leg.checkpoints / source.name)
@@ -288,5 +287,5 @@ def _unplanned(leg: LegLayout) -> list[str]:
     return [record.reason for record in read_leg(leg).events(DeathUnplanned)]
 
 
-def _failure(which: str, result: LegResult) -> Exception:
+def _failure(which: str, result: LegFinished) -> Exception:
     return error_of(result.outcome)(f"the {which} did not get to the difference: {result.message}", hint=result.hint)

@@ -21,7 +21,7 @@ from chaosrun.faults.strace import expect_strace
 from chaosrun.plan.default import default_plan
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.codec import changed
-from chaosrun.records.events import RESUMABLE, EventRecord, can_go_on
+from chaosrun.records.events import RESUMABLE, EventRecord, LegFinished, can_go_on
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RUN, LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
@@ -37,7 +37,7 @@ from chaosrun.supervise import beginning, early_end
 from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.supervise.objects import remove_objects
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, expect_resumable, final_step, leg_end, reference_key
-from chaosrun.supervise.supervisor import LegResult, Supervisor
+from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.supervise.workers import order_template
 from chaosrun.supervise.working_folder import check_paths_above, lay_out
 from chaosrun.verify.confirm import NO_FAULTS, agreed_at_first, fault_free_difference, worth_confirming
@@ -82,7 +82,7 @@ class LegRunner:
 
     def run(
         self, name: str, leg: LegLayout, template: WorkerOrder, plan: FaultPlan, spec: JobSpec, *, deadline_s: float | None
-    ) -> LegResult:
+    ) -> LegFinished:
         """Run one leg, called `name` in its records. Raises as `ask_permission`."""
         self.ask_permission(plan, spec)
         if template.by == "script":
@@ -226,7 +226,7 @@ class Drill:
     def _tell(self, event: str, leg: str = "reference", **about: str | None) -> None:
         self.legs.on_record({"leg": leg, "event": event, **about, "time_s": time.time()})
 
-    def _run_without_faults(self, name: str, spec: JobSpec, info: RunInfo) -> LegResult:
+    def _run_without_faults(self, name: str, spec: JobSpec, info: RunInfo) -> LegFinished:
         """Run a leg without faults; when something killed it anyway, run it once more from the beginning."""
         result = self._run_leg(name, spec, info, NO_FAULTS)
         if result.outcome == "completed" and len(self._leg(name).attempts()) > 1:
@@ -278,7 +278,7 @@ class Drill:
         self._cache(info.reference.key or "", confirmed, step)
         self._remove(confirmed)
 
-    def _run_leg(self, name: str, spec: JobSpec, info: RunInfo, plan: FaultPlan) -> LegResult:
+    def _run_leg(self, name: str, spec: JobSpec, info: RunInfo, plan: FaultPlan) -> LegFinished:
         leg = self._leg(name)
         earlier = (*earlier_legs(self.root, self.run.path, info.script, leg.path), *self._removed)
         reference = self.run.reference.path if name == "chaos" else None

@@ -5,7 +5,6 @@ import shlex
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from chaosrun.errors import UsageError
 from chaosrun.records.folders import called
@@ -34,8 +33,12 @@ def _summary(run: RunLayout) -> RunSummary:
         return summary(name="?", status="damaged", created_s=run.run_json.stat().st_mtime)
     summary = partial(summary, name=info.name, created_s=info.created_s)
     if ended is not None:
-        outcome, exit_code = _only(str, ended.get("outcome")), _only(int, ended.get("exit_code"))
-        return summary(status=str(ended.get("status", "damaged")), outcome=outcome, exit_code=exit_code)
+        outcome, exit_code = ended.get("outcome"), ended.get("exit_code")
+        return summary(
+            status=str(ended.get("status", "damaged")),
+            outcome=outcome if isinstance(outcome, str) else None,
+            exit_code=exit_code if isinstance(exit_code, int) else None,
+        )
     if is_supervised(run):
         return summary(status="running")
     return summary(status="interrupted", exit_code=_exit_code(run))
@@ -50,17 +53,6 @@ def _exit_code(run: RunLayout) -> int | None:
     return None if last is None or last.error is None else last.error.exit_code
 
 
-_Kind = TypeVar("_Kind", int, str)
-
-
-def _only(kind: type[_Kind], value: object) -> _Kind | None:
-    return value if isinstance(value, kind) else None
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
 def find_run(ref: str, root: Path | None = None) -> RunLayout:
     """The run called `ref`: an id, a unique prefix of one, "latest", or the path of a run directory. Raises UsageError."""
     if os.sep in ref and os.path.isfile(RunLayout(Path(ref)).run_json):
@@ -73,9 +65,8 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
     if found is None:
         place = default_root() if root is None else root
         listing = shlex.join(["chaosrun", "list", *root_arguments(place)])
-        raise UsageError(
-            f"no run {_shortened(ref)!r} under {place}", hint=f"`{listing}` shows the runs; --root names another place"
-        )
+        name = ref if len(ref) <= 80 else f"{ref[:80]}…"
+        raise UsageError(f"no run {name!r} under {place}", hint=f"`{listing}` shows the runs; --root names another place")
     return RunLayout(found)
 
 

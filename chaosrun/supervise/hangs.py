@@ -290,32 +290,23 @@ def _line_of(script: str, stack: Sequence[str]) -> str | None:
     return None
 
 
+@dataclass(slots=True, kw_only=True)
 class HangDetector:
     """Looks for hangs of one leg, and writes down what is found."""
 
-    def __init__(
-        self,
-        *,
-        workers: "ClusterWorkers",
-        leg: LegLayout,
-        script: str,
-        watch: HangWatch,
-        observations: Observations,
-        record: Record,
-    ) -> None:
-        self._workers = workers
-        self._leg = leg
-        self._script = script
-        self._watch = watch
-        self._observations = observations
-        self._record = record
-        self._attempt = 0
-        self._live: dict[int, int] = {}
+    workers: "ClusterWorkers"
+    leg: LegLayout
+    script: str
+    watch: HangWatch
+    observations: Observations
+    record: Record
+    _attempt: int = field(default=0, init=False)
+    _live: dict[int, int] = field(default_factory=dict, init=False)
 
     def attempt_started(self, attempt: int, pids: Mapping[int, int]) -> None:
         """`pids` by rank; empty where ranks announce themselves: a rank that never does counts as hanging."""
-        self._attempt, self._live = attempt, dict(pids) or dict.fromkeys(range(self._watch.world_size), 0)
-        self._watch.begin()
+        self._attempt, self._live = attempt, dict(pids) or dict.fromkeys(range(self.watch.world_size), 0)
+        self.watch.begin()
 
     def announced(self, rank: int, pid: int) -> None:
         self._live[rank] = pid
@@ -325,20 +316,20 @@ class HangDetector:
 
     def look(self, now_s: float) -> Hang | None:
         """Poll; call it about every second while an attempt runs."""
-        activities = self._workers.activities(self._leg, self._attempt)
-        silence = None if activities is None else self._watch.look(now_s, activities, self._live)
+        activities = self.workers.activities(self.leg, self._attempt)
+        silence = None if activities is None else self.watch.look(now_s, activities, self._live)
         if activities is None or silence is None:
             return None
-        seen = self._workers.stacks(self._leg, self._attempt, wait_s=STACKS_LIMIT_S)
+        seen = self.workers.stacks(self.leg, self._attempt, wait_s=STACKS_LIMIT_S)
         if seen is None:
             return None
         found = Standstill.of(self._attempt, silence, activities, self._live, seen)
-        message = found.message(self._script)
-        self._record(found.declared(message))
+        message = found.message(self.script)
+        self.record(found.declared(message))
         first = found.first
-        fault = self._observations.of_hang(self._attempt, first.rank, first.recorded())
+        fault = self.observations.of_hang(self._attempt, first.rank, first.recorded())
         if fault is not None:
             for other in found.also_stopped():
-                self._observations.of_hang(self._attempt, other.rank, other.recorded())
+                self.observations.of_hang(self._attempt, other.rank, other.recorded())
         where = {} if first.beat is None else {"step": first.beat.step, "stage": first.beat.stage}
         return Hang(message=message, rank=first.rank, **where, reach=reach_of(first.beat), fault=fault)

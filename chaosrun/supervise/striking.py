@@ -51,12 +51,8 @@ class OutsideFaults:
         workers: "ClusterWorkers",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._leg = leg
-        self._observations = observations
-        self._workers = workers
-        self._clock = clock
-        timed = [fault for fault in plan.faults if fault.phase is None]
-        self._timed = sorted(timed, key=_after_s)
+        self._leg, self._observations, self._workers, self._clock = leg, observations, workers, clock
+        self._timed = sorted((fault for fault in plan.faults if fault.phase is None), key=_after_s)
         self._waited_for = [fault for fault in plan.faults if fault.phase is not None and fault.facts.inside is None]
         self._first_start_s: float | None = None
         self._attempt = 0

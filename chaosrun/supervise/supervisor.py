@@ -29,7 +29,7 @@ from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import OutsideFaults
 from chaosrun.supervise.taking_over import take_over
-from chaosrun.supervise.workers import AddFaults, InterruptLeg, LegResult, Woken, resume_values
+from chaosrun.supervise.workers import AddFaults, InterruptLeg, Woken, resume_values
 
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
@@ -103,7 +103,7 @@ class Supervisor:
         """Add faults to the leg; they are in the run's plan.json already. May be called from another thread; does not wait."""
         self._workers.wake(AddFaults(to=self, faults=tuple(faults)))
 
-    def run(self) -> LegResult:
+    def run(self) -> recorded.LegFinished:
         """Supervise to the end and return how it ended. Every process of the leg is gone when this returns or raises."""
         took_over = self._leg.journal.exists()
         self._journal = Journal(self._leg.journal, clock=self._clock)
@@ -376,13 +376,14 @@ class Supervisor:
         faults = tuple(fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed)
         return self._workers.place(replace(template, rank=rank, faults=faults))
 
-    def _finish(self, action: lifecycle.Finish) -> LegResult:
+    def _finish(self, action: lifecycle.Finish) -> recorded.LegFinished:
         self._observations.conclude()
         for found in self._judge.close() if self._judge else ():
             self._record_judgement(found)
-        about = {"outcome": action.outcome, "message": action.message, "hint": action.hint, "final_step": self._final_step()}
-        self._record(recorded.LegFinished(code=action.code, by=self._template.by, **about))
-        return LegResult(**about)
+        how = {"outcome": action.outcome, "code": action.code, "message": action.message, "hint": action.hint}
+        finished = recorded.LegFinished(by=self._template.by, final_step=self._final_step(), **how)
+        self._record(finished)
+        return finished
 
     def _final_step(self) -> int:
         """The step of the newest checkpoint; of a script that saves by itself, the last that all ranks recorded."""

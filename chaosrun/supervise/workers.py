@@ -1,10 +1,9 @@
-"""The messages that wake a supervisor, the result of its leg, and the orders for its workers."""
+"""The messages that wake a supervisor, and the orders for its workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.events import Outcome
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import RunInfo
@@ -18,14 +17,6 @@ class InterruptLeg:
 
     to: object
     """The supervisor to interrupt; it may have ended when this arrives."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegResult:
-    outcome: Outcome
-    message: str
-    hint: str | None
-    final_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

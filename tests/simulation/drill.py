@@ -429,7 +429,7 @@ class Simulation:
         cluster.close()
         self.is_supervisor_alive = False
         self.invariants.finished(result)
-        return result.outcome, result.message
+        return result.outcome, result.message or ""
 
     def _on_record(self, record: EventRecord) -> None:
         about = {key: value for key, value in record.items() if key not in ("leg", "v", "event", "seq", "time_s")}

@@ -11,12 +11,11 @@ from chaosrun.checkpoint.audit import audit_directory
 from chaosrun.checkpoint.retention import FEWEST_KEPT
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.codec import to_plain
-from chaosrun.records.events import EVENTS, OUTCOMES, EventRecord
+from chaosrun.records.events import EVENTS, OUTCOMES, EventRecord, LegFinished
 from chaosrun.records.history import history_of, journal_events
 from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.markers import read_marker
-from chaosrun.supervise.workers import LegResult
 from tests.simulation.ranks import SimulatedRank, rank_state
 from tests.simulation.world import Violation
 
@@ -229,7 +228,7 @@ class Invariants:
 
     # At last
 
-    def finished(self, result: LegResult) -> None:
+    def finished(self, result: LegFinished) -> None:
         if result.outcome not in OUTCOMES:
             raise Violation("outcome", result.outcome)
         self._journal_agrees()
