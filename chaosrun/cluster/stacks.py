@@ -49,39 +49,33 @@ async def _ask(identity: ProcessIdentity, log: Path, title: str, deadline: float
     state, stack = state_of(identity), list[str]()
     with suppress(OSError):  # the log cannot be written
         offset = _announce(log, title)
-        # Without a handler the signal would kill it.
-        if catches(identity, STACKS_SIGNAL) and send_signal(identity, STACKS_SIGNAL):
-            await _answered(identity, log, offset, deadline)
+        if await _answered(identity, log, offset, deadline):
             with log.open("rb") as file:
                 file.seek(offset)
                 # Read as bytes: a script may print anything.
                 stack = main_thread(file.read().decode(errors="replace"))
             if not stack:
                 _announce(log, f"no answer: the process is in state {state}")
-            await _ask_children(identity, log, deadline)
+            # Its children one after the other, as they write into the same log.
+            for pid in children(identity.pid)[:CHILDREN]:
+                if (child := identify(pid)) is not None and catches(child, STACKS_SIGNAL):
+                    await _answered(child, log, _announce(log, f"its child, process {pid}"), deadline)
     return RankStack(pid=identity.pid, state=state, stack=tuple(stack))
 
 
-async def _answered(identity: ProcessIdentity, log: Path, offset: int, deadline: float) -> None:
+async def _answered(identity: ProcessIdentity, log: Path, offset: int, deadline: float) -> bool:
+    """Request the stacks of a process, and wait until its answer is complete. False: it was not asked."""
+    # Without a handler the signal would kill it.
+    if not catches(identity, STACKS_SIGNAL) or not send_signal(identity, STACKS_SIGNAL):
+        return False
     size, grown_s = offset, None
     while (now_s := time.monotonic()) < deadline and state_of(identity) not in (None, "Z", *_STOPPED):
         if (seen := log.stat().st_size) != size:
             size, grown_s = seen, now_s
         elif grown_s is not None and now_s - grown_s > QUIET_S:
-            return
+            return True
         await asyncio.sleep(LOOK_S)
-
-
-async def _ask_children(parent: ProcessIdentity, log: Path, deadline: float) -> None:
-    """Ask children one after the other, as they write into the same log."""
-    for pid in children(parent.pid)[:CHILDREN]:
-        child = identify(pid)
-        if child is None or not catches(child, STACKS_SIGNAL):
-            continue
-        with suppress(OSError):
-            offset = _announce(log, f"its child, process {pid}")
-            if send_signal(child, STACKS_SIGNAL):
-                await _answered(child, log, offset, deadline)
+    return True
 
 
 def main_thread(text: str) -> list[str]:
