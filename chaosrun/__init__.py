@@ -6,8 +6,7 @@ What a training script needs: `dataloader_configuration` and `attach`; in a data
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaosrun.protocol.randomness import sample_rng, sample_streams
-    from chaosrun.protocol.reproducible import reproducible
+    from chaosrun.protocol.randomness import reproducible, sample_rng, sample_streams
     from chaosrun.protocol.session import Session, attach
     from chaosrun.protocol.strategies import dataloader_configuration
 
@@ -19,7 +18,7 @@ _HOMES = {
     "Session": "chaosrun.protocol.session",
     "attach": "chaosrun.protocol.session",
     "dataloader_configuration": "chaosrun.protocol.strategies",
-    "reproducible": "chaosrun.protocol.reproducible",
+    "reproducible": "chaosrun.protocol.randomness",
     "sample_rng": "chaosrun.protocol.randomness",
     "sample_streams": "chaosrun.protocol.randomness",
 }

@@ -7,9 +7,12 @@ ones untouched. Must not know the contents of the files, nor its callers.
 Ranks of one attempt share a staging directory: each seals its own files, one of them writes the manifest and commits.
 """
 
+import ctypes
 import os
 import re
+import threading
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +29,8 @@ STAGED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(attempt|deleted)-\d+")
 ASIDE_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(invalid|unwanted)-\d+")
 SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")
 
+WRITE_BACK_EVERY_S = 0.02
+_SYNC_FILE_RANGE_WRITE = 2
 _OWN_LEVELS = 2
 """How many directories above `checkpoints` belong to the run: the leg's and the run's."""
 
@@ -262,3 +267,32 @@ def _free_path(directory: Path, stem: str) -> Path:
     while os.path.lexists(path := directory / f"{stem}-{number}"):
         number += 1
     return path
+
+
+@contextmanager
+def written_back(folder: Path) -> Iterator[None]:
+    """Make the kernel write files in `folder` to the disk at once. By default it waits for seconds, and a later sync would wait
+    for all of it. Guarantees nothing, and leaves reporting errors to that sync, which an fsync here would take them from.
+
+    Source: sync_file_range(2).
+    """
+    ended, libc, whole = threading.Event(), ctypes.CDLL(None), ctypes.c_int64(0)
+
+    def begin() -> None:
+        while not ended.wait(WRITE_BACK_EVERY_S):
+            with suppress(OSError):  # files appear and vanish meanwhile
+                for name in os.listdir(folder):
+                    with suppress(OSError):
+                        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                        try:
+                            libc.sync_file_range(descriptor, whole, whole, _SYNC_FILE_RANGE_WRITE)
+                        finally:
+                            os.close(descriptor)
+
+    thread = threading.Thread(target=begin, name="chaosrun-write-back", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -20,12 +20,11 @@ import torch
 import xxhash
 
 from chaosrun.observe import hooks, ledger
-from chaosrun.observe.beside import beside
 from chaosrun.observe.contents import Components, content_digest
 from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_of, spots
 from chaosrun.observe.hooks import parameters_of
+from chaosrun.observe.live_modules import bare, beside, holders, names_of_swapped, sizes_of, smallest_of, unwrapped
 from chaosrun.observe.rng import digest_rng
-from chaosrun.observe.trained_modules import bare, holders, names_of_swapped, sizes_of, smallest_of, unwrapped
 from chaosrun.records.grouping import grouped
 from chaosrun.records.left import MOST_BYTES
 from chaosrun.records.tensor_files import entries, is_one

@@ -240,14 +240,13 @@ def file_of(kind: type) -> str | None:
 @functools.lru_cache(maxsize=1 << 14)
 def is_of_the_job(file: str | None) -> bool:
     """Whether it is neither an installed file, nor Python's, nor chaosrun's."""
-    if file is None or not os.path.exists(file):
-        return False
+    return file is not None and os.path.exists(file) and not real_path(file).startswith(INSTALLED)
+
+
+def real_path(file: str) -> str:
+    """`os.path.realpath`, for thousands of modules in hundreds of folders: follows the links of each folder once."""
     folder, name = os.path.split(file)
-    real = os.path.realpath(file) if os.path.islink(file) else os.path.join(_real(folder), name)
-    return not real.startswith(INSTALLED)
+    return os.path.realpath(file) if os.path.islink(file) else os.path.join(_real_folder(folder), name)
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def _real(folder: str) -> str:
-    """The folder with links followed; cached, as thousands of modules lie in hundreds of folders."""
-    return os.path.realpath(folder)
+_real_folder = functools.lru_cache(maxsize=1 << 12)(os.path.realpath)

@@ -27,29 +27,23 @@ class Listener(Protocol):
     def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         """The outermost module is about to be called with gradients enabled; if it is in evaluation mode, perhaps to
         evaluate."""
-        ...
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         """A backward pass from these tensors: `run` makes it."""
-        ...
 
     def before_optimizer_step(self, optimizer: Optimizer, *, closure: bool) -> None:
         """`closure`: `step` was given a closure, which makes the backward passes."""
-        ...
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
 
     def step_was_skipped(self) -> None:
         """A gradient scaler has found an overflow and not called the optimizer."""
-        ...
 
     def gradients_dropped(self, parameters: Iterable[torch.Tensor]) -> None:
         """zero_grad was called, on an optimizer or a module."""
-        ...
 
     def meet_wrapper(self, model: DistributedDataParallel) -> None:
         """This wrapper has just been made."""
-        ...
 
 
 class _Seen:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chaosrun.observe.held import MODULE_INTERNALS
-from chaosrun.observe.script_variables import PLAIN
+from chaosrun.observe.script_state import PLAIN
 from chaosrun.records.traces import CHANGES_OFTEN
 
 MOST_SETTINGS = 4000

@@ -48,25 +48,28 @@ _THIS_LEG = TrainingTime(leg="", begun_s=0.0, since_s=0.0, until_s=0.0)
 
 
 class FileWatch:
-    """Watches one rank; `found` is called once for each file. Files in the leg's `own` folder belong to this leg, even if
-    another process trained next to it before a supervisor took over."""
+    """Records in `record`, once each, the files of `earlier` legs that a rank and its children read. Files in the leg's `own`
+    folder belong to this leg, even if another process trained next to it before a supervisor took over."""
 
     def __init__(
         self,
         earlier: Sequence[TrainingTime],
-        found: Callable[[str, TrainingTime, float], None],
+        record: Path,
         *,
         own: Path,
+        attempt: int,
+        rank: int,
         ours: Sequence[str] = (),
         made: Sequence[Path] = (),
         since_s: float = 0.0,
     ) -> None:
-        """`made`: folders whose files count as an earlier attempt's if they were last changed between `since_s` and now."""
+        """`ours`: paths below which nothing counts. `made`: folders whose files count as an earlier attempt's if they were last
+        changed between `since_s` and now."""
+        self._record, self._attempt, self._rank = record, attempt, rank
         self._earlier = earlier
         self._own = os.path.join(os.path.realpath(own), "")
         self._made = tuple(os.path.join(os.path.realpath(folder), "") for folder in made)
         self._since_s, self._began_s = since_s, time.time()
-        self._found = found
         self._told: set[str] = set()
         self._caches = (*caches(), *ours)
         self._kept: dict[tuple[int, int], tuple[TrainingTime, float]] = {}
@@ -132,7 +135,15 @@ class FileWatch:
         if name in self._told or name.startswith(self._caches) or "__pycache__" in name or _is_of_a_tracker():
             return
         self._told.add(name)
-        self._found(name, *left)
+        left_by, changed_s = left
+        about = {"changed_s": changed_s, "before_training": changed_s < left_by.since_s}
+        opened = OpenedFile(path=name, left_by=left_by.leg, attempt=self._attempt, rank=self._rank, **about)
+        # One write, as several processes may append to the file.
+        descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, encode(opened) + b"\n")
+        finally:
+            os.close(descriptor)
 
     def _keep(self, path: Any, *_: Any) -> None:
         """Remember a file of another leg with its content, before a change makes it look like this leg's own."""
@@ -159,36 +170,6 @@ class FileWatch:
     def _is_in(self, path: Any, folders: str | tuple[str, ...]) -> bool:
         name = f"/proc/self/fd/{path}" if isinstance(path, int) else os.fsdecode(path)
         return os.path.realpath(name).startswith(folders)
-
-
-def watch(
-    earlier: Sequence[TrainingTime],
-    record: Path,
-    *,
-    own: Path,
-    attempt: int,
-    rank: int,
-    ours: Sequence[str] = (),
-    made: Sequence[Path] = (),
-    since_s: float = 0.0,
-) -> FileWatch:
-    """Record in `record` which files of `earlier` legs this process and its children read. Paths below `ours` do not count, and
-    in the leg's `own` folder only those below `made` that earlier attempts wrote since `since_s`."""
-
-    def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
-        before = changed_s < left_by.since_s
-        about = {"changed_s": changed_s, "before_training": before}
-        opened = OpenedFile(path=path, left_by=left_by.leg, attempt=attempt, rank=rank, **about)
-        # One write, as several processes may append to the file.
-        descriptor = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(descriptor, encode(opened) + b"\n")
-        finally:
-            os.close(descriptor)
-
-    watching = FileWatch(earlier, found, own=own, ours=ours, made=made, since_s=since_s)
-    watching.begin()
-    return watching
 
 
 def caches() -> list[str]:

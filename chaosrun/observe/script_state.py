@@ -1,4 +1,5 @@
-"""A script's state outside its checkpoints: the values reachable from its variables and from the prepared objects.
+"""A script's state outside its checkpoints: its variables (of its running functions and of the modules in or below its folder),
+and the values reachable from them and from the prepared objects.
 
 Changes nothing: only stored attributes are read, and no property or iterator is run. Values without bits to compare (a socket,
 a lock, a Python module) are left out, as are the saved objects, which the caller names.
@@ -8,12 +9,13 @@ import contextlib
 import functools
 import inspect
 import itertools
+import os
 import random
 import sys
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -23,8 +25,7 @@ from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.held import MODULE_INTERNALS, OWN_FILES, attributes
-from chaosrun.observe.script_variables import PLAIN, of_functions, of_modules, of_the_job
+from chaosrun.observe.held import MODULE_INTERNALS, OWN_FILES, attributes, is_of_the_job, locals_of
 
 LARGEST_BYTES = 1 << 20
 """Size of the largest tensor or array that is looked at: larger ones are taken for data sets, not state."""
@@ -44,6 +45,7 @@ ITERATORS = (
     *(itertools.count, itertools.cycle, itertools.islice, itertools.chain, itertools.repeat),
 )
 DAY_S = 86400.0
+PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), most: int = MOST_VALUES) -> dict[str, str]:
@@ -217,3 +219,53 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     yield from parts
     if is_own(kind.__module__):
         yield "class", kind
+
+
+def of_functions() -> dict[str, Any]:
+    """The variables of the script itself and of its running functions; for equal names the innermost one."""
+    found = _of_module("", sys.modules["__main__"])
+    frames, frame = [], sys._getframe()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    for frame in reversed(frames):
+        if is_of_the_job(frame.f_code.co_filename):
+            found |= {_named(key, value): value for key, value in locals_of(frame).items() if _counts(key, value)}
+    return found
+
+
+def of_modules(names: Iterable[str]) -> dict[str, Any]:
+    """The variables of these modules of the job, each called `module.variable`."""
+    return {key: value for name in names for key, value in _of_module(f"{name}.", sys.modules[name]).items()}
+
+
+def of_the_job(names: Iterable[str]) -> list[str]:
+    """Those of these modules that are in the job's folder, without the script itself."""
+    folders = tuple(os.path.join(os.path.abspath(folder), "") for folder in (os.curdir, *sys.path[:1]))
+    found: dict[str, None] = {}
+    for name in names:
+        module = sys.modules.get(name)
+        # Not by getattr: a module may import something when asked for a missing attribute.
+        file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
+        if name not in ("__main__", "__mp_main__") and file.startswith(folders) and is_of_the_job(file):
+            found[name] = None
+    return [*found]
+
+
+def _named(key: str, value: object) -> str:
+    """Name variables; each `self` of methods that call each other is named after its class."""
+    return f"{type(value).__name__}.self" if key == "self" else key
+
+
+def _of_module(prefix: str, module: types.ModuleType) -> dict[str, Any]:
+    return {prefix + key: value for key, value in vars(module).items() if _counts(key, value)}
+
+
+def _counts(name: str, value: object) -> bool:
+    """Whether a variable counts: not modules, nor functions without mutable state, of which there may be hundreds."""
+    if name.startswith("__"):
+        return False
+    if type(value) is types.FunctionType:
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return bool(value.__closure__ or vars(value)) or not all(type(each) in PLAIN for each in defaults)
+    return not issubclass(type(value), types.ModuleType)

@@ -1,12 +1,14 @@
 """The plain values of a script (numbers, texts, lists of them, random generators) at the steps at which a restart may resume:
 the variables of its running functions and of its modules, the attributes of its objects and optimizers, and what the modules
-that it trains keep in no state dict. Changes nothing."""
+that it trains keep in no state dict. And spots of the contents of models that no optimizer steps (a teacher, a reference, an
+average of the weights), and of lists of tensors in its objects. Changes nothing."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -14,12 +16,20 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from chaosrun.observe.contents import address_of
+from chaosrun.observe.fingerprint import fingerprint, local_part
 from chaosrun.observe.held import MODULE_INTERNALS
-from chaosrun.observe.script_state import children, text_of
-from chaosrun.observe.script_variables import of_functions, of_modules, of_the_job
-from chaosrun.observe.unsaved_values import CONTAINERS, MAPPINGS, MEMORY, STREAMS, generator_of, is_number, is_of_torch
-from chaosrun.observe.unsaved_values import plain_values as values_of
-from chaosrun.observe.untrained import untrained
+from chaosrun.observe.script_state import children, of_functions, of_modules, of_the_job, text_of
+from chaosrun.observe.unsaved_values import (
+    CONTAINERS,
+    MAPPINGS,
+    MEMORY,
+    STREAMS,
+    generator_of,
+    is_number,
+    is_of_torch,
+    is_passed_over,
+    plain_values,
+)
 from chaosrun.wording import SECRET
 
 MOST_LOOKS = 1000
@@ -33,6 +43,11 @@ LONGEST = 24
 """Characters of a text that is told as it is."""
 SLOW_S = 0.05
 """A script that takes longer to look through is not looked at again."""
+MOST_OBJECTS = 400
+MOST_HELD = 16
+"""Models that no optimizer steps, and lists of tensors: so many, of so many tensors each, so many elements of each tensor."""
+MOST_TENSORS = 64
+ELEMENTS = 64
 
 
 class ScriptValues:
@@ -72,9 +87,9 @@ class ScriptValues:
             # Apart, for a later name of what was there before, as one given at a save, must not take the place of its first.
             later = {name: value for name, value in functions.items() if name not in self._first}
             roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later)
-            found = [values_of(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
+            found = [plain_values(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
             told = dict(_readable(name, text) for some in found for name, text in some)
-            self._told = told | whole | untrained({**functions, **modules}, compared, shared)
+            self._told = told | whole | _untrained({**functions, **modules}, compared, shared)
         except Exception:  # an object of the script may raise any error, which must not reach the training
             self._looks = 1
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
@@ -135,3 +150,71 @@ def _readable(name: str, text: str) -> tuple[str, str]:
     generator = generator_of(name)
     stands = "at" if name.endswith("/line") else "in"
     return (f"{generator} (generator)", f"{stands} {text}") if generator else (name, text)
+
+
+def _untrained(variables: Mapping[str, object], known: Sequence[object], shared: Collection[int]) -> dict[str, str]:
+    """`variables`: the script's, by name; `known`: objects that are compared elsewhere: models, optimizers; `shared`: addresses
+    of the tensors of models, which a state dict in a list's place shows, too."""
+    trained = {id(tensor) for each in known for tensor in _trained(each)}
+    found: dict[str, str] = {}
+    met: set[int] = set()
+    for path, tensors in _held(variables, {id(each) for each in known}, shared):
+        if tensors and met.isdisjoint(map(id, tensors)) and trained.isdisjoint(map(id, tensors)) and len(found) < MOST_HELD:
+            with contextlib.suppress(Exception):  # tensors without content
+                found[path] = f"weights {_spots(tensors)}"
+        met.update(map(id, tensors))
+    return found
+
+
+def _trained(known: object) -> Iterator[torch.Tensor]:
+    match known:
+        case torch.nn.Module():
+            yield from known.parameters()
+        case Optimizer():
+            yield from (tensor for group in known.param_groups for tensor in group["params"])
+        case _:
+            pass
+
+
+def _held(
+    variables: Mapping[str, object], known: Collection[int], shared: Collection[int]
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """The tensors of models among the variables; in their attributes and items also lists of tensors (a function's own list may
+    be a batch). Without those with `known` ids."""
+    for name, value in islice(variables.items(), MOST_OBJECTS):
+        if id(value) in known:
+            continue
+        if issubclass(type(value), torch.nn.Module):
+            yield name, list(cast(torch.nn.Module, value).parameters())
+            continue
+        for key, child in _parts(value):
+            path = f"{name}/{key}"
+            if id(child) in known:
+                continue
+            if issubclass(type(child), torch.nn.Module):
+                yield path, list(cast(torch.nn.Module, child).parameters())
+            else:
+                yield path, _listed(child, shared)
+
+
+def _listed(value: object, shared: Collection[int]) -> list[torch.Tensor]:
+    """The tensors of a list or dictionary of nothing else, none of them at a `shared` address."""
+    inside = [*value.values()] if isinstance(value, dict) else [*value] if isinstance(value, list | tuple) else []
+    tensors = [each for each in inside if isinstance(each, torch.Tensor) and each.grad_fn is None and each.is_floating_point()]
+    return tensors if len(tensors) == len(inside) and all(address_of(each) not in shared for each in tensors) else []
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    kind = type(value)
+    looked_into = kind is not dict and not is_passed_over(kind) and not issubclass(kind, torch.Tensor | Optimizer)
+    own = getattr(value, "__dict__", None) if looked_into else value
+    if type(own) is dict and len(own) <= MOST_OBJECTS:
+        yield from ((key, child) for key, child in list(own.items()) if isinstance(key, str))
+
+
+def _spots(tensors: Sequence[torch.Tensor]) -> str:
+    """The beginnings of tensors spread over all of them: an averaged or copied model changes everywhere."""
+    some = tensors[:: -(-len(tensors) // MOST_TENSORS)]
+    plain = [local_part(each.detach()) for each in some if each.layout is torch.strided and not each.is_quantized]
+    begun = [each[(0,) * max(each.dim() - 1, 0)].reshape(-1)[:ELEMENTS] for each in plain if each.numel() and not each.is_meta]
+    return fingerprint(begun).value[:12]

@@ -1,6 +1,7 @@
 """The training state of one rank, named and digested, read from the objects that accelerate prepared. Changes nothing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +12,16 @@ from chaosrun.observe.contents import Components
 from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.found_state import rates_of, settings_of
 from chaosrun.observe.rng import digest_rng
-from chaosrun.observe.script_state import script_roots, script_state
-from chaosrun.observe.state_dicts import of_models, of_optimizers
+from chaosrun.observe.script_state import is_own, script_roots, script_state
 from chaosrun.records.traces import UNNAMED
+
+HOOKS = (
+    *("_state_dict_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+    *("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"),
+    *("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks"),
+)
+"""Where modules and optimizers keep the hooks that torch calls to make and load state dicts."""
+METHODS = ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict")
 
 
 class ObservedState:
@@ -96,9 +104,10 @@ class ObservedState:
 
     def hooks_of(self, component: str) -> list[str]:
         """Names of all the script's own hooks and methods between a component and its files."""
-        own = of_optimizers(self.optimizers()) if component == "optimizer" else []
-        own = of_models(self._accelerator._models) if component in ("model", "buffers") else own
-        return [*self.hooks(), *own]
+        holders: list[Any] = self.optimizers() if component == "optimizer" else []
+        if component in ("model", "buffers"):
+            holders = [module for model in self._accelerator._models for module in model.modules()]
+        return [*self.hooks(), *_own_hooks(holders)]
 
     def of_script(self) -> dict[str, str]:
         """The script's state outside the components, by path: see `observe.script_state`."""
@@ -176,3 +185,27 @@ def _by_name(state: Any, order: Sequence[str]) -> Any:
     groups = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
     entries = {numbered.get(key, key): entries for key, entries in state["state"].items()}
     return {**state, "state": entries, "param_groups": groups}
+
+
+def _own_hooks(holders: Iterable[object]) -> list[str]:
+    """Names of the script's own hooks on making and loading the state dicts of these modules or optimizers, and of a module's
+    own methods for that; for an optimizer's methods see `TrainingState.own_loading`."""
+    found: list[Any] = []
+    for holder in holders:
+        found += [hook for kind in HOOKS for hook in vars(holder).get(kind, {}).values()]
+        found += [getattr(type(holder), name) for name in METHODS] if isinstance(holder, torch.nn.Module) else []
+    return list(dict.fromkeys(name for each in found if (name := _own_name(each))))
+
+
+def _own_name(hook: Any) -> str:
+    """Empty for a library's."""
+    while isinstance(hook, functools.partial) or type(hook).__name__ == "_WrappedHook":  # torch's wrapper around a load hook
+        hook = hook.func if isinstance(hook, functools.partial) else hook.hook
+    if not is_own(getattr(hook, "__module__", None) or ""):
+        return ""
+    return name_of(hook)
+
+
+def name_of(hook: Any) -> str:
+    """Its name in the source; for a callable object, that of its class."""
+    return getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", "")

@@ -7,14 +7,13 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import xxhash
 
-from chaosrun.observe.canary import canary
-from chaosrun.observe.contents import Components, input_digest
-from chaosrun.observe.environment import record_environment
+from chaosrun.observe.contents import input_digest
+from chaosrun.observe.environment import canary, record_environment
 from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, part_of, tensor_digests
 from chaosrun.observe.module_settings import ModuleSettings
 from chaosrun.observe.own import OwnState
@@ -45,47 +44,12 @@ if TYPE_CHECKING:
     from chaosrun.observe.state import ObservedState
     from chaosrun.observe.unsaved import Outside
 
+    State = FoundState | ObservedState
+
 FEW_TENSORS = 8
 """For so few tensors, a digest of each takes no more room than the rest of a step's record."""
 Digests = dict[str, dict[str, str]]
 """Digests of a whole state, by component and by name inside it."""
-
-
-class State(Protocol):
-    """The observed state: `ObservedState` for objects that accelerate prepared, or `FoundState` for an unmodified script."""
-
-    def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
-
-    def learning_rates(self) -> list[float]: ...
-
-    def optimizer_digest(self) -> str:
-        """A digest of the optimizers' state; "" if chaosrun's own checkpoints hold it."""
-        ...
-
-    def optimizer_digests(self) -> Mapping[str, str]:
-        """A digest of each optimizer's state, by its name; empty for a single optimizer, and if chaosrun's own checkpoints hold
-        the state."""
-        ...
-
-    def optimizer_settings(self) -> str:
-        """A digest of the optimizers' settings without learning rates."""
-        ...
-
-    def digests(self, *, of: Components | None = None) -> Digests:
-        """Digests of the whole state. `of`: the components, if the caller has them already."""
-        ...
-
-    def hooks(self) -> list[str]: ...
-
-    def components(self) -> Components:
-        """The live state, by component: model, buffers, optimizer, scheduler, registered."""
-        ...
-
-    def of_script(self) -> dict[str, str]:
-        """The script's state outside the components."""
-        ...
-
-    def compared(self) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +88,7 @@ class Arrival:
 class Observer:
     """Observes any training that proceeds in steps."""
 
-    def __init__(self, state: State, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
+    def __init__(self, state: "State", order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
         self._state = state
         self._order = order
         self._leg = leg
@@ -168,7 +132,7 @@ class Observer:
         if self._order.rank == 0:
             # Here, as the script has chosen its device: reading the GPU's name earlier would initialise CUDA.
             record_environment(self._leg.environment)
-        self._modules = ModuleSettings(cast("FoundState | ObservedState", self._state).modules())
+        self._modules = ModuleSettings(self._state.modules())
         fault_free = self._order.leg != "chaos" and self._order.attempt == 1
         if fault_free and self._order.rank == 0 and self._order.by == "chaosrun":
             # Done in the reference leg, so that no restart waits for it.

@@ -25,8 +25,7 @@ from torch.utils.data import Dataset, Sampler
 from chaosrun.observe.contents import Components, address_of
 from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.loop_variables import loop_variables
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children
-from chaosrun.observe.script_variables import PLAIN
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children
 from chaosrun.observe.state import ObservedState
 from chaosrun.observe.unsaved_values import UnsavedValues, generator_of, is_passed_over, unsaved_values
 

@@ -20,10 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from chaosrun.observe.contents import address_of
 from chaosrun.observe.held import attributes
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, is_own, text_of
-from chaosrun.observe.script_variables import PLAIN
-from chaosrun.observe.state import ObservedState
-from chaosrun.observe.state_dicts import name_of
+from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, is_own, text_of
+from chaosrun.observe.state import ObservedState, name_of
 
 Values = dict[str, str]
 """Texts by path."""

@@ -31,9 +31,8 @@ from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.fingerprint import digests, spots
 from chaosrun.observe.rng import restore_rng
 from chaosrun.processes import die_with_parent
-from chaosrun.protocol.memory import arenas_of
 from chaosrun.protocol.saving import Digests, Saver, StorePeers, state_of
-from chaosrun.protocol.snapshot import SPARE_BYTES, Arena, Layout, Sealed, Taken, read
+from chaosrun.protocol.snapshot import SPARE_BYTES, Arena, Layout, Sealed, Taken, arenas_of, read
 from chaosrun.protocol.state import TrainingState, payload_of
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name

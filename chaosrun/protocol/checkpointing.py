@@ -19,9 +19,8 @@ from chaosrun.errors import (
 )
 from chaosrun.faults.points import FaultPoints
 from chaosrun.protocol.background import Committed, Writer, refuse_changes
-from chaosrun.protocol.memory import copies_of, keeps_shared
 from chaosrun.protocol.saving import Digests, GroupPeers, Saver, rank_file, state_of
-from chaosrun.protocol.snapshot import Taken
+from chaosrun.protocol.snapshot import Taken, copies_of, keeps_shared
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.checkpoint.object_store import checkpoint_store
 from chaosrun.checkpoint.storage_errors import is_full, storage_errors
-from chaosrun.checkpoint.write_back import written_back
+from chaosrun.checkpoint.store import written_back
 from chaosrun.faults.points import DiskPoints, FaultPoints
 from chaosrun.records.codec import to_plain
 from chaosrun.records.filesystem import Filesystem
@@ -86,7 +86,6 @@ class Peers(Protocol):
 
     def wait(self, what: str) -> None:
         """Wait until all ranks have reached this point."""
-        ...
 
 
 class RankFiles(NamedTuple):

@@ -2,7 +2,11 @@
 
 The state is pickled without the bytes of its tensors; those are copied next to it, each storage once, so that tensors that
 share a storage still do when read. A copy in the node's memory (`cluster.forkserver`) outlives its rank, and is sealed right
-before its checkpoint is committed: a restarted rank can load it from there. None of it is in a file.
+before its checkpoint is committed: a checkpoint that is in the storage has the copies of all its ranks, and restarted ranks can
+load them, without reading files, if every rank finds its copy of that same checkpoint (`copies_of`; `checkpointing` asks the
+others). The restored state is compared with the manifest's digests, as in any restore; if it differs on any rank, all read the
+files. Each rank has room for two copies, written in turns, so that the newest checkpoint's lasts until the next is committed,
+however long the storage takes.
 """
 
 import ctypes
@@ -22,6 +26,9 @@ import xxhash
 from torch.storage import TypedStorage
 
 from chaosrun.observe.limits import memory_room
+from chaosrun.records.layout import checkpoint_name
+from chaosrun.records.manifest import Manifest
+from chaosrun.records.order import COPIES, WorkerOrder
 
 ALIGNMENT = 64
 SPARE_BYTES = 256 << 20
@@ -271,3 +278,46 @@ class _Giver(pickle.Unpickler):
             self._storages[offset] = storage
         # The functions that rebuild tensors expect a typed storage, as torch.load gives it.
         return TypedStorage(wrap_storage=storage, dtype=dtype or torch.uint8, _internal=True)
+
+
+class Copies(NamedTuple):
+    """The restored state, in the form that `TrainingState.parts` gives."""
+
+    own: Any
+    shared: Any
+    """The state that ranks share, from the copy of the rank on this node that holds it."""
+
+
+def keeps_shared(order: WorkerOrder) -> bool:
+    """Whether this rank's copy holds the state that ranks share: rank 0 writes it to files, and each node restores from it."""
+    return order.rank == 0 or (bool(order.memory) and order.local_rank == 0)
+
+
+def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> Copies | None:
+    """The copies of a checkpoint in this node's memory, None unless both are there. Tensors of a GPU are loaded to `device`,
+    the others stay in the copies."""
+    own, shared = order.memory[:COPIES], order.memory[COPIES:]
+    found: list[Any] = []
+    # This rank's own copy also holds the state that ranks share.
+    for descriptors in (own,) if keeps_shared(order) else (own, shared):
+        for arena in map(Arena, descriptors):
+            sealed = arena.sealed()
+            if sealed is not None and (sealed.step, sealed.attempt) == (manifest.step, manifest.attempt):
+                found.append(read(arena, sealed.layout, device).state)
+                break
+        else:
+            return None
+    return Copies(found[0], found[-1])
+
+
+def arenas_of(order: WorkerOrder) -> list[Arena]:
+    """This rank's arenas in the order in which to write them: the one with the checkpoint to be restored comes last."""
+    arenas = [Arena(descriptor) for descriptor in order.memory[:COPIES]] or [Arena()]
+    if not order.from_memory:
+        return arenas[:1]
+
+    def worth(arena: Arena) -> tuple[bool, int]:
+        sealed = arena.sealed()
+        return (checkpoint_name(sealed.step) == order.resume, sealed.attempt) if sealed else (False, 0)
+
+    return sorted(arenas, key=worth)

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import errno
 import functools
+import hashlib
 import json
 import os
 import runpy
@@ -29,14 +30,13 @@ from chaosrun.checkpoint.storage_errors import before_again, place_of
 from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.observe.file_guard import FileGuard
+from chaosrun.observe.held import real_path
 from chaosrun.observe.ledger import listen
-from chaosrun.observe.opened import watch
+from chaosrun.observe.opened import FileWatch
 from chaosrun.processes import before_os_exit
 from chaosrun.protocol import rendezvous
 from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
-from chaosrun.protocol.first_broadcast import spare_equal_models
-from chaosrun.protocol.imported_files import imported_files
 from chaosrun.protocol.randomness import own_epoch
 from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
@@ -70,7 +70,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         if order.by == "chaosrun":
             own_epoch()
             listen()
-            spare_equal_models()
+            rendezvous.spare_equal_models()
         context.preemption.begin()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
         context.faults.reach("rendezvous", 0, listen_fd=listen_fd)
@@ -209,7 +209,8 @@ def _know_the_leg(context: WorkerContext) -> None:
         # The reference's traces show the attempt's position.
         ours = (f"{order.reference_path}/attempts/",) if order.reference_path else ()
         made = (leg.output, leg.work) if order.attempt > 1 else ()
-        context.files = watch(order.earlier, leg.attempt(order.attempt).opened(order.rank), ours=ours, made=made, **about)
+        context.files = FileWatch(order.earlier, leg.attempt(order.attempt).opened(order.rank), ours=ours, made=made, **about)
+        context.files.begin()
 
 
 def _run_script(order: WorkerOrder) -> None:
@@ -336,3 +337,18 @@ def _script_traceback(error: BaseException) -> str:
     told = traceback.TracebackException.from_exception(error)
     told.stack = traceback.StackSummary.from_list([each for each in told.stack if not each.filename.startswith(ours)])
     return "".join(told.format())
+
+
+def imported_files(script: Path) -> dict[str, str]:
+    """sha256 of the script and of every imported file next to or below it, on which a cached reference depends.
+
+    Installed packages are left out, even in an environment next to the script: their versions are in the key.
+    """
+    folder = script.resolve().parent
+    installed = Path(sys.prefix).resolve()
+    origins = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    beside = os.path.join(folder, "")
+    paths = {real_path(origin) for origin in origins if origin and origin.endswith(".py")}
+    found = {script.resolve(), *(Path(path) for path in paths if path.startswith(beside))}
+    local = [path for path in found if not path.is_relative_to(installed) and path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(local)}

@@ -71,7 +71,7 @@ class WorkerOrder:
     memory_limit: int | None = None
     """Bytes that the copy of an async save may take; None: as many as are free."""
     from_memory: bool = False
-    """Whether a restore may come from the copies that nodes keep: see `protocol.memory`."""
+    """Whether a restore may come from the copies that nodes keep: see `protocol.snapshot`."""
     memory: tuple[int, ...] = ()
     """File descriptors, in this process, of the node's memory for copies: two for this rank, two for what ranks share."""
     classes: tuple[str, ...] = ()

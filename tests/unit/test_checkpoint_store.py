@@ -528,7 +528,7 @@ def test_of_files_that_are_hashed_at_once_the_damaged_one_is_named(store, spoilt
 WRITES = """
 import sys, time
 from pathlib import Path
-from chaosrun.checkpoint.write_back import written_back
+from chaosrun.checkpoint.store import written_back
 folder = Path(sys.argv[1])
 with written_back(folder):
     (folder / "a").write_bytes(b"a" * 4096)

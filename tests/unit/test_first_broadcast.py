@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel, distributed
 
 from chaosrun.observe.fingerprint import fingerprint
-from chaosrun.protocol.first_broadcast import _sync, spare_equal_models
+from chaosrun.protocol.rendezvous import _sync, spare_equal_models
 
 WHERE_SENT = {"": 0, "seed": 1, "bit": 1, "buffer": 1}
 """By what differs between two ranks' models: how often they are sent."""

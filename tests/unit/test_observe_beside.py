@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from chaosrun.observe.beside import MOST_ALIKE, beside
+from chaosrun.observe.live_modules import MOST_ALIKE, beside
 from chaosrun.records.traces import ALIVE
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from chaosrun.observe.canary import canary
+from chaosrun.observe.environment import canary
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-SAY = "import torch; torch.set_num_threads(1); from chaosrun.observe.canary import canary; print(canary(torch.device('cpu')))"
+SAY = "import torch as t; t.set_num_threads(1); from chaosrun.observe.environment import canary; print(canary(t.device('cpu')))"
 
 
 def test_another_instruction_set_shows() -> None:

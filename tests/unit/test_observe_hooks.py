@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from chaosrun.observe import hooks
-from chaosrun.observe.canary import canary
+from chaosrun.observe.environment import canary
 
 CPU = torch.device("cpu")
 INPUTS = torch.ones(2, 3)

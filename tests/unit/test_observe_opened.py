@@ -24,7 +24,7 @@ from tests.unit.legs import edit_journal, edit_ranks, write_run
 IMPORTS = """
 import dbm.dumb, json, os, pathlib, pickle, shelve, sqlite3, sys, time
 import numpy, torch, safetensors.torch
-from chaosrun.observe.opened import watch
+from chaosrun.observe.opened import FileWatch
 from chaosrun.records.opened import TrainingTime
 """
 LEAVE = """
@@ -52,7 +52,8 @@ while time.time() < since + 0.15: pass
 until = time.time()
 while time.time() < until + 0.05: pass
 earlier = TrainingTime(leg="reference leg", begun_s=early, since_s=since, until_s=until)
-watching = watch([earlier], root / "record", own=root / "own", attempt=2, rank=1)
+watching = FileWatch([earlier], root / "record", own=root / "own", attempt=2, rank=1)
+watching.begin()
 """
 READS = {
     "open('prepared').read()": "prepared",
@@ -101,7 +102,8 @@ PROGRAMS = {
     "others": "\n".join(OTHERS),
     "native": NATIVE,
     "again": (
-        "watching = watch([], root / 'record', own=root, attempt=2, rank=1, made=[root / 'elsewhere'], since_s=early)\n"
+        "watching = FileWatch([], root / 'record', own=root, attempt=2, rank=1, made=[root / 'elsewhere'], since_s=early)\n"
+        "watching.begin()\n"
         "for path in ('elsewhere/absolute', 'text'): open(path, 'r+').read()\n"
         "open('elsewhere/new', 'w').write('1'); open('elsewhere/new').read(); open('elsewhere/chdir', 'w').write('2')\n"
     ),
@@ -222,7 +224,7 @@ def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/nowhere", 3, b"\0", None, "/tmp"])
 def test_what_cannot_be_looked_at_is_left_to_whoever_opens_it(path: object) -> None:
     earlier = [TrainingTime(leg="x", begun_s=0, since_s=0, until_s=time.time())]
-    watching = FileWatch(earlier, lambda *_: pytest.fail("told"), own=Path("/nowhere"))
+    watching = FileWatch(earlier, Path("/nowhere/record"), own=Path("/nowhere"), attempt=1, rank=0)
     watching._open(path, "r", 0)
     watching._keep(path)
     watching._start(path)

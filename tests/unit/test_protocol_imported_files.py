@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.protocol.imported_files import imported_files
+from chaosrun.protocol.worker import imported_files
 
 Imported = Callable[[str, Path], None]
 

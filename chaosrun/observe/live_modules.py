@@ -1,7 +1,8 @@
-"""Modules and tensors that a script keeps next to the model it trains: averages of the weights (EMA), a teacher. Changes
-nothing."""
+"""The modules that are alive: those that hold the parameters which optimizers update, the names of these parameters, and what a
+script keeps next to them (averages of the weights, a teacher). Changes nothing."""
 
 import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -14,12 +15,17 @@ import torch
 from chaosrun.observe.contents import address_of
 from chaosrun.observe.fingerprint import fingerprint
 from chaosrun.observe.script_state import is_own
+from chaosrun.records.tensor_files import LEAST_BYTES
 from chaosrun.records.traces import ALIVE
 
 AVERAGES = ("ema", "averag", "avg", "shadow", "polyak")
 """Parts of the names of attributes in which a script keeps an average of its weights as tensors of its own."""
 MOST_ALIKE = 8
 """Of so many of one name, and no more, the digests are told."""
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
+REPARAMETRIZED = re.compile(r"(?:parametrizations\.)?([^.]+?)(?:\.original|_orig)$")
+"""Names under which torch's pruning, spectral norm and parametrizations keep a parameter: it is called as it was before."""
 
 
 def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> dict[str, str]:
@@ -41,11 +47,6 @@ def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> d
             if _covers(tensors, shapes) and addresses.isdisjoint(map(address_of, tensors)):
                 found.setdefault(name, []).append(tensors)
     return {f"{ALIVE}{name}": _told(each) for name, each in found.items() if len(each) <= MOST_ALIKE}
-
-
-def alive() -> list[torch.nn.Module]:
-    """All modules."""
-    return _live()[0]
 
 
 def _live() -> tuple[list[torch.nn.Module], list[Any]]:
@@ -96,3 +97,51 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     elif kind not in (list, tuple):
         return []
     return [each.detach() for each in value] if all(issubclass(type(each), torch.Tensor) for each in value) else []
+
+
+def names_of_swapped(named: list[tuple[str, torch.Tensor]], stepped: list[torch.Tensor]) -> dict[int, str]:
+    """The names of the optimizers' parameters, by id, in whose places a model holds others while `functional_call` runs."""
+    others = [(name, tensor.shape) for name, tensor in named if not isinstance(tensor, torch.nn.Parameter)]
+    if [shape for _, shape in others] != [parameter.shape for parameter in stepped]:
+        return {}
+    return {id(parameter): name for parameter, (name, _) in zip(stepped, others, strict=True)}
+
+
+def unwrapped(name: str) -> str:
+    return REPARAMETRIZED.sub(r"\1", ".".join(part for part in name.split(".") if part not in WRAPPERS))
+
+
+def sizes_of(root: torch.nn.Module) -> set[tuple[str, int]]:
+    """A model's parameters by name, with sizes in bytes, without those too small to be found in files."""
+    return {(unwrapped(name), each.nbytes) for name, each in root.named_parameters() if each.nbytes >= LEAST_BYTES}
+
+
+def smallest_of(root: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """A model's smallest matrix by name, else its smallest parameter; empty without any."""
+    return sorted(root.named_parameters(), key=lambda each: (each[1].ndim < 2, each[1].numel()))[:1]
+
+
+def bare(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside wrappers that only hold another module."""
+    while True:
+        inner = dict(module.named_children()).get("_orig_mod")  # of torch.jit's modules, _modules is no dict
+        if inner is None and isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            inner = module.module
+        if inner is None:
+            return module
+        module = inner
+
+
+def holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
+    """The topmost live modules that hold any of these, ordered by the first one each holds."""
+    order = {id(parameter): number for number, parameter in reversed(list(enumerate(parameters)))}
+    modules, _ = _live()
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    first = {id(m): min((order[id(p)] for p in m.parameters() if id(p) in order), default=None) for m in modules}
+    top = [module for module in modules if id(module) not in inner and first[id(module)] is not None]
+    found, met = list[torch.nn.Module](), set[int]()
+    for module in map(bare, sorted(top, key=lambda each: (first[id(each)] or 0, -len([*each.parameters()])))):
+        held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        found += [] if held <= met else [module]  # a part of another, such as model[:3], comes and goes
+        met |= held
+    return found
