@@ -19,7 +19,7 @@ from chaosrun.observe.hooks import uncompiled, with_hooks
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.protocol.adoption import Adopted, adopt
 from chaosrun.protocol.bucket_priming import BucketPrimer
-from chaosrun.protocol.context import WorkerContext, current
+from chaosrun.protocol.context import current
 from chaosrun.protocol.resume import batches_of, total_batch_size
 from chaosrun.protocol.sources import source_state
 from chaosrun.protocol.state import TrainingState, is_sharded
@@ -80,9 +80,13 @@ class Session:
         accelerator.backward = self._primed_backward  # type: ignore[method-assign]
         self._accelerator_end_training = accelerator.end_training
         accelerator.end_training = self._end_training  # type: ignore[method-assign]
+        self._recorder: Recorder | None = None
         if context:
+            # Not needed outside chaosrun, so not loaded there.
+            from chaosrun.protocol import recorder
+
             context.adopt(self)
-        self._recorder = _recorder(accelerator, self._state, context) if context else None
+            self._recorder = recorder.Recorder(accelerator, self._state, context)
         self._max_steps = context.order.max_steps if context else None
         self._protocol: DataResume = context.order.data_resume if context else "seedable"
         self._position = Position()
@@ -143,7 +147,7 @@ class Session:
         The first call restores the checkpoint of a restarted attempt. Call `run.step(loss)` once for every batch. Raises
         MisuseError for a loader whose order cannot be restored and for a loop that forgets `run.step`.
         """
-        yield from self._epochs(loader, epochs, self._epoch)
+        yield from self._epochs(loader, epochs)
 
     def windows(
         self, loader: Any, *models: Any, epochs: int, accumulation_steps: int, count: Callable[[Any], SupportsIndex]
@@ -156,11 +160,9 @@ class Session:
         `batches` does, and MisuseError as `Window` says.
         """
         self._cutter = WindowCutter(self._accelerator, models, steps=accumulation_steps, count=count)
-        yield from self._epochs(loader, epochs, self._windows)
+        yield from self._epochs(loader, epochs)
 
-    def _epochs(
-        self, loader: Any, epochs: int, rest_of: Callable[[Any, Position], Generator[Any, None, None]]
-    ) -> Iterator[Any]:
+    def _epochs(self, loader: Any, epochs: int) -> Iterator[Any]:
         if self._begun:
             raise MisuseError(
                 "run.batches() or run.windows() was called twice",
@@ -190,7 +192,7 @@ class Session:
             self._position = position
             if self._recorder:
                 self._recorder.heart.beat("epoch", self._recorder.done + 1)
-            with contextlib.closing(rest_of(loader, position)) as rest:
+            with contextlib.closing(self._rest_of(loader, position)) as rest:
                 try:
                     yield from rest
                 except GeneratorExit:
@@ -199,13 +201,9 @@ class Session:
                         self._recorder.left(self._position)
                     raise
             position = Position(epoch=position.epoch + 1, step=self._position.step)
-        self._refuse_a_loop_without_updates(epochs, restored)
-        self.finish()
-
-    def _refuse_a_loop_without_updates(self, epochs: int, restored: int) -> None:
-        """Raise MisuseError when the whole training, from step 0, changed nothing."""
         if self._position.batches and not restored and not self._optimizer_steps:
             raise MisuseError(f"the loop ended without one optimizer.step() in {epochs} epochs", hint=ONCE_A_BATCH)
+        self.finish()
 
     def _length_where_it_stands(self, loader: Any, of_first: int | None) -> int | None:
         """Batches in the epoch that was restored: a batch sampler, or a dataset that grows, may have other numbers in each."""
@@ -213,22 +211,17 @@ class Session:
             return of_first
         return batches_of(loader, epoch=self._position.epoch)
 
-    def _epoch(self, loader: Any, start: Position) -> Generator[Any, None, None]:
-        for batch in self._open(loader, start):
+    def _rest_of(self, loader: Any, start: Position) -> Generator[Any, None, None]:
+        """The batches of an epoch from there on, or its windows."""
+        batches, cutter = self._open(loader, start), self._cutter
+        for given in cutter.cut(batches, self._hand_out) if cutter else batches:
             self._batch_open, self._seen = True, (self._backwards, self._optimizer_steps)
-            self._hand_out(batch)
-            yield batch
-            self._complete(f"run.step(loss) after batch {self._position.batches} of epoch {start.epoch}", may_leave_out=True)
-            if self._reached_max_steps():
-                return
-
-    def _windows(self, loader: Any, start: Position) -> Generator[Window, None, None]:
-        assert self._cutter
-        for window in self._cutter.cut(self._open(loader, start), self._hand_out):
-            self._batch_open, self._window = True, window
-            self._seen = (self._backwards, self._optimizer_steps)
-            yield window
-            self._complete(f"run.step(window.loss) after the window at batch {self._position.batches} of epoch {start.epoch}")
+            self._window = given if cutter else None
+            if not cutter:
+                self._hand_out(given)
+            yield given
+            call, what = ("run.step(window.loss)", "the window at batch") if cutter else ("run.step(loss)", "batch")
+            self._complete(f"{call} after {what} {self._position.batches} of epoch {start.epoch}", may_leave_out=not cutter)
             if self._reached_max_steps():
                 return
 
@@ -254,7 +247,7 @@ class Session:
             self._recorder.heart.beat("forward", self._recorder.done + 1)
             self._recorder.observer.batch(batch, ids)
 
-    def _complete(self, expected: str, *, may_leave_out: bool = False) -> None:
+    def _complete(self, expected: str, *, may_leave_out: bool) -> None:
         """Complete the last batch when the script asks for the next. Raises MisuseError if the `expected` call is missing.
 
         `may_leave_out`: a batch that the script skipped (a bad one, by `continue`) also counts as done. Without accumulation it
@@ -378,13 +371,6 @@ def _state(accelerator: Accelerator, classes: Sequence[str]) -> TrainingState:
 def _own_values(gradient: torch.Tensor) -> torch.Tensor:
     """This rank's part of a gradient."""
     return gradient.coalesce().values() if gradient.is_sparse else local_part(gradient)
-
-
-def _recorder(accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> "Recorder":
-    # Not needed outside chaosrun, so not loaded there.
-    from chaosrun.protocol.recorder import Recorder
-
-    return Recorder(accelerator, state, context)
 
 
 def _data_facts(accelerator: Accelerator, loader: Any, per_epoch: int | None, cutter: WindowCutter | None) -> dict[str, object]:

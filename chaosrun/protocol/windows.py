@@ -60,7 +60,11 @@ class Window:
 
         Raises MisuseError before all micro-batches are done.
         """
-        self.check_complete()
+        if not self._complete:
+            raise MisuseError(
+                f"the window was left after {len(self.shares)} of its {len(self._fetched)} micro-batches",
+                hint="let the `for batch in window:` loop run to its end (no break), then step the optimizer and call run.step",
+            )
         if self._loss is None:
             self._loss = torch.stack(self.shares).sum()
         return self._loss
@@ -136,14 +140,6 @@ class Window:
         if loss is not self.loss:
             raise MisuseError("run.step() got another loss than the window's", hint="call run.step(window.loss)")
         return self.shares
-
-    def check_complete(self) -> None:
-        """Raise MisuseError unless every micro-batch was yielded and went through `backward`."""
-        if not self._complete:
-            raise MisuseError(
-                f"the window was left after {len(self.shares)} of its {len(self._fetched)} micro-batches",
-                hint="let the `for batch in window:` loop run to its end (no break), then step the optimizer and call run.step",
-            )
 
 
 class WindowCutter:

@@ -130,7 +130,7 @@ def test_the_rest_of_an_epoch_is_cut_where_the_whole_one_is(start: Position) -> 
         job = Job()
         next(job.windows(epochs=2))  # sets everything up
         found = []
-        for window in job.run._windows(job.loader, begin):
+        for window in job.run._rest_of(job.loader, begin):
             samples = []
             for batch in window:
                 samples.append(batch[0].flatten().tolist())
