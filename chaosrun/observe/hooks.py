@@ -4,11 +4,12 @@ Installed once per process, before the script's first line. They report to one l
 forks (loader workers) and calls inside that of an outermost module report nothing.
 """
 
+import contextlib
 import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -271,6 +272,19 @@ def hook_each_step(optimizer: Optimizer) -> None:
             kind.step = hooked
 
 
+@contextlib.contextmanager
+def taken_off(hooks: Iterable[dict[int, Any]]) -> Iterator[None]:
+    """Take these hooks off, as torch keeps them, during calls that the script does not make."""
+    taken = [(each, dict(each)) for each in hooks]
+    for each, _ in taken:
+        each.clear()
+    try:
+        yield
+    finally:
+        for each, own in taken:
+            each.update(own)
+
+
 def _see_zero_grad(kind: type, parameters: Callable[[Any], Iterable[torch.Tensor]]) -> None:
     dropped = vars(kind)["zero_grad"]
 
@@ -307,19 +321,16 @@ def _pass_over_measures_of_pipelines() -> None:
     for name in ("_forward_metadata_inference", "_shape_inference"):  # the latter in older releases of torch
         measure = getattr(stage, name, None)
         if measure and not hasattr(measure, "__wrapped__"):
-            setattr(stage, name, _unheard(measure))
 
+            @functools.wraps(measure)
+            def run(*args: Any, measure: Callable[..., Any] = measure, **kwargs: Any) -> Any:
+                before, _seen.inside = _seen.inside, True
+                try:
+                    return measure(*args, **kwargs)
+                finally:
+                    _seen.inside = before
 
-def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        before, _seen.inside = _seen.inside, True
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _seen.inside = before
-
-    return run
+            setattr(stage, name, run)
 
 
 def _see_wrappers() -> None:

@@ -12,8 +12,8 @@ This reaches into DDP's private reducer. `prime` checks the outcome (the layout 
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.errors import ChaosrunError, MisuseError
+from chaosrun.observe.hooks import taken_off
 
 
 def bucket_layout(model: DistributedDataParallel) -> list[list[int]]:
@@ -241,25 +242,10 @@ def _send_again(
     _put_back(models, before, within=within)
     for model in models:
         model.reducer.prepare_for_backward([])
-    with _without_hooks(_trained(models)):
+    # The gradients have passed the script's hooks already, and these may draw random numbers or count calls.
+    with taken_off(parameter._backward_hooks for parameter in _trained(models) if parameter._backward_hooks):
         for arrival in arrivals:
             torch.autograd.backward([arrival.parameter], [arrival.gradient.clone()])
-
-
-@contextmanager
-def _without_hooks(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Take the script's gradient hooks off: the gradients sent again have passed them already, and hooks may draw random
-    numbers or count calls."""
-    taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for parameter in parameters:
-        if hooks := parameter._backward_hooks:
-            taken.append((hooks, dict(hooks)))
-            hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, own in taken:
-            hooks.update(own)
 
 
 def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> torch.utils.hooks.RemovableHandle:

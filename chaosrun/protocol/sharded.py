@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.errors import InvalidCheckpointError, MisuseError, UnsafeCheckpointError
+from chaosrun.observe.hooks import taken_off
 from chaosrun.protocol.state import StateDict, TrainingState
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -87,7 +88,8 @@ class ShardedState(TrainingState):
 
     def _load_prepared(self, directory: Path) -> None:
         reader, model, optimizers = _Reader(directory), self._root(), self.optimizers()
-        with _without_hooks(optimizers):
+        hooks: list[Any] = [(each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks) for each in optimizers]
+        with taken_off(each for pair in hooks for each in pair):
             # Makes the future optimizer states, by a step that changes nothing.
             live: Any = get_optimizer_state_dict(model, optimizers)
         known = reader.read_metadata().state_dict_metadata
@@ -163,21 +165,6 @@ def _load_optimizer(optimizer: Optimizer, groups: Sequence[StateDict], state: St
     optimizer.load_state_dict(
         {"state": {numbers[name]: dict(state[name]) for name in numbers if name in state}, "param_groups": numbered}
     )
-
-
-@contextmanager
-def _without_hooks(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Suspend step hooks during a call that is not a real step."""
-    taken = [(each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks) for each in optimizers]
-    kept = [(dict(before), dict(after)) for before, after in taken]
-    for hooks in (hooks for pair in taken for hooks in pair):
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for pair, own in zip(taken, kept, strict=True):
-            for hooks, before in zip(pair, own, strict=True):
-                hooks.update(before)  # type: ignore[arg-type]
 
 
 @contextmanager
