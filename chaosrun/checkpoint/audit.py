@@ -19,7 +19,7 @@ from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.layout import MANIFEST_NAME
 from chaosrun.records.manifest import FileEntry, Manifest
 
-_HINT = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
+HINT = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
 THREADS = min(8, os.cpu_count() or 1)
 """Threads that hash files in parallel, one thread for each file."""
 WORTH_THREADS = 1 << 20
@@ -35,7 +35,7 @@ def audit_directory(directory: Path, step: int, *, hashed: Collection[str] | Non
     with storage_errors(directory):
         found = list_members(directory)
         if found.pop(MANIFEST_NAME, None) is None:
-            raise InvalidCheckpointError(f"{directory.name}: {MANIFEST_NAME} is missing", hint=_HINT)
+            raise InvalidCheckpointError(f"{directory.name}: {MANIFEST_NAME} is missing", hint=HINT)
         manifest = _read_manifest(directory)
         if manifest.step != step:
             raise _invalid(directory, MANIFEST_NAME, f"belongs to step {manifest.step}, not {step}")
@@ -81,7 +81,7 @@ def list_members(directory: Path) -> dict[str, os.stat_result]:
     except FileNotFoundError as error:
         raise InvalidCheckpointError(f"{directory.name}: there is no such checkpoint in {directory.parent}") from error
     if not stat.S_ISDIR(mode):
-        raise InvalidCheckpointError(f"{directory.name}: is {_kind(mode)}, not a directory", hint=_HINT)
+        raise InvalidCheckpointError(f"{directory.name}: is {_kind(mode)}, not a directory", hint=HINT)
     members: dict[str, os.stat_result] = {}
     pending = [""]
     while pending:
@@ -148,7 +148,7 @@ def _read_manifest(directory: Path) -> Manifest:
 
 
 def _invalid(directory: Path, name: str, reason: str) -> InvalidCheckpointError:
-    return InvalidCheckpointError(f"{directory.name}: {name} {reason}", hint=_HINT)
+    return InvalidCheckpointError(f"{directory.name}: {name} {reason}", hint=HINT)
 
 
 def _kind(mode: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from chaosrun.checkpoint.audit import HINT
 from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.checkpoint.retention import to_delete
 from chaosrun.checkpoint.store import STAGED_NAME, CheckpointStore, Quarantined, Selection
@@ -20,8 +21,6 @@ from chaosrun.records.filesystem import Filesystem, Moment, Operation
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout, checkpoint_name
 from chaosrun.records.manifest import FileEntry, Manifest
 from chaosrun.records.trace_reader import read_trace
-
-_LATER = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
 
 
 def checkpoint_store(layout: LegLayout, keep: int, disk: Filesystem | None = None) -> CheckpointStore:
@@ -194,10 +193,10 @@ class ObjectCheckpointStore(CheckpointStore):
         for file in manifest.files:
             (staging / file).parent.mkdir(parents=True, exist_ok=True)
             if not self.objects.fetch(_data(staging.name, file), staging / file):
-                raise InvalidCheckpointError(f"{name}: {file} is missing in {self.objects.url('data')}", hint=_LATER)
+                raise InvalidCheckpointError(f"{name}: {file} is missing in {self.objects.url('data')}", hint=HINT)
         fetched = super().seal(staging, manifest.files)
         if wrong := next((file for file, entry in manifest.files.items() if fetched[file] != entry), None):
-            raise InvalidCheckpointError(f"{name}: {self.objects.url(_data(staging.name, wrong))} is damaged", hint=_LATER)
+            raise InvalidCheckpointError(f"{name}: {self.objects.url(_data(staging.name, wrong))} is damaged", hint=HINT)
         self.write_manifest(staging, manifest)
         self._is_durable = False  # the directory may have been removed with the copies
         self.commit(staging, step)
@@ -221,9 +220,9 @@ def _of(stem: str, data: bytes) -> Manifest:
     try:
         manifest = Manifest.from_bytes(data)
     except ValueError as error:
-        raise InvalidCheckpointError(f"{stem}: its manifest is damaged: {error}", hint=_LATER) from error
+        raise InvalidCheckpointError(f"{stem}: its manifest is damaged: {error}", hint=HINT) from error
     if _stem(manifest) != stem:
-        raise InvalidCheckpointError(f"{stem}: its manifest is that of {_stem(manifest)}", hint=_LATER)
+        raise InvalidCheckpointError(f"{stem}: its manifest is that of {_stem(manifest)}", hint=HINT)
     return manifest
 
 

@@ -46,7 +46,8 @@ def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> d
             tensors = _tensors(value)
             if _covers(tensors, shapes) and addresses.isdisjoint(map(address_of, tensors)):
                 found.setdefault(name, []).append(tensors)
-    return {f"{ALIVE}{name}": _told(each) for name, each in found.items() if len(each) <= MOST_ALIKE}
+    few = {name: alike for name, alike in found.items() if len(alike) <= MOST_ALIKE}
+    return {f"{ALIVE}{name}": " ".join(sorted({fingerprint(each).value for each in few[name]})) for name in few}
 
 
 def _live() -> tuple[list[torch.nn.Module], list[Any]]:
@@ -64,10 +65,6 @@ def _is_own(kind: type) -> bool:
     of = str(kind.__module__)
     has_attributes = bool(kind.__dictoffset__) and not issubclass(kind, type)
     return has_attributes and of.partition(".")[0] not in sys.stdlib_module_names and is_own(of)
-
-
-def _told(alike: Iterable[Sequence[torch.Tensor]]) -> str:
-    return " ".join(sorted({fingerprint(each).value for each in alike}))
 
 
 def _covers(tensors: Sequence[torch.Tensor], shapes: Counter[tuple[int, ...]]) -> bool:

@@ -77,7 +77,7 @@ class ScriptValues:
             self._modules = of_the_job([*self._modules, *islice(reversed(sys.modules), NEWEST)])
             functions, modules = of_functions(), of_modules(self._modules)
             # Those that a library holds are under no variable; what they count themselves is in no state dict.
-            functions = {**functions, **{_kind(each): each for each in optimizers if _kind(each) not in functions}}
+            functions |= {name: each for each in optimizers if (name := type(each).__name__) not in functions}
             trained = [each for each in compared if isinstance(each, torch.nn.Module)]
             kept = dict(islice(_kept({**functions, **modules}, trained), MOST_VALUES))
             whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
@@ -136,10 +136,6 @@ def _tensors(value: Any, depth: int = 3) -> Iterator[str]:
 def _is_kept(name: str, value: object) -> bool:
     kind = type(value)
     return kind in (*CONTAINERS, *MAPPINGS, *STREAMS) or issubclass(kind, MEMORY) or (value is None and name[:1] != "_")
-
-
-def _kind(optimizer: Optimizer) -> str:
-    return type(optimizer).__name__
 
 
 def _readable(name: str, text: str) -> tuple[str, str]:

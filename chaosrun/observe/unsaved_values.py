@@ -5,7 +5,7 @@ import functools
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from queue import Queue
@@ -22,6 +22,7 @@ from chaosrun.observe.contents import address_of
 from chaosrun.observe.held import attributes
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, is_own, text_of
 from chaosrun.observe.state import ObservedState, name_of
+from chaosrun.records.grouping import grouped
 
 Values = dict[str, str]
 """Texts by path."""
@@ -98,19 +99,9 @@ def _hooks(state: ObservedState) -> dict[str, object]:
     parameters = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
     held = [vars(optimizer).get(kind) for optimizer in optimizers for kind in STEP_HOOKS]
     held += [each._backward_hooks for each in parameters]
-    hooks = [hook for each in held for hook in (each or {}).values()]
-    named = ((name_of(hook), hook) for hook in hooks)
-    return {name if number == 0 else f"{name} {number}": hook for number, (name, hook) in _numbered(named)}
-
-
-def _numbered(named: Iterable[tuple[str, object]]) -> Iterator[tuple[int, tuple[str, object]]]:
-    """Number names by how many of that name came before."""
-    met: dict[str, dict[int, object]] = {}
-    for name, value in named:
-        alike = met.setdefault(name, {})
-        if id(value) not in alike:
-            yield len(alike), (name, value)
-            alike[id(value)] = value
+    hooks = {id(hook): hook for each in held for hook in (each or {}).values()}
+    named = grouped(hooks.values(), name_of).items()
+    return {f"{name} {number}" if number else name: hook for name, alike in named for number, hook in enumerate(alike)}
 
 
 def _changed(now: Values, before: Values) -> list[str]:

@@ -280,22 +280,15 @@ class _Giver(pickle.Unpickler):
         return TypedStorage(wrap_storage=storage, dtype=dtype or torch.uint8, _internal=True)
 
 
-class Copies(NamedTuple):
-    """The restored state, in the form that `TrainingState.parts` gives."""
-
-    own: Any
-    shared: Any
-    """The state that ranks share, from the copy of the rank on this node that holds it."""
-
-
 def keeps_shared(order: WorkerOrder) -> bool:
     """Whether this rank's copy holds the state that ranks share: rank 0 writes it to files, and each node restores from it."""
     return order.rank == 0 or (bool(order.memory) and order.local_rank == 0)
 
 
-def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> Copies | None:
-    """The copies of a checkpoint in this node's memory, None unless both are there. Tensors of a GPU are loaded to `device`,
-    the others stay in the copies."""
+def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> tuple[Any, Any] | None:
+    """The copies of a checkpoint in this node's memory, in the form that `TrainingState.parts` gives: this rank's own, and that
+    of the rank on this node which holds the state that ranks share; None unless both are there. Tensors of a GPU are loaded to
+    `device`, the others stay in the copies."""
     own, shared = order.memory[:COPIES], order.memory[COPIES:]
     found: list[Any] = []
     # This rank's own copy also holds the state that ranks share.
@@ -307,7 +300,7 @@ def copies_of(order: WorkerOrder, manifest: Manifest, device: torch.device) -> C
                 break
         else:
             return None
-    return Copies(found[0], found[-1])
+    return found[0], found[-1]
 
 
 def arenas_of(order: WorkerOrder) -> list[Arena]:

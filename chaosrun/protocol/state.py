@@ -166,7 +166,9 @@ class TrainingState(ObservedState):
             "rng": capture_rng(self._accelerator.device),
             "buffers": {name: tensor.detach() for name, tensor in self._buffers().items()},
             "registered": registered,
-            "gradients": [name for name, parameter in self._named("named_parameters") if _has_dense_gradient(parameter)],
+            "gradients": [
+                name for name, p in self._named("named_parameters") if p.grad is not None and p.grad.layout == torch.strided
+            ],
             **self._rest(),
         }
 
@@ -319,7 +321,7 @@ class TrainingState(ObservedState):
         """accelerate loads registered objects by a full unpickling, which runs any code, and gives rank 0's to all ranks: let
         it count these objects and load none. Each rank's own state of them is in its rank file."""
         objects = self._accelerator._custom_objects
-        self._accelerator._custom_objects = _Counted(len(objects))  # pyright: ignore[reportAttributeAccessIssue]
+        self._accelerator._custom_objects = _Counted(objects)
         try:
             yield
         finally:
@@ -330,10 +332,6 @@ class TrainingState(ObservedState):
         if location == "cpu":
             return storage
         return torch.serialization.default_restore_location(storage, str(self._accelerator.device))
-
-
-def _has_dense_gradient(parameter: torch.Tensor) -> bool:
-    return parameter.grad is not None and parameter.grad.layout == torch.strided
 
 
 def _zeros(parameter: torch.Tensor) -> torch.Tensor:
@@ -360,14 +358,8 @@ def payload_of(values: object, classes: Sequence[str]) -> bytes:
     return payload
 
 
-class _Counted:
-    """An iterable that has this length and yields nothing."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
+class _Counted(list[Any]):
+    """A list that has a length and yields nothing."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -97,7 +97,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     # Anything the script did after its rank left normally does not count.
     end = _unless_told(context.left or end, context)
     try:
-        _write_end(order, context, end)
+        _write_end(context, end)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -132,7 +132,7 @@ def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0)
     if error is not None:
         end = _raised("raised", error, context.order)
     end = _unless_told(_unless_refused(end, context), context)
-    _write_end(context.order, context, end)
+    _write_end(context, end)
     if end.error is None:
         rendezvous.leave_process_group()
 
@@ -143,13 +143,11 @@ def _leaves_at_once(context: WorkerContext, code: int) -> None:
     order = context.order
     if code != 0 or context.leg.attempt(order.attempt).end(order.rank).exists():
         return
-    end = _exited(context, waiting=False)
-    if end is None:
-        return
-    end = _unless_told(_unless_refused(end, context), context)
-    _write_end(order, context, end)
-    if end.error is None:
-        rendezvous.all_are_here()
+    if (end := _exited(context, waiting=False)) is not None:
+        end = _unless_told(_unless_refused(end, context), context)
+        _write_end(context, end)
+        if end.error is None:
+            rendezvous.all_are_here()
 
 
 def _finish(context: WorkerContext) -> None:
@@ -164,7 +162,8 @@ def _finish(context: WorkerContext) -> None:
         )
 
 
-def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> None:
+def _write_end(context: WorkerContext, end: WorkerEnd) -> None:
+    order = context.order
     completed = end.error is None
     if completed and order.rank == 0:
         inputs = json.dumps(imported_files(Path(order.script)), indent=1)
