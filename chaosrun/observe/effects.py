@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from chaosrun.observe.opened import caches, mapped_files, open_files
-from chaosrun.observe.writers import wrap_imported
+from chaosrun.observe.writers import path_of, wrap_imported
 from chaosrun.records.layout import LegLayout
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -68,9 +68,9 @@ class Effects:
             self._note(f"it wrote {os.fsdecode(path)}")
 
     def _counts(self, path: Any) -> bool:
-        if not isinstance(path, str | bytes | os.PathLike):
-            return False  # a descriptor: its file was reported when it was opened
-        name = f"{os.path.abspath(os.fsdecode(path))}/"
+        if (absolute := path_of(path)) is None:
+            return False
+        name = f"{absolute}/"
         if name.startswith(self._ours) and not name.startswith(self._output):
             return False
         return not name.startswith((*self._caches, "/dev/", "/memfd:")) and "__pycache__" not in name

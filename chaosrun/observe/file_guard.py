@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from chaosrun.errors import MisuseError
-from chaosrun.observe.writers import wrap_writers
+from chaosrun.observe.writers import path_of, wrap_writers
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
@@ -106,19 +106,17 @@ class FileGuard:
 
     def _change(self, target: Any, *, follows: bool = False, makes_folder: bool = False, is_save: bool = False) -> None:
         """Check a change before it is made. `follows`: resolve a link to its target. Raises MisuseError."""
-        if self._busy or not isinstance(target, str | bytes | os.PathLike):
+        if self._busy or (path := path_of(target)) is None:
             return
         self._busy = True
         try:
-            self._look(os.path.abspath(os.fsdecode(target)), follows=follows, makes_folder=makes_folder, is_save=is_save)
+            self._look(path, follows=follows, makes_folder=makes_folder, is_save=is_save)
         finally:
             self._busy = False
 
     def _note_read(self, target: Any) -> None:
         """Note a read of a file of the job, which may be a checkpoint of another run."""
-        if not isinstance(target, str | bytes | os.PathLike):
-            return
-        path = os.path.abspath(os.fsdecode(target))
+        path = path_of(target) or ""
         top = next((top for top in (self._work, os.path.join(self._directory, "")) if path.startswith(top)), None)
         if top is None or len(self._read) >= MOST_READ:
             return

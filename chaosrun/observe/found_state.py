@@ -61,7 +61,6 @@ class FoundState:
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
         return next((parameter.device for _, parameter in self.parameters()), torch.device("cpu"))
 
     def keep(self, optimizer: torch.optim.Optimizer, beside: Collection[int] = ()) -> None:
@@ -152,10 +151,6 @@ class FoundState:
         """A digest of each optimizer's state, by its name, but for those whose inner optimizer has it."""
         named = named_optimizers(self.optimizers())
         return {name: _digest_of([optimizer]) for name, optimizer in named.items() if not _is_shell(optimizer)}
-
-    def names_of_optimizers(self) -> dict[int, str]:
-        """By id; empty unless there are several."""
-        return names_of_optimizers(self.optimizers())
 
     def scheduled(self) -> bool:
         """Whether a torch scheduler sets the learning rates of an optimizer, directly or through a wrapper with the same

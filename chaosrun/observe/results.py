@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from chaosrun.observe.writers import wrap_imported
+from chaosrun.observe.writers import path_of, wrap_imported
 
 _NATIVE_WRITERS = (
     ("torch", "save"),
@@ -61,9 +61,8 @@ class Results:
             self._note(arguments[1])
 
     def _note(self, target: Any) -> None:
-        if not isinstance(target, str | bytes | os.PathLike) or os.getpid() != self._pid:
+        if os.getpid() != self._pid or (path := path_of(target)) is None:
             return
-        path = os.path.abspath(os.fsdecode(target))
         noted = self.at_the_end if self._complete else self.before
         if (path not in noted and len(noted) >= MOST) or path.startswith(self._ours):
             return

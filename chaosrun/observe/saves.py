@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from chaosrun.observe.contents import contents
 from chaosrun.observe.modes import outside_modes
-from chaosrun.observe.writers import wrap_writers
+from chaosrun.observe.writers import path_of, wrap_writers
 from chaosrun.records.tensor_files import unnumbered
 from chaosrun.records.traces import SaveRecord
 
@@ -141,9 +141,8 @@ class SaveWatch:
 
     def _below(self, target: Any) -> str | None:
         """The absolute path if it is below the outputs, else None."""
-        if not isinstance(target, str | bytes | os.PathLike):
+        if (path := path_of(target)) is None:
             return None
-        path = os.path.abspath(os.fsdecode(target))
         if not path.startswith(self._outputs):
             folder, name = os.path.split(path)
             path = os.path.join(os.path.realpath(folder), name)

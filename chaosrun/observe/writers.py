@@ -22,6 +22,11 @@ Around = Callable[[Any, str, Any, Callable[[], Any]], Any]
 """Makes a call: (path, or a file without one, the writer's name, what is to be written, the call) → what the call returned."""
 
 
+def path_of(target: Any) -> str | None:
+    """The absolute path that a call was given; None for a descriptor, whose file was reported when it was opened."""
+    return os.path.abspath(os.fsdecode(target)) if isinstance(target, str | bytes | os.PathLike) else None
+
+
 def wrap_writers(around: Around) -> None:
     """Wrap those writers that are installed."""
     for module, name, place, how in WRITERS:

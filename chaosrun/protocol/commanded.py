@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from chaosrun.processes import answer_with_stacks
-from chaosrun.protocol import seeds
-from chaosrun.protocol.determinism import pin_algorithms, pin_process
+from chaosrun.protocol.determinism import pin_algorithms, pin_process, seeds
 from chaosrun.records.announcements import VARIABLE, Announcement, Startup, decode_answer, decode_startup
 from chaosrun.records.codec import encode
 from chaosrun.records.order import WorkerOrder

@@ -4,10 +4,12 @@ PYTHONHASHSEED and the thread counts that libraries read when loaded are set eve
 (`process_environment`).
 """
 
+import functools
 import os
 import random
 import re
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -97,3 +99,35 @@ def seed_streams(sequence: numpy.random.SeedSequence) -> None:
     numpy.random.seed(sequence.generate_state(4))
     torch.manual_seed(int(for_torch.generate_state(1, numpy.uint64)[0]))
     random.seed(int.from_bytes(for_python.generate_state(4).tobytes(), "little"))
+
+
+class Seeds:
+    """Detects whether the script itself has seeded torch, or restored its random stream, in this process."""
+
+    def __init__(self) -> None:
+        self.seeded = self._watched = self._begun = False
+
+    def watch(self) -> None:
+        """Watch from now on; earlier observations (a script that seeds before it joins its group) still count."""
+        if self._watched:
+            return
+        self._watched = True
+        for name in ("manual_seed", "set_rng_state"):
+            inner = getattr(torch, name)
+
+            @functools.wraps(inner)
+            def seed(*args: Any, inner: Callable[..., Any] = inner, **kwargs: Any) -> Any:
+                self.seeded = True
+                return inner(*args, **kwargs)
+
+            setattr(torch, name, seed)
+            setattr(torch.random, name, seed)
+
+    def begin(self) -> None:
+        """Note that a training begins; all earlier observations count for it, unless this process already had a training."""
+        self.watch()
+        self.seeded &= not self._begun
+        self._begun = True
+
+
+seeds = Seeds()

@@ -22,16 +22,16 @@ from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import input_digest, tensors_in
-from chaosrun.observe.found_state import FoundState, let_go_of_replaced, stepped_digest
+from chaosrun.observe.found_state import FoundState, let_go_of_replaced, names_of_optimizers, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.modes import outside_modes
 from chaosrun.observe.resumed_at import Due
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Arrival
-from chaosrun.protocol import seeds
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
+from chaosrun.protocol.determinism import seeds
 from chaosrun.protocol.earlier_traces import EarlierTraces
 from chaosrun.protocol.steps import Steps, refuse_captured, why_added, why_no_step
 from chaosrun.records.codec import changed
@@ -294,15 +294,15 @@ class ScriptTraining:
             optimizers=state.optimizer_digests() if found else {},
             scheduled=self._order.attempt == 1 and state.scheduled(),
             in_part=state.in_part,
-            seeded=seeds.seeded(),
             again=again,
+            seeded=seeds.seeded,
         )
         steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
         self._builds, self._passes, self._due = True, 0, place.due if place else None
         if place:
             # Use what the reference run had learnt by then: a step must be recorded at the same moment.
-            names = state.names_of_optimizers().items()
+            names = names_of_optimizers(state.optimizers()).items()
             self._together = {each: place.together[name] for each, name in names if name in place.together}
         return steps
 
@@ -318,7 +318,7 @@ class ScriptTraining:
     def _record(self) -> None:
         assert self._steps and self._state
         self._recorded = self._incomplete = True
-        names = self._state.names_of_optimizers()
+        names = names_of_optimizers(self._state.optimizers())
         self._steps.record(self.position, self._primer, stepped=tuple(names[each] for each in self._stepped if each in names))
 
     def _go_on(self) -> None:

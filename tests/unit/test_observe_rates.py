@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, prune
 
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import contents
-from chaosrun.observe.found_state import FoundState, rates_of
+from chaosrun.observe.found_state import FoundState, names_of_optimizers, rates_of
 from chaosrun.observe.state import ObservedState
 
 
@@ -49,12 +49,12 @@ def test_several_optimizers_are_told_apart_and_a_scheduler_is_known(monkeypatch:
     third.grad = torch.ones(2)
     made[2].step()
     assert [name for name, digest in found.optimizer_digests().items() if digest != before[name]] == ["Adam 2 of 2"]
-    assert [found.names_of_optimizers()[id(each)] for each in made] == ["Adam 1 of 2", "SGD", "Adam 2 of 2"]
+    assert [names_of_optimizers(found.optimizers())[id(each)] for each in made] == ["Adam 1 of 2", "SGD", "Adam 2 of 2"]
     assert not found.scheduled()
     torch.optim.lr_scheduler.StepLR(made[1], 2)
     assert found.scheduled()
     del made[1:]
-    assert found.optimizer_digests() == {} and found.names_of_optimizers() == {}
+    assert found.optimizer_digests() == {} and names_of_optimizers(found.optimizers()) == {}
 
 
 def test_an_outer_optimizer_whose_inner_one_has_the_state_is_not_told_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
