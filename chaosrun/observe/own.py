@@ -7,6 +7,7 @@ Changes nothing.
 """
 
 import datetime
+import decimal
 import enum
 import gc
 import inspect
@@ -20,6 +21,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from operator import itemgetter
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -32,7 +34,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from chaosrun.observe.contents import address_of, tensors_in
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.held import COUNTING, INSTALLED, added, file_of, held, is_of_the_job, is_our_generator, variables
+from chaosrun.observe.held import COUNTING, INSTALLED, Held, added, file_of, held, is_of_the_job, is_our_generator, variables
 from chaosrun.observe.opened import open_files
 from chaosrun.observe.script_state import DAY_S, text_of
 from chaosrun.observe.state import ObservedState
@@ -57,7 +59,7 @@ NAMESPACES = (
     *("builtins", "torch", "torch.nn", "torch.nn.functional", "torch.optim", "torch.utils.data", "torch.distributed", "numpy"),
     *("random", "math", "os", "sys", "time", "collections", "functools", "itertools", "accelerate", "chaosrun"),
 )
-"""Modules of other packages into which a script may put names of its own."""
+"""Modules of other packages into which a script may put names of its own, besides those that it imports by name."""
 OF_AN_ATTEMPT = ("CHAOSRUN_", "MASTER_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_DEBUG", "PYTEST_CURRENT_TEST")
 """Prefixes of environment variables that differ from attempt to attempt."""
 
@@ -72,14 +74,16 @@ class Surroundings(NamedTuple):
     """The state before the script's first line."""
 
     environment: Mapping[str, str]
-    names: frozenset[tuple[str, str]]
+    newest: Mapping[str, str]
+    """The last variable that each module was given."""
     folder: str = "/"
     mark: object = None
     """An object that the garbage collector tracks unless gc.freeze() has been called."""
 
     @classmethod
     def now(cls) -> "Surroundings":
-        return cls(dict(os.environ), _names(), os.getcwd(), [])
+        modules = [(name, module) for name, module in sys.modules.items() if type(module) is types.ModuleType]
+        return cls(dict(os.environ), {name: next(reversed(vars(module)), "") for name, module in modules}, os.getcwd(), [])
 
 
 def own_state(state: ObservedState, before: Surroundings) -> OwnState:
@@ -94,15 +98,15 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
     accelerator = state.accelerator
     tensors = list(_tensors(state))
     look = _Look({id(state): "state", id(accelerator): "accelerator", **{id(tensor): name for name, tensor in tensors}})
-    for name, value in _roots(accelerator):
+    roots = list(_roots(accelerator))
+    for name, value in roots:
         look.at(name, value)
     for name, tensor in tensors:
         look.text(name, _about(tensor))
         for key in (*HOOKS_OF_TENSORS, *vars(tensor)):
             look.at(f"{name}/{key}", getattr(tensor, key, None))
-    for name, key in sorted(_names() - before.names):
-        value = vars(sys.modules[name]).get(key)
-        if not isinstance(value, types.ModuleType):
+    for name in sorted({*NAMESPACES, *(value.__name__ for _, value in roots if type(value) is types.ModuleType)}):
+        for key, value in _since(name, before.newest):
             look.at(f"{name}.{key}", value)
     look.at_hidden()
     look.text("settings", str([*_settings(), *_of_the_process(before)]))
@@ -204,8 +208,17 @@ def _about(tensor: torch.Tensor) -> str:
     return f"{tensor.requires_grad} {tensor.stride()} {'-' if gradient is None else f'{tensor_digest(gradient):016x}'}"
 
 
-def _names() -> frozenset[tuple[str, str]]:
-    return frozenset((name, key) for name in NAMESPACES if name in sys.modules for key in vars(sys.modules[name]))
+def _since(name: str, newest: Mapping[str, str]) -> Held:
+    """The variables of a module of another package that are new, by `newest`: those of the script's own are looked at anyway,
+    and one that was imported since is as its own code has made it."""
+    module = sys.modules.get(name)
+    if (
+        type(module) is types.ModuleType
+        and (name in newest or name in NAMESPACES)
+        and not is_of_the_job(vars(module).get("__file__"))
+    ):
+        keys = list(takewhile(lambda key: key != newest.get(name), reversed(vars(module))))
+        yield from ((key, vars(module)[key]) for key in sorted(keys) if not isinstance(vars(module)[key], types.ModuleType))
 
 
 def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
@@ -267,6 +280,7 @@ def _settings() -> Iterator[Any]:
     yield from (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads())
     yield from (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), numpy.geterr())
     yield from (torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(), torch.get_default_device())
+    yield from (decimal.getcontext().prec, decimal.getcontext().rounding)
     yield from (cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32, cuda.matmul.allow_tf32)
     yield from (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
     yield from (

@@ -41,7 +41,7 @@ class Settling:
         self._leg = leg
         self._effects = Effects(leg, order.storage_path, attempt=order.attempt, rank=order.rank) if watched else None
         self._looks = watched and (order.leg != "chaos" or bool(order.settle))
-        self._before = Surroundings({}, frozenset())
+        self._before = Surroundings({}, {})
         self._differing = 0
         self._was_equal = False
         """The state was equal at some step: the leg is settled."""

@@ -1,6 +1,7 @@
 """A training, and places beside its checkpoint in which a script may keep something: how each is changed. For
 `test_observe_own`, which runs it as a process of its own."""
 
+import decimal
 import gc
 import json
 import os
@@ -102,12 +103,14 @@ PLACES: dict[str, Callable[[], Callable[[], Any]]] = {
     "strides": lambda: lambda: setattr(model[0].weight, "data", model[0].weight.data.t().contiguous().t()),
     "gradient": lambda: lambda: setattr(model[0].weight, "grad", torch.ones(4, 4)),
     "module of a library": lambda: on(torch.nn.functional),
+    "another module of a library": lambda: on(json),
     "class of a library": lambda: on(torch.nn.Linear),
     "arguments": lambda: lambda: sys.argv.append("x"),
     "environment": lambda: lambda: os.environ.update(OF_THE_SCRIPT="1"),
     "folder": lambda: lambda: os.chdir("/"),
     "place in a file": open_at_random,
     "setting of a library": lambda: flip_mkldnn,
+    "precision of decimals": lambda: lambda: setattr(decimal.getcontext(), "prec", 7),
     "nothing at last": lambda: lambda: None,
     "suspended coroutine": lambda: suspend,
     "frozen garbage": lambda: gc.freeze,
