@@ -9,10 +9,11 @@ def _sampled(sentence: str) -> Blame:
     return ours(f"{sentence} on resume, unless the script's own sampler lost its place", likely=True)
 
 
-_OWN_PLACE = (
-    "it counts its own passes, and a restarted process counts from zero again; derive the order of a pass from "
-    "set_epoch(epoch), or register its state (run.register: what it held when the pass began)"
+_DERIVE = (
+    "derive the order of a pass from set_epoch(epoch), or register its state (run.register: what it held when the pass began)"
 )
+_OWN_PLACE = f"it counts its own passes, and a restarted process counts from zero again; {_DERIVE}"
+_HELD_APART = "{name} is {seen} when epoch {epoch} starts after the restart, expected is {expected}"
 _ORDER_OF_SCRIPT = script("the order of its samples depends on a seed or state that no checkpoint holds", likely=True)
 OF_EPOCH = "the samples are those of epoch {epoch} {where}, expected was epoch {expected}"
 
@@ -85,8 +86,14 @@ DATA: Mapping[str, Row] = {
     "source_keeps_its_place": Row(
         "the script's sampler or stream counts its own passes: {name}",
         script("its sampler or stream keeps its own place, which no checkpoint holds"),
-        f"{{name}} is {{seen}} when epoch {{epoch}} starts after the restart, expected is {{expected}}: {_OWN_PLACE}",
+        f"{_HELD_APART}: {_OWN_PLACE}",
         "D15",
+    ),
+    "source_keeps_its_place.state": Row(
+        "the script's sampler or stream keeps state of its own: {name}",
+        script("its sampler or stream keeps state of its own, which no checkpoint holds"),
+        f"{_HELD_APART}: the order of its samples depends on what earlier passes or steps left there, which a restarted "
+        f"process does not have; {_DERIVE}",
     ),
     "source_keeps_its_place.unseen": Row(
         "",

@@ -71,7 +71,8 @@ def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None
     """The cause if a sampler or stream keeps its own position: its state was not the reference's, or it has no set_epoch."""
     seen = _source_at(moment.attempt.traces[record.rank], record.epoch)
     if apart := _source_apart(moment, record):
-        return Cause.of("source_keeps_its_place", **apart)
+        counts = str(apart["expected"]).isdecimal()
+        return Cause.of("source_keeps_its_place", because=None if counts else "state", **apart)
     if seen is None or seen.own is None or place.code not in _ORDER_OF_A_PASS:
         return None
     return Cause.of(

@@ -70,6 +70,16 @@ def test_a_source_that_counts_its_own_passes_is_the_scripts(
     assert (verdict.blame.part == "script") == (code in ("source_keeps_its_place", "batch_contents"))
 
 
+def test_a_source_that_keeps_other_state_is_not_told_that_it_counts(tmp_path: Path) -> None:
+    run = write_run(tmp_path, bugs=Bugs(set_epoch=False), reference_bugs=Bugs())
+    source(run, "reference", 1, 1, "Curriculum", **{"Curriculum/losses": "list of 2: 0.5, 0.25"})
+    source(run, "chaos", 3, 1, "Curriculum", **{"Curriculum/losses": "list of 2: 0.0, 0.0"})
+    verdict = judge(run)
+    assert (verdict.code, verdict.blame.part) == ("source_keeps_its_place", "script")
+    assert "keeps state of its own: Curriculum/losses" in verdict.cause
+    assert "run.register" in f"{verdict.hint}" and "counts" not in f"{verdict.cause} {verdict.hint}"
+
+
 def workers(rank: int, epoch: int) -> list[Streams]:
     """Two loader workers, unlike each other and all others."""
     return [streams(*(1000 * epoch + 100 * rank + 10 * worker + stream for stream in (1, 2, 3))) for worker in (0, 1)]
