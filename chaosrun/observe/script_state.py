@@ -5,13 +5,18 @@ Changes nothing: only stored attributes are read, and no property or iterator is
 a lock, a Python module) are left out, as are the saved objects, which the caller names.
 """
 
+import array
 import contextlib
+import contextvars
+import ctypes
+import decimal
 import functools
 import inspect
 import itertools
 import os
 import random
 import sys
+import threading
 import time
 import types
 from collections import deque
@@ -25,7 +30,7 @@ from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.held import MODULE_INTERNALS, OWN_FILES, attributes, is_of_the_job, locals_of
+from chaosrun.observe.held import COUNTING, MODULE_INTERNALS, OWN_FILES, attributes, is_of_the_job, locals_of
 
 LARGEST_BYTES = 1 << 20
 """Size of the largest tensor or array that is looked at: larger ones are taken for data sets, not state."""
@@ -40,10 +45,18 @@ LIBRARIES = (
     *("torch", "accelerate", "chaosrun", "numpy", "ray", "logging", "threading", "torchdata", "datasets", "transformers"),
     "tqdm",
 )
-ITERATORS = (
-    *map(type, (iter([]), iter(()), iter(range(0)), enumerate([]), map(abs, ()), zip(), reversed([]), iter(deque()))),
-    *(itertools.count, itertools.cycle, itertools.islice, itertools.chain, itertools.repeat),
+ITERATORS = frozenset(
+    [
+        *map(type, (iter([]), iter(()), iter(range(0)), reversed([]), iter(deque()), iter(set[str]()), iter(b""))),
+        *map(type, (iter({}), iter({}.values()), iter({}.items()), iter("a"), iter("é"))),
+        *COUNTING,
+    ]
 )
+NUMBERS = (numpy.number, numpy.bool_, complex, decimal.Decimal)
+"""Besides Python's own."""
+BYTES = (array.array, bytearray)
+SIMPLE = ctypes._SimpleCData
+"""A single value of ctypes; one that is no number may be an address, which every process has its own of."""
 DAY_S = 86400.0
 PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -98,12 +111,24 @@ def text_of(value: Any) -> str | None:
         case float():
             # A clock's time is not state.
             return "a time" if abs(value - time.time()) < DAY_S else _short(repr(value))
+        case decimal.Decimal():
+            return _short(str(value))
+        case numpy.number() | numpy.bool_():
+            return _short(repr(value))
+        case SIMPLE() if isinstance(value.value, bool | int | float) and not isinstance(value, ctypes.c_void_p):
+            return _short(repr(value))
         case torch.Tensor():
             return _of_tensor(value)
         case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
-            return _digest(f"{value.dtype}{list(value.shape)}", value.tobytes()) if value.nbytes <= LARGEST_BYTES else "large"
+            kind = "records" if value.dtype.names else value.dtype
+            return _digest(f"{kind}{list(value.shape)}", value.tobytes()) if value.nbytes <= LARGEST_BYTES else "large"
+        case array.array() | bytearray() if type(value) in BYTES:
+            small = memoryview(value).nbytes <= LARGEST_BYTES
+            return _digest(f"{type(value).__name__}[{len(value)}]", bytes(value)) if small else "large"
         case torch.Generator():
             return _digest("torch.Generator", value.get_state().numpy().tobytes())
+        case numpy.random.BitGenerator():
+            return _digest(type(value).__name__, repr(value.state).encode())
         case numpy.random.Generator():
             return _digest("numpy Generator", repr(value.bit_generator.state).encode())
         case numpy.random.RandomState():
@@ -114,7 +139,7 @@ def text_of(value: Any) -> str | None:
             return "a container"
         case list() | tuple() | deque() | set() | frozenset() if len(value) > MOST_ITEMS:
             return "large"
-        case list() | tuple() | deque() | set() | frozenset() if all(isinstance(each, PLAIN) for each in value):
+        case list() | tuple() | deque() | set() | frozenset() if all(isinstance(each, (*PLAIN, *NUMBERS)) for each in value):
             items = sorted(map(repr, value)) if isinstance(value, set | frozenset) else list(map(repr, value))
             return (
                 _short(f"{type(value).__name__} of {len(items)}: {', '.join(items)}") if items else f"{type(value).__name__}()"
@@ -163,9 +188,11 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             yield from vars(value)["_modules"].items()
             for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
                 yield from ((f"{hooks[1:]}/{number}", hook) for number, hook in enumerate(vars(value)[hooks].values()))
-        case Mapping() if type(value).__module__ in ("builtins", "collections"):
-            for number, (key, child) in enumerate(value.items()):
+        case Mapping() if (of_python := type(value).__module__ in ("builtins", "collections")) or isinstance(value, dict):
+            items = dict.items(value) if isinstance(value, dict) else value.items()  # a class may have its own
+            for number, (key, child) in enumerate(items):
                 yield (str(key) if isinstance(key, str | int) else str(number)), child
+            yield from () if of_python else attributes(value)
         case list() | tuple() | deque() if type(value).__iter__ in OWN_ITERATION:
             yield from ((str(number), child) for number, child in enumerate(value))
         case types.GeneratorType():
@@ -175,6 +202,10 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
                 yield "inside", value.gi_yieldfrom
         case types.MethodType():
             yield "self", value.__self__
+        case contextvars.ContextVar():
+            yield "value", value.get(None)
+        case threading.local():
+            yield from vars(value).items()
         case types.FunctionType():
             yield from _of_function(value)
         case functools.partial():
@@ -183,7 +214,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((key, child) for key, child in vars(value).items() if not key.startswith("__") and not callable(child))
         case type():
             pass
-        case _ if isinstance(value, ITERATORS):
+        case _ if type(value) in ITERATORS:
             with contextlib.suppress(TypeError):
                 parts = enumerate(value.__reduce__()[1:])
                 yield from ((f"at/{number}", part) for number, part in parts if not isinstance(part, Callable))

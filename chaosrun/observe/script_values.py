@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import torch
 import xxhash
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
@@ -76,8 +78,7 @@ class ScriptValues:
             known = {id(each) for each in compared} - {id(each) for each in optimizers}
             self._modules = of_the_job([*self._modules, *islice(reversed(sys.modules), NEWEST)])
             functions, modules = of_functions(), of_modules(self._modules)
-            # Those that a library holds are under no variable; what they count themselves is in no state dict.
-            functions |= {name: each for each in optimizers if (name := type(each).__name__) not in functions}
+            functions |= _hidden(compared, functions)
             trained = [each for each in compared if isinstance(each, torch.nn.Module)]
             kept = dict(islice(_kept({**functions, **modules}, trained), MOST_VALUES))
             whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
@@ -136,6 +137,19 @@ def _tensors(value: Any, depth: int = 3) -> Iterator[str]:
 def _is_kept(name: str, value: object) -> bool:
     kind = type(value)
     return kind in (*CONTAINERS, *MAPPINGS, *STREAMS) or issubclass(kind, MEMORY) or (value is None and name[:1] != "_")
+
+
+def _hidden(compared: list[Any], functions: Mapping[str, Any]) -> dict[str, Any]:
+    """Optimizers and schedulers that are under no variable, as a library holds them: what they count themselves, and what a
+    schedule's functions do, is in no state dict. A variable may have the name of their class: the class itself."""
+    optimizers = [each for each in compared if isinstance(each, Optimizer) and not isinstance(each, AcceleratedOptimizer)]
+    schedulers = [each.scheduler for each in compared if isinstance(each, AcceleratedScheduler)]
+    found: dict[str, Any] = {}
+    for what, several in (("optimizer", optimizers), ("scheduler", schedulers)):
+        for number, each in enumerate(several):
+            name = type(each).__name__
+            found[f"{what} {number}" if name in functions or name in found else name] = each
+    return found
 
 
 def _readable(name: str, text: str) -> tuple[str, str]:

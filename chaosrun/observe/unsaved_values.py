@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from queue import Queue
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from chaosrun.observe.contents import address_of
 from chaosrun.observe.held import attributes
-from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children, is_own, text_of
+from chaosrun.observe.script_state import BYTES, MOST_CHILDREN, MOST_VALUES, NUMBERS, PLAIN, SIMPLE, children, is_own, text_of
 from chaosrun.observe.state import ObservedState, name_of
 from chaosrun.records.grouping import grouped
 
@@ -141,19 +141,19 @@ def plain_values(
         path, value = (waiting or items).popleft()
         kind = type(value)
         with contextlib.suppress(Exception):  # an object of the script may raise any error
-            if kind in PLAIN or kind in STREAMS or _holds_plain_values(value) or (numbers and is_number(value)):
+            if _is_whole(value) or (numbers and is_number(value)):
                 found[path] = text_of(value) or ""
             elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
                 found[path] = f"{kind.__name__} of {len(value)}"
             elif id(value) not in met and _is_looked_into(kind, numbers) and not _is_parameter_group(value):
                 met.add(id(value))
                 after = items if kind in CONTAINERS and len(value) > FEW else waiting
-                if numbers and kind in (*CONTAINERS, *MAPPINGS):
+                if numbers and (kind in CONTAINERS or issubclass(kind, dict)):
                     found[path] = f"{kind.__name__} of {len(value)}"  # of an empty one nothing else is told
                 of_class = _of_class(value) if numbers or isinstance(value, torch.nn.Module) else ()
                 buffers = _buffers(value) if numbers else ()
                 held = islice((*children(value), *of_class, *buffers), MOST_CHILDREN)
-                copies = shared if kind in MAPPINGS else ()
+                copies = shared if issubclass(kind, dict) else ()
                 after.extend((f"{path}/{name}", each) for name, each in held if not _is_left_out(value, name, each, copies))
     return found
 
@@ -184,6 +184,8 @@ def generator_of(path: str) -> str:
 
 def is_number(value: object) -> bool:
     """Whether it is a number, or a small array of them, in the memory of the CPU or of a GPU."""
+    if type(value) in BYTES:
+        return memoryview(cast("bytearray", value)).nbytes <= LARGEST_ARRAY
     if type(value) is numpy.ndarray:
         return value.nbytes <= LARGEST_ARRAY and not value.dtype.hasobject
     if type(value) is not torch.Tensor or not (value.is_cpu or value.is_cuda) or value.layout is not torch.strided:
@@ -248,6 +250,13 @@ def is_passed_over(kind: type) -> bool:
     return runs or runs_code or of_torch or issubclass(kind, type | DataLoader | RemovableHandle)
 
 
-def _holds_plain_values(value: Any) -> bool:
-    of_many = type(value) in CONTAINERS and 0 < len(value) <= MOST_CHILDREN
-    return of_many and all(type(each) in PLAIN for each in value)
+def _is_whole(value: Any) -> bool:
+    """Whether it is compared as one value."""
+    kind = type(value)
+    if kind in CONTAINERS:
+        return 0 < len(value) <= MOST_CHILDREN and all(_is_plain(type(each)) for each in value)
+    return _is_plain(kind) or kind in STREAMS or issubclass(kind, numpy.random.BitGenerator | SIMPLE)
+
+
+def _is_plain(kind: type) -> bool:
+    return kind in PLAIN or issubclass(kind, NUMBERS)

@@ -1,10 +1,14 @@
 """What a script keeps beside a checkpoint: every value it can reach, and nothing of it touched."""
 
+import array
+import ctypes
 import functools
 import itertools
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -32,6 +36,17 @@ class Slotted:
 
     def __init__(self) -> None:
         self.count = 0
+
+
+class Settings(dict[str, float]):
+    def items(self) -> Any:
+        raise AssertionError("a method was run")
+
+
+def of_this_thread() -> threading.local:
+    local = threading.local()
+    local.rate = 1.0
+    return local
 
 
 def counting() -> Callable[[], None]:
@@ -78,6 +93,17 @@ class Layer(torch.nn.Module):
         (cycle, next, "it/line"),
         (itertools.count, next, "it/at/0"),
         (lambda: iter([1, 2, 3]), next, "it/at/1"),
+        (lambda: itertools.permutations(range(3)), next, "it/at/1/1"),
+        (lambda: iter({"a": 1.0, "b": 0.5}.values()), next, "it/at/0/0"),
+        (lambda: iter("abc"), next, "it/at/1"),
+        (lambda: Settings(rate=1.0), lambda held: held.update(rate=0.5), "it/rate"),
+        (lambda: ContextVar("rate", default=1.0), lambda variable: variable.set(0.5), "it/value"),
+        (of_this_thread, lambda local: add(local, "rate", 1.0), "it/rate"),
+        (lambda: array.array("d", [1.0]), lambda norms: norms.append(2.0), "it"),
+        (lambda: bytearray(2), lambda held: held.__setitem__(0, 1), "it"),
+        (lambda: ctypes.c_double(2.0), lambda number: add(number, "value", 1.0), "it"),
+        (lambda: deque([numpy.float32(1)]), lambda norms: norms.append(numpy.float32(2)), "it"),
+        (lambda: numpy.random.PCG64(0), lambda bits: bits.advance(1), "it"),
         (torch.Generator, lambda generator: torch.rand(1, generator=generator), "it"),
         (lambda: numpy.random.default_rng(0), lambda generator: generator.random(), "it"),
         (lambda: random.Random(0), lambda generator: generator.random(), "it"),

@@ -1,5 +1,7 @@
 """The plain values of a script, told where a restart may go on: found in functions and objects, and nothing is changed."""
 
+import ctypes
+import decimal
 import gc
 import sys
 import types
@@ -208,6 +210,43 @@ def test_what_an_optimizer_keeps_besides_its_state_is_told() -> None:
     scheduler.step()
     optimizer.ahead = 1
     assert {name for name in values.changed() if name.startswith("optimizer/")} == {"optimizer/ahead"}
+
+
+def a_schedule_that_counts(optimizer: torch.optim.Optimizer) -> Any:
+    calls = 0
+
+    def decay(step: int) -> float:
+        nonlocal calls
+        calls += 1
+        return 0.9**calls
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, decay)
+
+
+def test_what_optimizers_and_a_schedule_keep_under_accelerates_wrappers_is_told() -> None:
+    class Slower(Slow):
+        """A variable of the name that its optimizers would be told by."""
+
+    state = ObservedState(Accelerator(cpu=True))
+    model = torch.nn.Linear(2, 2)
+    optimizer = Slower(model)
+    schedule, _, second = state.accelerator.prepare(a_schedule_that_counts(optimizer), optimizer, Slower(model))
+    del optimizer
+    values = ScriptValues(state.compared)
+    told = {"optimizer 0/ahead": "0", "optimizer 1/ahead": "0", "LambdaLR/lr_lambdas/0/calls": "1"}
+    assert told.items() <= values.changed().items()
+    second.optimizer.ahead = 3
+    schedule.scheduler.lr_lambdas[0](1)
+    assert {"optimizer 1/ahead": "3", "LambdaLR/lr_lambdas/0/calls": "2"}.items() <= values.changed().items()
+
+
+def test_numbers_that_are_not_pythons_own_are_told() -> None:
+    average, norms, phase, rate = numpy.float64(0.5), [numpy.float32(2.0)], 1 + 2j, decimal.Decimal("0.25")
+    bits, address, table = numpy.random.PCG64(3), ctypes.c_void_p(0), numpy.zeros(1, dtype=[("n", "i4")])
+    told = ScriptValues(lambda: []).changed()
+    assert told["average"].endswith("0.5)") and "2.0" in told["norms"] and told["table"].startswith("records[1] ")
+    assert (told["phase"], told["rate"]) == ("(1+2j)", "0.25") and told["bits"].startswith("PCG64 ")
+    assert told["address"] == "" and (average, norms, phase, rate, bits, address, table)
 
 
 def test_where_a_generator_stands_is_told() -> None:
