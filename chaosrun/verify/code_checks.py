@@ -305,10 +305,10 @@ _STEPS: Mapping[str, Row] = {
         "ahead of the checkpoint (keep them in the checkpoint, or cut them back to the checkpoint's step)"
     ),
     "values.apart": detail(
-        hint="when it resumed at step {at}, the script had {had:6}, which the restart did not restore ({named})"
+        hint="when it resumed at step {at}, the script had {had:6}{of_rank}, which the restart did not restore ({named})"
     ),
     "values.as_saved": detail(
-        hint="when it resumed at step {at}, the script had {as_saved:6}, just as its checkpoint holds it: saved at "
+        hint="when it resumed at step {at}, the script had {as_saved:6}{of_rank}, just as its checkpoint holds it: saved at "
         "another point of the step than the weights: before it was updated, or after it went on (save both at one point, or "
         "correct it when it is loaded)"
     ),

@@ -110,7 +110,7 @@ class Cause:
         return [name for name in (*names, self.code) if name in TABLE]
 
     def _filled(self, template: str) -> str:
-        usual = {"code": self.code, "scope": "", "by_all": "", **REMEDIES[self.params.get("by", "chaosrun")]}
+        usual = {"code": self.code, "scope": "", "by_all": "", "of_rank": "", **REMEDIES[self.params.get("by", "chaosrun")]}
         return _WORDS.vformat(template, (), {**usual, **self.params})
 
 

@@ -23,6 +23,8 @@ _OF_VALUES = (
     *("kept_state_not_restored", "grad_scaler_not_restored", *(f"{part}_drifted" for part in PARTS)),
 )
 """Codes of differences that may come of a script's plain values."""
+_OF_ALL_RANKS = ("gradient", "optimizer_update", "weights_drifted")
+"""Of these: where a rank's difference may come of another rank's values, as gradients are averaged."""
 _WITHOUT_VALUES = (("accumulation_window", "within"), ("batch_contents", "unrepeatable"), ("batch_contents", "held"))
 """Of these with a variant: where the values are those of another micro-batch of the step, and where what was lost is known."""
 _ByStep = Mapping[int, Mapping[str, str]]
@@ -44,6 +46,9 @@ def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
     if (reason.code, reason.because) in _WITHOUT_VALUES:
         return found
     apart = _values_apart(drill, attempt, found.rank, arrays=reason.code in QUANTITIES)
+    others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
+    told = ((rank, _values_apart(drill, attempt, rank)) for rank in others)
+    apart = apart or next(({**each, "of_rank": f" on rank {rank}"} for rank, each in told if each), {})
     return replace(found, reason=reason.explained(reason.because, **apart))
 
 

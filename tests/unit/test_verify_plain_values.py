@@ -83,6 +83,17 @@ def test_values_that_did_not_come_back_are_named(
     assert told in hint and ("the script had" in hint) == bool(told), hint
 
 
+def test_of_a_gradient_the_values_of_a_rank_that_shares_in_it_are_told(tmp_path: Path) -> None:
+    """Rank 0's came back alone, as where only it saves."""
+    run = write_run(tmp_path, kills=KILLS[:1])
+    tell(run, {"beta": "1.0"}, {"beta": "0.5"}, {"beta": "0.5"}, {"beta": "0.75"})
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", put(grad="0" * 16), step=5))
+    edit_trace(run, "chaos", 2, 0, only("holdings", put(values={"beta": "0.5"})))
+    verdict = judge(run)
+    assert verdict.code == "gradient" and "the script had beta = 0.75 (reference: 0.5) on rank 1, which" in f"{verdict.hint}"
+
+
 @pytest.mark.parametrize(("items", "told"), [("global_rng", False), ("independent", True)])
 def test_values_are_not_told_before_what_the_probe_has_seen(tmp_path: Path, items: str, told: bool) -> None:
     run = write_run(tmp_path, kills=KILLS[:1])
