@@ -203,7 +203,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
         case types.MethodType():
             yield "self", value.__self__
         case contextvars.ContextVar():
-            yield "value", value.get(None)
+            yield "value", _of_context(value)
         case threading.local():
             yield from vars(value).items()
         case types.FunctionType():
@@ -220,6 +220,11 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
                 yield from ((f"at/{number}", part) for number, part in parts if not isinstance(part, Callable))
         case _:
             yield from _of_object(value)
+
+
+def _of_context(value: contextvars.ContextVar[Any]) -> Any:
+    with contextlib.suppress(LookupError):  # a variable that has no value yet, nor a default
+        return value.get()
 
 
 def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -108,7 +108,7 @@ def _addresses(values: Iterable[Any]) -> set[int]:
 
 def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
     """What these models' modules keep besides parameters, buffers and settings (a hidden state, a queue, a memory of earlier
-    batches), and attributes that are None yet, by location."""
+    batches), and attributes that are None yet, by location; and what the script has put on their parameters."""
     names = {id(value): name for name, value in variables.items()}
     for model in models:
         head = names.get(id(model), type(model).__name__)
@@ -117,6 +117,8 @@ def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) ->
                 above = f"{head}.{path}" if path else head
                 own = ((key, each) for key, each in vars(module).items() if key not in MODULE_INTERNALS)
                 yield from ((f"{above}/{key}", each) for key, each in own if _is_kept(key, each))
+        for path, parameter in model.named_parameters():
+            yield from ((f"{head}.{path}/{key}", each) for key, each in vars(parameter).items())
 
 
 def _with_tensors(value: Any) -> str:

@@ -124,6 +124,11 @@ def test_a_change_is_seen_where_it_is(make: Callable[[], Any], change: Callable[
     assert path in {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
+def test_the_default_of_a_context_variable_is_its_value() -> None:
+    told = script_state({"set": ContextVar("set", default=2.0), "unset": ContextVar[float]("unset")})
+    assert (told["set/value"], told["unset/value"]) == ("2.0", "None")
+
+
 def test_a_class_attribute_is_seen() -> None:
     meter = Meter()
     before = script_state({"it": meter})

@@ -212,6 +212,12 @@ def test_what_an_optimizer_keeps_besides_its_state_is_told() -> None:
     assert {name for name in values.changed() if name.startswith("optimizer/")} == {"optimizer/ahead"}
 
 
+def test_what_a_script_puts_on_a_parameter_is_told() -> None:
+    model = torch.nn.Linear(2, 2)
+    setattr(model.weight, "level", 0.5)  # noqa: B010
+    assert ScriptValues(lambda: [model]).changed()["model.weight/level"] == "0.5"
+
+
 def a_schedule_that_counts(optimizer: torch.optim.Optimizer) -> Any:
     calls = 0
 
