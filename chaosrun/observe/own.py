@@ -19,10 +19,9 @@ import sys
 import threading
 import time
 import types
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import ChainMap, deque
+from collections.abc import Iterator, Mapping, MutableMapping
 from itertools import takewhile
-from operator import itemgetter
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -38,6 +37,7 @@ from chaosrun.observe.held import COUNTING, INSTALLED, Held, added, file_of, hel
 from chaosrun.observe.opened import open_files
 from chaosrun.observe.script_state import DAY_S, text_of
 from chaosrun.observe.state import ObservedState
+from chaosrun.records.grouping import grouped
 
 MOST_OBJECTS = 50_000
 MOST_BYTES = 1 << 30
@@ -119,7 +119,7 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
 class _Look:
     """A walk through values and their contents. Each is visited once; if met again, only its name is added."""
 
-    def __init__(self, known: dict[int, str]) -> None:
+    def __init__(self, known: MutableMapping[int, str]) -> None:
         self._met = known
         """Names of the objects met so far, by id."""
         self._kept: list[Any] = []
@@ -160,13 +160,21 @@ class _Look:
         """Visit objects that are not reachable from a root: kept by a library, or on the stack of a running function."""
         before = self._texts
         told: list[str] = []
-        # Sorted by name, as the garbage collector's order varies.
-        for name, value in sorted(((_name(value), value) for value in _of_the_script()), key=itemgetter(0)):
-            if id(value) not in self._met:
-                self._texts = []
-                self.at(name, value)
-                told.append(self.digest())
+        # By name, and of one name first what holds others of them, as the garbage collector's order varies.
+        for name, alike in sorted(grouped(_of_the_script(), _name).items()):
+            hidden = [value for value in alike if id(value) not in self._met]
+            for value in hidden if len(hidden) == 1 else sorted(hidden, key=self._reach, reverse=True):
+                if id(value) not in self._met:
+                    self._texts = []
+                    self.at(name, value)
+                    told.append(self.digest())
         self._texts = [*before, f"hidden={sorted(told)}"]
+
+    def _reach(self, value: Any) -> int:
+        """How many objects not met so far it leads to."""
+        look = _Look(ChainMap({}, self._met))
+        look.at("", value)
+        return len(look._texts)
 
     def _text(self, value: Any) -> str | None:
         """The text of a value that is compared as a whole, else None. Raises ValueError if the text would be incomplete."""

@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from own_places import PLACES
+
+from chaosrun.observe import own
 
 HERE = Path(__file__).parent
 PROGRAM = f"""
@@ -41,3 +44,15 @@ def test_a_change_is_seen_or_refused(told: dict[str, list[tuple[str, list[str]]]
     else:
         # What nobody changes stays equal, at first and after all changes.
         assert (after[0] != before[0], after[1]) == (not place.startswith("nothing"), [])
+
+
+def test_what_is_hidden_has_one_digest_however_the_garbage_collector_lists_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = enumerate([1, 2, 3])
+    outer = enumerate(inner)
+    digests: set[str] = set()
+    for listed in ([inner, outer], [outer, inner]):
+        monkeypatch.setattr(own, "_of_the_script", partial(iter, listed))
+        look = own._Look({})
+        look.at_hidden()
+        digests.add(look.digest())
+    assert len(digests) == 1
