@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _OF_VALUES = (
     *(*QUANTITIES, "learning_rate", "lr_scheduler_not_restored", "optimizer_settings_not_restored", "other_optimizer_stepped"),
-    *("batches_repeated", "batches_skipped", "sampler_epoch_not_set", "sampler_epoch_ahead"),
+    *("batches_repeated", "batches_skipped", "data_of_another_rank", "sampler_epoch_not_set", "sampler_epoch_ahead"),
     *("data_order_not_restored", "batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
     *("kept_state_not_restored", "grad_scaler_not_restored", *(f"{part}_drifted" for part in PARTS)),
 )

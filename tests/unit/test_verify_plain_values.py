@@ -141,6 +141,19 @@ def test_values_are_told_where_restored_streams_may_have_been_drawn_from_otherwi
     assert ("the script had size = 1 (reference: 4), which" in f"{verdict.hint}") == (not same_data), verdict.hint
 
 
+def test_of_another_ranks_data_the_values_are_told(tmp_path: Path) -> None:
+    """As of a place in the data that one rank saved and all have loaded."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    tell(run, {"place": "0"}, {"place": "4"}, {"place": "4"}, {"place": "3"})
+    lines = read_lines(run.leg("reference").attempt(1).trace(0))
+    other = next(line for line in lines if line["kind"] == "step" and line["step"] == BEGAN + 1)
+    edit_trace(run, "chaos", 2, 1, only("step", put(ids=other["ids"], batch=other["batch"]), step=BEGAN + 1))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "data_of_another_rank"), verdict.cause
+    assert "the script had place = 3 (reference: 4), which" in f"{verdict.hint}", verdict.hint
+    assert "each has its own" in f"{verdict.hint}"
+
+
 @pytest.mark.parametrize(("later", "told"), [("tuple[2] a", False), ("tuple[2] b", True)], ids=["made again", "lost"])
 def test_what_is_none_until_its_first_use_is_told_if_it_then_differs(tmp_path: Path, later: str, told: bool) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(keep_augmentation=False), kills=SCRIPT_KILLS[:1])
