@@ -22,6 +22,7 @@ from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import input_digest, tensors_in
+from chaosrun.observe.early_pass import EarlyPass, scalar
 from chaosrun.observe.found_state import FoundState, let_go_of_replaced, names_of_optimizers, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
@@ -33,7 +34,7 @@ from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.determinism import seeds
 from chaosrun.protocol.earlier_traces import EarlierTraces
-from chaosrun.protocol.steps import Steps, refuse_captured, why_added, why_no_step
+from chaosrun.protocol.steps import EnoughSteps, Steps, refuse_captured, why_added, why_no_step
 from chaosrun.records.codec import changed
 from chaosrun.records.position import Position
 from chaosrun.records.traces import SavedRecord, SaveRecord
@@ -44,11 +45,9 @@ class ScriptTraining:
     """Receives the events of one rank's training from `observe.hooks`."""
 
     def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-        self._order = context.order
+        self._context, self._order = context, context.order
         self._earlier = EarlierTraces(context.order, context.leg)
-        self._faults = context.faults
-        self._heart = context.heart
+        self._faults, self._heart = context.faults, context.heart
         self._ledger = BatchLedger()
         self._state: FoundState | None = None
         self._steps: Steps | None = None
@@ -59,8 +58,7 @@ class ScriptTraining:
         """`stepped_digest` when a restarted attempt began; None once it has made a step."""
         self._builds = False
         """Since the attempt began there was no step, and no pass with a loader's batch: it may be building its models yet."""
-        self._passes = 0
-        """Forward passes since the attempt began."""
+        self._passes = 0  # forward ones, since the attempt began
         self._due: Due | None = None
         """What its first one is to take."""
         self.position = Position()
@@ -88,6 +86,7 @@ class ScriptTraining:
         self._incomplete = False
         self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
         """The last call in evaluation mode since the last step: some scripts train in it."""
+        self._early: EarlyPass | None = None  # the last before the first optimizer
         self._first: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
         """The last call of a restarted attempt before its first step: it may load or build an optimizer only after that."""
         self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
@@ -119,25 +118,30 @@ class ScriptTraining:
             if not module.training:
                 # An evaluation, unless a backward pass follows.
                 self._ledger.passed_by()
-                self._evaluated = module, inputs, named
+                self._evaluated, self._early = (module, inputs, named), None
                 return
             self._go_on()
             if self._steps is None and not hooks.optimizers():
-                return  # a pass that builds or measures something, before the training begins
+                self._early = EarlyPass(module, inputs, named)
+                return
             self._take(self._begun_by(module, [inputs, named]), inputs, named)
             self._first = (module, inputs, named) if self._began_with is not None else None
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy or (self._steps is None and not hooks.optimizers()):
+            if self._early and not self._busy:
+                self._early.losses = [scalar(root) for root in roots[:1]]
             return run()
         with self._unheard():
             self._go_on()
+            if self._early:
+                self._take_early(self._early)
             seen = self._evaluated or (self._first if self._has_loaded() else None)
             steps = self._begun_by(*((seen[0], [*seen[1:]]) if seen else (None, None)))
             if seen and not steps.observer.has_batch:
                 self._take(steps, *seen[1:])
             steps.open_window()
-            steps.observer.losses([_scalar(root) for root in roots[:1]])
+            steps.observer.losses([scalar(root) for root in roots[:1]])
             if self._primer.synchronises and not self._backwards:
                 steps.before_synchronised_backward()
         self._goes_backward = True
@@ -210,8 +214,8 @@ class ScriptTraining:
         self._evaluated = None
         steps.open_window()
         self._heart.beat("forward", self.position.step + 1)
-        own = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None)
-        passes, ids = self._ledger.passes, self._ledger.taken(own)
+        own, passes = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None), self._ledger.passes
+        ids = self._ledger.taken(own)
         fetched = self._ledger.fetched(skipping=self._order.attempt > 1)
         self._builds = self._builds and ids is None and fetched is None
         self._passes += 1
@@ -228,8 +232,17 @@ class ScriptTraining:
         """Record gradients about to be applied that no backward pass made (torch.autograd.grad, torch.func, other ranks')."""
         if self._recorded:
             self._go_on()
+            if self._early and self._early.losses:
+                self._take_early(self._early)
             self._begun_by(None, None).open_window()
             self._backwards = 1
+
+    def _take_early(self, early: EarlyPass) -> None:
+        """Begin with this pass: the first step's."""
+        with early.at_its_time():
+            steps = self._begun_by(early.module, [early.inputs, early.named])
+            self._take(steps, early.inputs, early.named)
+        steps.observer.losses(early.losses)
 
     @contextlib.contextmanager
     def _unheard(self, within: contextlib.AbstractContextManager[None] | None = None) -> Iterator[None]:
@@ -299,7 +312,7 @@ class ScriptTraining:
         )
         steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
-        self._builds, self._passes, self._due = True, 0, place.due if place else None
+        self._early, self._builds, self._passes, self._due = None, True, 0, place.due if place else None
         if place:
             # Use what the reference run had learnt by then: a step must be recorded at the same moment.
             names = names_of_optimizers(state.optimizers()).items()
@@ -385,13 +398,3 @@ class ScriptTraining:
             if steps is None or self._has_loaded():
                 steps = self._begin(None, None, at_end=True)
             steps.end(self.position)
-
-
-class EnoughSteps(SystemExit):
-    """Raised when the job has made its max_steps, to end the script."""
-
-
-def _scalar(root: torch.Tensor) -> torch.Tensor:
-    """A loss as one number: the sum of a non-scalar root, the local part of a sharded one."""
-    own = getattr(root, "_local_tensor", root).detach()
-    return own if own.numel() == 1 else own.double().sum()

@@ -161,3 +161,7 @@ class Steps:
         self.observer.end(position, checkpoint=checkpoint)
         self.heart.beat("ended", position.step)
         self.ended = True
+
+
+class EnoughSteps(SystemExit):
+    """Raised when the job has made its max_steps, to end the script."""

@@ -96,6 +96,42 @@ def built_after_a_pass() -> None:
         update(first, second)
 
 
+class Late:
+    """An optimizer that is made, and given its state, when it is first asked for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._state = model, dict[str, Any]()
+        self.made: torch.optim.Optimizer | None = None
+
+    def get(self) -> torch.optim.Optimizer:
+        if self.made is None:
+            self.made = torch.optim.Adam(self._model.parameters())
+            if self._state:
+                self.made.load_state_dict(self._state)
+        return self.made
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.get().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+
+def made_at_the_first_step(*, before_backward: bool = False) -> None:
+    model = net()
+    late = Late(model)
+    for number in Saved(model=model, late=late).rounds():
+        loss = model(data(number)).square().mean()
+        if before_backward:
+            late.get()
+        loss.backward()
+        update(late.get())
+
+
+def made_before_backward() -> None:
+    made_at_the_first_step(before_backward=True)
+
+
 def replaced_after_a_pass() -> None:
     """When the model makes a pass that leads to nothing, an earlier one's optimizer lives, and one of its own does not yet."""
     earlier = net()
@@ -468,6 +504,7 @@ KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other
 KINDS |= {
     kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start, stepped_at_each_restart, optimizer_apart)
 }
+KINDS |= {kind.__name__: kind for kind in (made_at_the_first_step, made_before_backward)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()

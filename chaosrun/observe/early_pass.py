@@ -1,0 +1,36 @@
+"""A forward pass before the first optimizer was made: it builds or measures something, or belongs to the first step, whose
+optimizer is made only after it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from chaosrun.observe.rng import capture_rng, restore_rng
+
+
+class EarlyPass:
+    """The call, its losses once it went backward, and the random streams as they were before it."""
+
+    def __init__(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
+        self.module, self.inputs, self.named = module, inputs, named
+        self.losses: list[torch.Tensor] = []
+        self._device = next(module.parameters()).device
+        self._streams = capture_rng(self._device)
+
+    @contextlib.contextmanager
+    def at_its_time(self) -> Iterator[None]:
+        """With the random streams of then: what a step begins with is recorded."""
+        now = capture_rng(self._device)
+        restore_rng(self._streams, self._device)
+        try:
+            yield
+        finally:
+            restore_rng(now, self._device)
+
+
+def scalar(root: torch.Tensor) -> torch.Tensor:
+    """A loss as one number: the sum of a non-scalar root, the local part of a sharded one."""
+    own = getattr(root, "_local_tensor", root).detach()
+    return own if own.numel() == 1 else own.double().sum()
