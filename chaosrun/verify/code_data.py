@@ -48,7 +48,7 @@ DATA: Mapping[str, Row] = {
         "data of another rank",
         _sampled("data of another rank"),
         "the batch seen is rank {other}'s of step {step}: the ranks' shares of the data changed (the order of the ranks, or a "
-        "place in the data that one rank saved and all have loaded: each has its own)",
+        "place in the data, or random streams, that one rank saved and all have loaded: each has its own)",
         "D7",
     ),
     "data_order_not_restored": Row(
