@@ -199,7 +199,7 @@ class FoundState:
         the same names but other values."""
         found: set[str] = set()
         for root in self._roots:
-            for name, told in smallest_of(root):
+            for name, told in smallest_of(root.named_parameters()):
                 digest = content_digest(told.detach())
                 found |= {path.rpartition("/")[0] for path, value in held.items() if value == digest and path.endswith(name)}
         return tuple(sorted(found))
@@ -216,7 +216,8 @@ class FoundState:
             named = {(unwrapped(name.rpartition("/")[2]).removeprefix("module."), size) for name, (size, _) in held.items()}
             return any(own and own <= named for own in map(sizes_of, self._roots))
         digests = {digest for _, digest in held.values()}
-        return any(digests & _digests_in_files(smallest) for root in self._roots for _, smallest in smallest_of(root))
+        models = [root.named_parameters() for root in self._roots] or [self.parameters()]  # of no module
+        return any(digests & _digests_in_files(smallest) for each in models for _, smallest in smallest_of(each))
 
     def hooks(self) -> list[str]:
         return []

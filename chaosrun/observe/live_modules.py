@@ -113,9 +113,9 @@ def sizes_of(root: torch.nn.Module) -> set[tuple[str, int]]:
     return {(unwrapped(name), each.nbytes) for name, each in root.named_parameters() if each.nbytes >= LEAST_BYTES}
 
 
-def smallest_of(root: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """A model's smallest matrix by name, else its smallest parameter; empty without any."""
-    return sorted(root.named_parameters(), key=lambda each: (each[1].ndim < 2, each[1].numel()))[:1]
+def smallest_of(named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.nn.Parameter]]:
+    """The smallest matrix of these, else the smallest parameter; empty without any."""
+    return sorted(named, key=lambda each: (each[1].ndim < 2, each[1].numel()))[:1]
 
 
 def bare(module: torch.nn.Module) -> torch.nn.Module:

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 
+from chaosrun.observe import hooks
 from chaosrun.observe.found_state import FoundState
 from chaosrun.observe.saves import MOST_LOOKS, SaveWatch
 from chaosrun.observe.writers import WRITERS, wrap_writers
@@ -154,3 +155,12 @@ def test_any_parameter_can_be_looked_for(tmp_path: Path, value: torch.Tensor) ->
     model.weight = torch.nn.Parameter(value, requires_grad=False)
     in_a_buffer({"weight": value}, tmp_path / "state.pt")
     assert FoundState(model).is_held_in(tmp_path / "state.pt") == (value.ndim > 0)
+
+
+def test_parameters_of_no_module_can_be_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 8))
+    monkeypatch.setattr(hooks, "optimizers", lambda: [torch.optim.SGD([weight], lr=0.1)])
+    numpy.savez(tmp_path / "state.npz", step=1, w1=weight.detach().numpy())
+    numpy.savez(tmp_path / "other.npz", step=1, w1=weight.detach().numpy() + 1)
+    state = FoundState(None)
+    assert [state.is_held_in(tmp_path / name) for name in ("state.npz", "other.npz")] == [True, False]

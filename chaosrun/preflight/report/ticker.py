@@ -12,9 +12,10 @@ ALONE = "; only this machine is looked at: --address, or $RAY_ADDRESS, names a c
 class PreflightTicker(Ticker):
     """Events are mappings with a key `event`:
 
-    cluster.joined  nodes: how many; address: null for a private Ray check.began     check, about, nodes: how many are probed
-    check.ended     check, seconds, statuses: number of findings by status node.out        node, check, why: left out of checks
-    over several nodes
+    cluster.joined  nodes: how many; address: null for a private Ray
+    check.began     check, about, nodes: how many are probed
+    check.ended     check, seconds, statuses: number of findings by status
+    node.out        node, check, why: left out of checks over several nodes
     """
 
     def on_event(self, record: EventRecord) -> None:
