@@ -11,7 +11,7 @@ from chaosrun.records.traces import NEAREST, UNNAMED, Found, SaveRecord, StartRe
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, ends_alike, same_batches
-from chaosrun.verify.own_saves import REMOVED, WRITERS, Saved, saves, without_digits
+from chaosrun.verify.own_saves import OF_ONE_CALL, REMOVED, WRITERS, Saved, saves, without_digits
 from chaosrun.verify.restored import lost_optimizers
 from chaosrun.wording import count, listed, rank_list
 
@@ -335,7 +335,18 @@ def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
     removed = (saved for rank in drill.chaos.attempt(newer.attempt).traces.values() for saved in rank.saves)
     if any(saved.how == REMOVED and PurePath(newer.path).is_relative_to(saved.path) for saved in removed):
         return Cause("newest_removed", about)
+    read = [f"{file.path}/" for file in drill.chaos.read_again if file.attempt == attempt.number]
+    if attempt.went_on:
+        return Cause("checkpoint_passed_over", about)
+    if cut_off := next((path for path in _cut_off(drill, attempt) if any(f"/{path}/" in file for file in read)), None):
+        return Cause("began_again", {**about, "cut_off": cut_off}, "cut_off")
     # It may be a folder, of which a file was read.
-    files = (f"{file.path}/" for file in drill.chaos.read_again if file.attempt == attempt.number)
-    read = any(f"/{newer.path.strip('/')}/" in file for file in files)
-    return Cause("checkpoint_passed_over", about) if attempt.went_on else Cause("began_again", about, "read" if read else None)
+    return Cause("began_again", about, "read" if any(f"/{newer.path.strip('/')}/" in file for file in read) else None)
+
+
+def _cut_off(drill: Drill, attempt: Attempt) -> Iterator[str]:
+    """Files that earlier attempts began to save, the newest first, and had not completed when they ended."""
+    for earlier in reversed(drill.chaos.attempts[: attempt.number - 1]):
+        for trace in earlier.traces.values():
+            completed = {saved.path for saved in trace.saves if saved.done}
+            yield from (saved.path for saved in trace.saves if saved.how in OF_ONE_CALL and saved.path not in completed)

@@ -44,6 +44,12 @@ _RESUME: Mapping[str, Row] = {
         "a plain list do not belong to a model), is loaded into other objects or names (strict=False, a model or optimizer "
         "built afterwards), an error while loading is swallowed, or the file holds the initial weights and step count",
     ),
+    "began_again.cut_off": Row(
+        "",
+        script("it takes a file whose save was cut off for its newest checkpoint"),
+        "{cut_off} was opened, whose save a kill had cut off, and an error while loading it is swallowed: save under another "
+        "name and rename the file once it is complete, and fall back to the newest checkpoint that loads",
+    ),
     "checkpoint_passed_over": Row(
         "resumed from an older checkpoint: attempt {attempt} resumed from step {step} and passed over the complete checkpoint "
         "of step {newer} ({path})",
@@ -376,9 +382,7 @@ _STATES: Mapping[str, Row] = {
     ),
     "bucket_layout.own": Row(
         "",
-        Blame(
-            whose="library", reason="torch's DDP rebuilds its buckets in the first step of every process, also without chaosrun"
-        ),
+        Blame(whose="library", reason="torch's DDP rebuilds its buckets in each process's first step, also without chaosrun"),
         "DDP rebuilt its buckets: its first step after a restart sums gradients in another order, {apart} apart, at three and "
         "more ranks also without chaosrun (find_unused_parameters=True never rebuilds; prime_buckets: true shows what else "
         "differs)",

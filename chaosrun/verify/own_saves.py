@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 WRITERS = frozenset({"torch.save", "safetensors", "dcp", "file"})
 """Writers of tensors (`SaveRecord.how`): files written by anything else do not count as checkpoints."""
 
+OF_ONE_CALL = frozenset({"torch.save", "safetensors"})
+"""Those of which the beginning and the end of each file are recorded."""
+
 REMOVED = "remove"
 
 _DIGEST = 16
@@ -56,7 +59,7 @@ def saved_by_several(drill: "Drill") -> Iterator[str]:
     writers: dict[tuple[int, str], set[int]] = {}
     for trace in drill.reference.attempts[0].traces.values() if drill.by_script and drill.reference.attempts else ():
         for save in trace.saves:
-            if save.how in ("torch.save", "safetensors"):
+            if save.how in OF_ONE_CALL:
                 writers.setdefault((save.step, save.path), set()).add(trace.rank)
     found = next(((path, ranks) for (_, path), ranks in writers.items() if len(ranks) > 1), None)
     if found:
