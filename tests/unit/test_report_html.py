@@ -20,7 +20,7 @@ from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.html import render_html
 from chaosrun.report.html.losses import thinned
-from chaosrun.report.html.page import TEMPLATES, Scale, integer_ticks, moment, number, ticks
+from chaosrun.report.html.page import TEMPLATES, Scale, integer_ticks, moment, number, sentence, ticks
 from chaosrun.report.view import read_view
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.verdict import Verdict, judge
@@ -400,6 +400,21 @@ def test_ticks_are_few_and_inside(low: float, high: float) -> None:
 def test_steps_on_an_axis_are_whole_numbers() -> None:
     assert integer_ticks(1, 3) == [1, 2, 3] and integer_ticks(1, 1) == [1]
     assert integer_ticks(1, 10_000)[:3] == [1, 2000, 4000]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("the optimizer started new", "The optimizer started new"),
+        ("half-written, and read", "Half-written, and read"),
+        ("ckpt/model.pt was opened", "ckpt/model.pt was opened"),
+        ("data_order: other samples", "data_order: other samples"),
+        ("`chaosrun init` makes one", "`chaosrun init` makes one"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_unless_with_a_name(words: str, told: str) -> None:
+    assert sentence(words) == told
 
 
 def test_numbers_and_moments_are_told_for_people() -> None:

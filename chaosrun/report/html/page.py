@@ -32,10 +32,15 @@ def environment(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"span": _span, "moment": moment, "number": number, "share": share}
-    made.filters["sentence"] = lambda words: f"{words[:1].upper()}{words[1:]}"
+    made.filters |= {"span": _span, "moment": moment, "number": number, "share": share, "sentence": sentence}
     made.globals["count"] = count
     return made
+
+
+def sentence(words: str) -> str:
+    """With a capital, unless it begins with a name: of a file, a function, a check."""
+    first = words.split(" ", 1)[0].rstrip(",:;")
+    return words if set(first) & set("./_`(") else f"{words[:1].upper()}{words[1:]}"
 
 
 def _span(seconds: float | None) -> str:
