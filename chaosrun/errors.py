@@ -112,10 +112,11 @@ EACH_TIME = (
     *(SyntaxError, ImportError, NameError, AttributeError, TypeError, ValueError, LookupError, AssertionError),
     *(ArithmeticError, NotImplementedError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
 )
-"""Not among them: what a network, a device, a peer or a lack of memory raises (OSError, RuntimeError)."""
+"""Not among them: what a network, a device, a peer or a lack of memory raises (OSError, RuntimeError). A bare Exception,
+which only code of someone's own raises, is one."""
 
 
 def comes_each_time(name: str) -> bool:
     """Whether a built-in exception of this name is a mistake of the code, which would raise it again."""
     kind = getattr(builtins, name, None)
-    return isinstance(kind, type) and issubclass(kind, EACH_TIME)
+    return isinstance(kind, type) and (kind is Exception or issubclass(kind, EACH_TIME))

@@ -486,7 +486,10 @@ def test_what_ended_the_attempt_of_a_fault_that_nobody_saw_is_told(tmp_path: Pat
 RAISED = {"exit_code": 4, "type": "ValueError", "message": "loaded state dict has a different number of parameter groups"}
 
 
-@pytest.mark.parametrize(("type_", "code"), [("KeyError", "reference_raised"), ("RuntimeError", "reference_interrupted")])
+@pytest.mark.parametrize(
+    ("type_", "code"),
+    [("KeyError", "reference_raised"), ("Exception", "reference_raised"), ("RuntimeError", "reference_interrupted")],
+)
 def test_a_reference_that_was_started_again_because_the_script_raised_an_error_is_the_scripts(
     run: RunLayout, type_: str, code: str
 ) -> None:

@@ -81,6 +81,20 @@ def test_a_name_of_torchs_is_its_own_where_its_siblings_lie_beside_it(
     assert judge(run).code == code
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["the model's own came back", "alone"])
+def test_an_average_of_a_model_has_buffers_of_the_same_name(tmp_path: Path, own: bool) -> None:
+    run = write_script_run(tmp_path)
+    for leg, attempts in (("reference", (1,)), ("chaos", (1, 2, 3))):
+        for attempt in attempts:
+
+            def told(line: dict[str, Any], lost: int = leg == "chaos" and attempt == 3) -> dict[str, Any]:
+                added = {"average/norm.mean": f"{lost:016x}"} | ({"model/norm.mean": "a" * 16} if own else {})
+                return {**line, "held": {**line["held"], **added} if line.get("held") else {}}
+
+            edit_trace(run, leg, attempt, 0, only("save", told))
+    assert judge(run).code == ("kept_state_not_restored" if own else "buffers_not_restored")
+
+
 @pytest.mark.parametrize("earlier", [True, False], ids=["saved before the kill, too", "first saved after it"])
 def test_a_restart_is_to_load_only_what_an_earlier_save_held(tmp_path: Path, earlier: bool) -> None:
     """An average that is exported at the end can be loaded from nowhere: it has to be in the checkpoints."""
