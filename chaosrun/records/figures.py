@@ -14,7 +14,7 @@ MOST_FIGURES = 1000
 """The most numbers taken from one file."""
 SUFFIXES = (".json", ".jsonl", ".csv")
 _OF_THE_PROCESS = re.compile(
-    r"(run|wall|time)?times?|(time)?stamp|date|clock|wall|elapsed|duration|eta|began|created|updated|started?|launch|"
+    r"(run|wall|time)?times?|(time)?stamp|date|clock|wall|elapsed|dur(ation)?|eta|began|created|updated|started?|launch|"
     r"m?s|secs?|seconds?|min|minutes|hours|per|speed|throughput|fps|flop?s|mem(ory)?|bytes|[mg]b|[cg]pu|device|"
     r"p?id|uuid|port|host|node|seed|version|session|attempts?|restarts?|resume[ds]?"
 )

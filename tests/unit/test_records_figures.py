@@ -18,7 +18,7 @@ from chaosrun.records.figures import figures
         ("nan.json", '{"loss": NaN, "ok": true, "name": "a", "none": null}', {"loss": "nan"}),
         (
             "times.json",
-            '{"train_runtime": 3, "samples_per_second": 9.0, "stepTimeMs": 4, "total_flos": 2, "tokens": 7}',
+            '{"train_runtime": 3, "samples_per_second": 9.0, "stepTimeMs": 4, "total_flos": 2, "dur": 0.1, "tokens": 7}',
             {"tokens": "7"},
         ),
         ("log.jsonl", '{"loss": 2}\n{"loss": 1}\n', {"loss": "1"}),
