@@ -319,8 +319,8 @@ _STATES: Mapping[str, Row] = {
         hint="the optimizer started new, with the weights of step {base}: its state was not saved, or not loaded{scope}"
     ),
     "optimizer_state_not_restored.of_none": detail(
-        hint="the optimizer's state matches no step, with the weights of step {base}: loaded in part, in another order, or "
-        "cast on loading (torch's load_state_dict casts state to the parameters' dtype){scope}"
+        hint="the optimizer's state matches no step, with the weights of step {base}: loaded in part, in another order, "
+        "cast on loading (load_state_dict casts it to the parameters' dtype), or still the zeros that dcp makes for it{scope}"
     ),
     "optimizer_state_not_restored.of_some": detail(
         hint="the optimizer {which} started with another state than the script had when it saved (the weights are of step "

@@ -154,12 +154,12 @@ def _made_again(name: str, later: Sequence[Mapping[str, str]]) -> bool:
     return len({held.get(name) for held in later}) == 1
 
 
-def _order(path: str, seen: str) -> tuple[bool, bool, bool, int, bool, str]:
+def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
     """The order in which values are reported: weights before numbers, and these before arrays, which may be computed from them;
-    counts of a loop's rounds, mostly harmless, come last."""
+    private names after the others; counts of a loop's rounds, mostly harmless, come last."""
     *above, name = path.split("/")
     harmless, array = path in _ROUNDS, _ARRAY.fullmatch(seen) is not None
-    return not seen.startswith("weights "), harmless, array, len(above), name.startswith("_"), path
+    return not seen.startswith("weights "), harmless, array, name.startswith("_"), len(above), path
 
 
 def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:

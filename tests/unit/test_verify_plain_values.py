@@ -51,10 +51,16 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
             {"ema/shadow": "weights b", "n": "0"},
             "the script had ema/shadow = weights b (reference: weights a), n = 0 (reference: 9), ",
         ),
+        (
+            {"e/_saved": "list of 1", "e/state/n": "9"},
+            {"e/_saved": "list of 1", "e/state/n": "9"},
+            {"e/_saved": "list of 0", "e/state/n": "0"},
+            "the script had e/state/n = 0 (reference: 9), e/_saved = list of 0 (reference: list of 1), ",
+        ),
     ],
     ids=[
         *("lost", "there", "wanders", "never changes", "not there yet", "rounds last", "unnamed rounds", "an unused scaler"),
-        *("found out later", "an array, of other samples", "of no effect", "a copy of it", "weights first"),
+        *("found out later", "an array, of other samples", "of no effect", "a copy of it", "weights first", "private last"),
     ],
 )
 @pytest.mark.parametrize("attached", [True, False])
@@ -72,6 +78,8 @@ def test_values_that_did_not_come_back_are_named(
         "self/best": "1",
         "i": "0",
         "_": "0",
+        "e/_saved": "list of 0",
+        "e/state/n": "0",
         "s/_scale": "tensor 8.0",
         "s/_step_count": "0",
         "a": f"float64[2] {'0' * 16}",
