@@ -2,22 +2,27 @@
 optimizer is made only after it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from chaosrun.observe.modes import outside_modes
 from chaosrun.observe.rng import capture_rng, restore_rng
 
 
 class EarlyPass:
-    """The call, its losses once it went backward, and the random streams as they were before it."""
+    """The call, the roots of its backward pass once it made one, and the random streams as they were before it."""
 
     def __init__(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         self.module, self.inputs, self.named = module, inputs, named
         self.losses: list[torch.Tensor] = []
         self._device = next(module.parameters()).device
         self._streams = capture_rng(self._device)
+
+    def went_backward(self, roots: Sequence[torch.Tensor]) -> None:
+        with outside_modes():
+            self.losses = [root.detach() for root in roots[:1]]
 
     @contextlib.contextmanager
     def at_its_time(self) -> Iterator[None]:

@@ -190,7 +190,7 @@ class FoundState:
         return {**{component: digests(components[component]) for component in DIGESTED}, "rng": digest_rng(self.device)}
 
     def beside(self) -> dict[str, str]:
-        """As `observe.beside`."""
+        """As `live_modules.beside`."""
         trained = [parameter for _, parameter in self.parameters()]
         return beside(trained, self._updated)
 

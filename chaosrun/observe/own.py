@@ -74,16 +74,17 @@ class Surroundings(NamedTuple):
     """The state before the script's first line."""
 
     environment: Mapping[str, str]
-    newest: Mapping[str, str]
-    """The last variable that each module was given."""
+    variables: Mapping[str, tuple[int, str]]
+    """How many variables each module had, and which one it was given last."""
     folder: str = "/"
     mark: object = None
     """An object that the garbage collector tracks unless gc.freeze() has been called."""
 
     @classmethod
     def now(cls) -> "Surroundings":
-        modules = [(name, module) for name, module in sys.modules.items() if type(module) is types.ModuleType]
-        return cls(dict(os.environ), {name: next(reversed(vars(module)), "") for name, module in modules}, os.getcwd(), [])
+        modules = {name: vars(each) for name, each in list(sys.modules.items()) if type(each) is types.ModuleType}
+        variables = {name: (len(held), next(reversed(held), "")) for name, held in modules.items()}
+        return cls(dict(os.environ), variables, os.getcwd(), [])
 
 
 def own_state(state: ObservedState, before: Surroundings) -> OwnState:
@@ -106,7 +107,7 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
         for key in (*HOOKS_OF_TENSORS, *vars(tensor)):
             look.at(f"{name}/{key}", getattr(tensor, key, None))
     for name in sorted({*NAMESPACES, *(value.__name__ for _, value in roots if type(value) is types.ModuleType)}):
-        for key, value in _since(name, before.newest):
+        for key, value in _since(name, before.variables):
             look.at(f"{name}.{key}", value)
     look.at_hidden()
     look.text("settings", str([*_settings(), *_of_the_process(before)]))
@@ -126,6 +127,8 @@ class _Look:
         """Objects made while looking, kept alive so that no other object gets their ids."""
         self._texts: list[str] = []
         self._bytes = self._objects = 0
+        self._reached = 0, 0
+        """Of `_reach`: bytes and objects that it has looked at."""
         self.unseen: list[str] = []
 
     def text(self, path: str, text: str) -> None:
@@ -163,7 +166,7 @@ class _Look:
         # By name, and of one name first what holds others of them, as the garbage collector's order varies.
         for name, alike in sorted(grouped(_of_the_script(), _name).items()):
             hidden = [value for value in alike if id(value) not in self._met]
-            for value in hidden if len(hidden) == 1 else sorted(hidden, key=self._reach, reverse=True):
+            for value in hidden if len(hidden) == 1 or self.unseen else sorted(hidden, key=self._reach, reverse=True):
                 if id(value) not in self._met:
                     self._texts = []
                     self.at(name, value)
@@ -171,9 +174,11 @@ class _Look:
         self._texts = [*before, f"hidden={sorted(told)}"]
 
     def _reach(self, value: Any) -> int:
-        """How many objects not met so far it leads to."""
+        """How many objects not met so far it leads to. All calls together look at as many as one look may."""
         look = _Look(ChainMap({}, self._met))
+        look._bytes, look._objects = self._reached
         look.at("", value)
+        self._reached = look._bytes, look._objects
         return len(look._texts)
 
     def _text(self, value: Any) -> str | None:
@@ -216,17 +221,17 @@ def _about(tensor: torch.Tensor) -> str:
     return f"{tensor.requires_grad} {tensor.stride()} {'-' if gradient is None else f'{tensor_digest(gradient):016x}'}"
 
 
-def _since(name: str, newest: Mapping[str, str]) -> Held:
-    """The variables of a module of another package that are new, by `newest`: those of the script's own are looked at anyway,
-    and one that was imported since is as its own code has made it."""
+def _since(name: str, before: Mapping[str, tuple[int, str]]) -> Held:
+    """The variables of a module of another package that are new: those of the script's own are looked at anyway, and one that
+    was imported since is as its own code has made it. Raises LookupError where others are gone: then it cannot tell."""
     module = sys.modules.get(name)
-    if (
-        type(module) is types.ModuleType
-        and (name in newest or name in NAMESPACES)
-        and not is_of_the_job(vars(module).get("__file__"))
-    ):
-        keys = list(takewhile(lambda key: key != newest.get(name), reversed(vars(module))))
-        yield from ((key, vars(module)[key]) for key in sorted(keys) if not isinstance(vars(module)[key], types.ModuleType))
+    held = vars(module) if type(module) is types.ModuleType and (name in before or name in NAMESPACES) else {}
+    if held and not is_of_the_job(held.get("__file__")):
+        count, last = before.get(name, (0, ""))
+        new = list(takewhile(lambda key: key != last, reversed(held)))
+        if len(held) - len(new) != count:
+            raise LookupError(f"{name}: variables that it had are gone")
+        yield from ((key, held[key]) for key in sorted(new) if not isinstance(held[key], types.ModuleType))
 
 
 def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:

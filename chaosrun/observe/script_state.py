@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -189,8 +189,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
                 yield from ((f"{hooks[1:]}/{number}", hook) for number, hook in enumerate(vars(value)[hooks].values()))
         case Mapping() if (of_python := type(value).__module__ in ("builtins", "collections")) or isinstance(value, dict):
-            items = dict.items(value) if isinstance(value, dict) else value.items()  # a class may have its own
-            for number, (key, child) in enumerate(items):
+            kind: Any = next((each for each in (OrderedDict, dict) if isinstance(value, each)), type(value))
+            for number, (key, child) in enumerate(kind.items(value)):  # a class may have its own items()
                 yield (str(key) if isinstance(key, str | int) else str(number)), child
             yield from () if of_python else attributes(value)
         case list() | tuple() | deque() if type(value).__iter__ in OWN_ITERATION:

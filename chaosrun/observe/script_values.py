@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 import xxhash
@@ -212,8 +212,11 @@ def _held(
 def _listed(value: object, shared: Collection[int]) -> list[torch.Tensor]:
     """The tensors of a list or dictionary of nothing else, none of them at a `shared` address."""
     inside = [*value.values()] if isinstance(value, dict) else [*value] if isinstance(value, list | tuple) else []
-    tensors = [each for each in inside if isinstance(each, torch.Tensor) and each.grad_fn is None and each.is_floating_point()]
-    return tensors if len(tensors) == len(inside) and all(address_of(each) not in shared for each in tensors) else []
+    return inside if all(_counts(each) and address_of(each) not in shared for each in inside) else []
+
+
+def _counts(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.grad_fn is None and value.is_floating_point()
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:

@@ -130,11 +130,11 @@ class ScriptTraining:
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy or (self._steps is None and not hooks.optimizers()):
             if self._early and not self._busy:
-                self._early.losses = [scalar(root) for root in roots[:1]]
+                self._early.went_backward(roots)
             return run()
         with self._unheard():
             self._go_on()
-            if self._early:
+            if self._early and not self._early.losses:
                 self._take_early(self._early)
             seen = self._evaluated or (self._first if self._has_loaded() else None)
             steps = self._begun_by(*((seen[0], [*seen[1:]]) if seen else (None, None)))
@@ -242,7 +242,7 @@ class ScriptTraining:
         with early.at_its_time():
             steps = self._begun_by(early.module, [early.inputs, early.named])
             self._take(steps, early.inputs, early.named)
-        steps.observer.losses(early.losses)
+        steps.observer.losses([scalar(root) for root in early.losses])
 
     @contextlib.contextmanager
     def _unheard(self, within: contextlib.AbstractContextManager[None] | None = None) -> Iterator[None]:

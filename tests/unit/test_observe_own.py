@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 from functools import partial
 from pathlib import Path
 
@@ -56,3 +57,29 @@ def test_what_is_hidden_has_one_digest_however_the_garbage_collector_lists_it(mo
         look.at_hidden()
         digests.add(look.digest())
     assert len(digests) == 1
+
+
+def test_objects_that_are_hidden_are_put_in_order_within_the_same_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them leads to all the others: looking at all from each would take for ever."""
+    ring = [{"next": None} for _ in range(200)]
+    for one, other in zip(ring, [*ring[1:], ring[0]], strict=True):
+        one["next"] = other  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(own, "MOST_OBJECTS", 1000)
+    monkeypatch.setattr(own, "_of_the_script", lambda: iter(ring))
+    look = own._Look({})
+    look.at_hidden()
+    assert look._reached[1] <= 1000 + len(ring) and not look.unseen
+
+
+def test_variables_that_a_library_gains_are_new_and_none_can_be_told_once_it_loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = types.ModuleType("a_library")
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    monkeypatch.setattr(library, "first", 1, raising=False)
+    monkeypatch.setattr(library, "last", 2, raising=False)
+    before = own.Surroundings.now().variables
+    monkeypatch.setattr(library, "level", 3, raising=False)
+    assert list(own._since("a_library", before)) == [("level", 3)]
+    monkeypatch.delattr(library, "last")
+    setattr(library, "last", 2)  # noqa: B010  the newest again
+    with pytest.raises(LookupError, match="a_library"):
+        list(own._since("a_library", before))

@@ -6,7 +6,7 @@ import functools
 import itertools
 import random
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -196,3 +196,11 @@ def test_a_cycle_and_a_flood_come_to_an_end() -> None:
 
 def test_a_sparse_tensor_is_told_like_any_other() -> None:
     assert script_state({"x": torch.eye(3).to_sparse()}) != {}
+
+
+def test_the_order_of_an_ordered_dict_is_its_own() -> None:
+    """A cache by age, which a restart rebuilds in that order: keys that are no names are told by their number."""
+    moved = OrderedDict([((0, 1), "a"), ((2, 3), "b")])
+    moved.move_to_end((0, 1))
+    rebuilt = OrderedDict([((2, 3), "b"), ((0, 1), "a")])
+    assert script_state({"cache": moved}) == script_state({"cache": rebuilt})
