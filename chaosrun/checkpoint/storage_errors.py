@@ -4,7 +4,7 @@ the way. Every other error passes unchanged."""
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from chaosrun.errors import ResourcesError
@@ -41,18 +41,22 @@ def is_full(folder: Path) -> bool:
 
 
 def lacks_inodes(folder: Path) -> bool:
-    """Whether files are what its file system has no room for: the kernel calls that "no space", too."""
+    """Whether files are what its file system has no room for: the kernel calls that "no space", too. Those that count none
+    (btrfs, CephFS) say 0 files, or -1 that are free."""
     status = os.statvfs(folder)
-    return status.f_files > 0 and status.f_favail < FULL_BELOW_INODES
+    return status.f_files > 0 and 0 <= status.f_favail < FULL_BELOW_INODES
 
 
-def before_again(number: int | None, folder: Path) -> str:
-    """What to do after a failed write to `folder` before it is tried again."""
-    if number == errno.EROFS:
+def before_again(error: OSError, otherwise: Path) -> str:
+    """What to do after a failed write before it is tried again."""
+    if error.errno == errno.EROFS:
         return "make it writable again (dmesg says why a disk has become read-only)"
-    if number == errno.EIO:
+    if error.errno == errno.EIO:
         return "have the disk looked at (dmesg says what it answered)"
-    return "free some inodes (`df -i`: remove files)" if lacks_inodes(folder) else "free some space"
+    with suppress(OSError):  # the place may be gone
+        if lacks_inodes(Path(place_of(error, otherwise)).parent):
+            return "free some inodes there (`df -i`: remove files)"
+    return "free some space there"
 
 
 def place_of(error: OSError, otherwise: Path) -> str:

@@ -288,7 +288,7 @@ def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
         return RaisedError(
             type=type(error).__name__,
             message=f"rank {order.rank} could not write to {place_of(error, leg)}: {error.strerror}",
-            hint=f"{before_again(error.errno, leg)} there, or put the run elsewhere with --root",
+            hint=f"{before_again(error, leg)}, or put the run elsewhere with --root",
             exit_code=ResourcesError.exit_code,
             traceback=_script_traceback(error),
         )

@@ -360,7 +360,7 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
         again = f"`chaosrun {command} {run_argument(run)}`, or start again with --root elsewhere"
         raise ResourcesError(
             f"the run's own files cannot be written: {place_of(error, run.path)}: {error.strerror}",
-            hint=f"{before_again(error.errno, run.path)} and {again}",
+            hint=f"{before_again(error, run.path)} and {again}",
         ) from error
 
 

@@ -90,8 +90,9 @@ def test_a_run_whose_folder_is_removed_while_it_goes_on_is_told_so(made: RunLayo
 @pytest.mark.parametrize(
     ("number", "inodes", "hint"),
     [
-        (errno.ENOSPC, 1000, "free some space and "),
-        (errno.ENOSPC, 3, "free some inodes (`df -i`"),
+        (errno.ENOSPC, 1000, "free some space there and "),
+        (errno.ENOSPC, 3, "free some inodes there (`df -i`"),
+        (errno.ENOSPC, -1, "free some space there "),
         (errno.EROFS, 1000, "make it writable again "),
         (errno.EIO, 1000, "have the disk looked at "),
     ],
