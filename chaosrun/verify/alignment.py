@@ -338,15 +338,17 @@ def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
     read = [f"{file.path}/" for file in drill.chaos.read_again if file.attempt == attempt.number]
     if attempt.went_on:
         return Cause("checkpoint_passed_over", about)
-    if cut_off := next((path for path in _cut_off(drill, attempt) if any(f"/{path}/" in file for file in read)), None):
-        return Cause("began_again", {**about, "cut_off": cut_off}, "cut_off")
+    if cut_off := [path for path in _cut_off(drill, attempt) if any(f"/{path.strip('/')}/" in file for file in read)]:
+        return Cause("began_again", {**about, "cut_off": cut_off[0]}, "cut_off")
     # It may be a folder, of which a file was read.
     return Cause("began_again", about, "read" if any(f"/{newer.path.strip('/')}/" in file for file in read) else None)
 
 
 def _cut_off(drill: Drill, attempt: Attempt) -> Iterator[str]:
-    """Files that earlier attempts began to save, the newest first, and had not completed when they ended."""
-    for earlier in reversed(drill.chaos.attempts[: attempt.number - 1]):
-        for trace in earlier.traces.values():
-            completed = {saved.path for saved in trace.saves if saved.done}
-            yield from (saved.path for saved in trace.saves if saved.how in OF_ONE_CALL and saved.path not in completed)
+    """Files whose last save before this attempt began and was not completed, the newest first."""
+    last: dict[str, SaveRecord] = {}
+    for earlier in drill.chaos.attempts[: attempt.number - 1]:
+        for saved in (each for trace in earlier.traces.values() for each in trace.saves if each.how in OF_ONE_CALL):
+            last.pop(saved.path, None)
+            last[saved.path] = saved
+    yield from (path for path, saved in reversed(last.items()) if not saved.done)

@@ -190,11 +190,11 @@ def _difference(
 ) -> KeptDifference:
     """`earlier`: the saves of the attempts before, which a restart could load."""
     buffers = drill.reference.ends[rank].digests.get("buffers", {}) if rank in drill.reference.ends else {}
-    equal = {each.split("/")[-1] for each in seen.held.keys() - {*names}}  # the model's own, beside an average of the model
-    parts = {
-        each: "buffers" if (last := each.split("/")[-1]) in buffers and last not in equal else _part(each, seen.held)
-        for each in names
-    }
+    split = {each: each.split("/") for each in names}
+    own = {each for each, (*_, last) in split.items() if last in buffers}
+    if seen.trained:  # an average of the model has buffers of the same names
+        own = {each for each in own if "/".join(split[each][:-1]) in seen.trained}
+    parts = {each: "buffers" if each in own else _part(each, seen.held) for each in names}
     name = next((each for each in names if parts[each]), names[0])
     lost = "drifted" if parts[name] == "buffers" and buffers_came_back(drill, rank) else "not_restored"
     code = f"{parts[name]}_{lost}" if parts[name] else _UNKNOWN

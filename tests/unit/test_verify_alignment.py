@@ -255,13 +255,19 @@ def test_to_begin_again_after_reading_the_checkpoint_is_not_told_as_passing_it_o
     assert verdict.blame.likely == read
 
 
-@pytest.mark.parametrize("cut_off", [True, False])
-def test_to_begin_again_after_reading_a_file_whose_save_was_cut_off_is_told(tmp_path: Path, cut_off: bool) -> None:
+@pytest.mark.parametrize(
+    ("saves", "cut_off"),
+    [([False], True), ([False, True], False), ([False, True, False], True)],
+    ids=["cut off", "completed", "overwritten"],
+)
+def test_to_begin_again_after_reading_a_file_whose_save_was_cut_off_is_told(
+    tmp_path: Path, saves: list[bool], cut_off: bool
+) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(start_over=True), kills=SCRIPT_KILLS[:1])
     leg = run.leg("chaos")
     before = list(read_lines(trace := leg.attempt(1).trace(0)))
     saved = {"kind": "save", "path": "ckpt-6/model.pt", "how": "torch.save", "step": 6, "time_s": before[-1]["time_s"]}
-    write_lines(trace, [*before, {**saved, "done": False}, *([] if cut_off else [{**saved, "done": True}])])
+    write_lines(trace, [*before, *({**saved, "done": done} for done in saves)])
     opened = {"path": str(leg.output.absolute() / saved["path"]), "left_by": "", "changed_s": 0.0, "attempt": 2, "rank": 0}
     leg.attempt(2).opened(0).write_text(f"{json.dumps(opened)}\n")
     verdict = judge(run)

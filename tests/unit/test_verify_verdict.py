@@ -345,6 +345,14 @@ def test_unfinished_leg(run: RunLayout) -> None:
     assert (verdict.status, verdict.exit_code, verdict.outcome) == ("INCONCLUSIVE", 6, None)
 
 
+def test_torn_last_line_of_a_killed_rank_is_tolerated(run: RunLayout) -> None:
+    path = run.leg("chaos").attempt(1).trace(1)
+    record = torn(path)
+    with path.open("ab") as file:
+        file.write(record)
+    assert judge(run).status == "PASS"
+
+
 def test_damaged_middle_line_is_never_a_pass(run: RunLayout) -> None:
     path = run.leg("chaos").attempt(1).trace(1)
     data, record = path.read_bytes(), torn(path)
@@ -366,6 +374,11 @@ def test_empty_traces_are_never_a_pass(run: RunLayout) -> None:
         for path in run.leg(leg).path.glob("attempts/*/rank-*.trace"):
             path.write_bytes(b"")
     assert judge(run).status == "INCONCLUSIVE"
+
+
+def test_missing_step_on_one_rank_fails(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 4, 1, only("step", drop, step=10))
+    assert judge(run).status == "FAIL"
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
