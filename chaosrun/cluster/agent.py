@@ -347,7 +347,7 @@ class NodeAgent:
         return self._events[heard:]
 
     async def hello(self) -> int:
-        """The agent's pid; called once, to check that it answers."""
+        """The agent's pid, which shows that it answers."""
         # When this process ends, so does its end of the socket: the fork server then kills everything below.
         leave_with_the_raylet()
         return os.getpid()

@@ -341,8 +341,8 @@ def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
     # Imports make next to no garbage, and collections would take a quarter of the time.
     gc.disable()
     try:
-        lacking = {name for name in WHERE_INSTALLED if importlib.util.find_spec(name.partition(".")[0]) is None}
-        there = [name for name in configure.preload if name not in lacking]
+        asked = configure.preload
+        there = [name for name in asked if name not in WHERE_INSTALLED or importlib.util.find_spec(name.partition(".")[0])]
         usual, own = ([name for name in there if (name in (*PRELOAD, *WHERE_INSTALLED)) is ours] for ours in (True, False))
         found = import_all(usual, own, configure.target, without={each.module for each in configure.left_out})
     except Exception as error:

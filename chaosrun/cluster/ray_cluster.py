@@ -214,7 +214,8 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return {index: tuple(int(gpu) for gpu in ids) for index, ids in enumerate(found)}
 
     def _no_placement(self, bundle: Mapping[str, float], avoid: Collection[str], *, waited_s: float) -> ResourcesError:
-        if self.kind == "private" and is_full(files := Path(self.mark.rpartition("#")[0]).parent):
+        files = Path(self.mark.rpartition("#")[0]).parent
+        if self.kind == "private" and waited_s and is_full(files):
             # Its workers die of it at their start, and say nothing: the agents seem to wait for a place.
             return no_room_for_ray(files, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         usable = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoid]

@@ -128,7 +128,8 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
             if trash.is_dir() and not any(trash.iterdir()):
                 trash.rmdir()
         if failed_ones:
-            raise failed_ones[0]
+            first, more = failed_ones[0], len(failed_ones) - 1
+            raise ResourcesError(first.message + (f"; nor can {more} more" if more else ""), hint=first.hint)
         choice = Choice(removed=tuple(removed), kept=tuple(kept))
         return replace(intended, choice=choice, sizes=tuple(sizes), done=True)
 

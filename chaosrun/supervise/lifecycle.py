@@ -180,7 +180,7 @@ class LegState:
     previous: Failure | None = None
     """The unplanned failure that ended the previous attempt."""
     first: Failure | None = None
-    """What the first attempt of a leg without faults failed of."""
+    """The first error of a leg without faults."""
     agent_lost: bool = False
     """A node's agent died: before the next attempt the places have to be acquired again."""
     ending: Finish | None = None
@@ -341,30 +341,30 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
         return _finish(state, _ended_by(failure))
     if failure.reach != "before" and not failure.of_node:
         state = replace(state, died_from=(*state.died_from, state.attempt))
-    spent = state.resume is not None and len(state.died_from) >= DEATHS_FROM_ONE
+    spent, before = state.resume is not None and len(state.died_from) >= DEATHS_FROM_ONE, _before(state)
     if failure.repeats(state.previous) and not failure.reducer and not (spent and failure.reach == "in"):
         if failure.code == "hung":
             return _finish(state, _ended_by(failure, message=f"{failure.message}; attempt {state.attempt - 1} hung there, too"))
-        return _finish(state, _ended_by(failure, outcome="user_error", hint=failure.hint or REPEATED, message=_told(state)))
+        said = failure.message + before
+        return _finish(state, _ended_by(failure, outcome="user_error", hint=failure.hint or REPEATED, message=said))
     if state.fault_free and failure.recurs(state.previous):
-        said = f"{failure.message}; attempt {state.attempt - 1} raised the same, without any fault"
+        said = f"{failure.message}; attempt {state.attempt - 1} raised the same, without any fault{before}"
         return _finish(state, _ended_by(failure, message=said))
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":
-            return _finish(state, _ended_by(failure, message=_told(state)))
+            return _finish(state, _ended_by(failure, message=failure.message + before))
         died = ", ".join(map(str, (*state.unplanned, state.attempt)))
         said = f"{failure.message} (died unplanned, without progress: attempt {died}; max_restarts is {state.max_restarts})"
-        return _finish(state, _ended_by(failure, outcome="recovery_failed", message=said))
+        return _finish(state, _ended_by(failure, outcome="recovery_failed", message=said + before))
     return _restart(state, failure, from_older=spent)
 
 
-def _told(state: LegState) -> str:
-    """The failure, and, if it is only one of the restarts (of a resume that does not work), what they hide."""
-    assert state.failure is not None
-    first, message = state.first, state.failure.message
-    if first is None or first.error is None or state.failure.error is None or first.error[0] == state.failure.error[0]:
-        return message
-    return f"{message}; before its restarts the job failed otherwise, without any fault: {first.message}"
+def _before(state: LegState) -> str:
+    """What a failure hides that is only one of the restarts (of a resume that does not work)."""
+    first, last = state.first, state.failure
+    if not (first and last and first.error and last.error) or first.error[0] == last.error[0]:
+        return ""
+    return f"; before its restarts the job failed otherwise, without any fault: {first.message}"
 
 
 def _restart(state: LegState, failure: Failure, *, from_older: bool) -> tuple[LegState, tuple[Action, ...]]:
@@ -376,7 +376,7 @@ def _restart(state: LegState, failure: Failure, *, from_older: bool) -> tuple[Le
         reason = f"attempts {attempts} began from it and died without a newer checkpoint, the last of: {failure.message}"
         aside = (SetAside(name=state.resume, reason=reason),)
     rest_s = 0.0 if state.restarts == 0 else min(LONGEST_REST_S, state.backoff_s * 2.0 ** (state.restarts - 1))
-    first = state.first or (failure if state.fault_free else None)
+    first = state.first or (failure if state.fault_free and failure.error else None)
     state = replace(state, unplanned=(*state.unplanned, state.attempt), first=first)
     if rest_s > 0:
         return replace(state, phase="resting"), (*aside, Rest(seconds=rest_s))

@@ -401,8 +401,9 @@ class TestMoments:
             write_steps(run, "reference", 1, 1, range(1, 20))  # another leg's
             with pytest.raises(RunTimeoutError, match=f"has not come to {what} of its chaos leg within 0.2 s"):
                 api.wait_until(run, **asked, timeout_s=0.2)
-            threading.Timer(0.2, go_on).start()
+            (later := threading.Timer(0.2, go_on)).start()
             api.wait_until(run, **asked, timeout_s=60)
+            later.join()
 
     def test_a_former_supervisor_s_leg_takes_no_faults(self, run: RunLayout, leg: Journal) -> None:
         leg.append(event("attempt.starting", attempt=1))

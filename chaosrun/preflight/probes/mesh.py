@@ -78,6 +78,7 @@ def probe(**parameters: Any) -> MeshFacts:
             failed = list(pool.map(lambda peer: _meet(asked, peer, began + asked.start_s), order))
         # Only after the other nodes have had time to connect to this one.
         server.wait({peer.name for peer in asked.peers}, began + stays_s(asked.start_s, asked.connect_s, len(asked.peers)))
+        server.shutdown()
     reached = sum(not any(each.purpose == "rendezvous" for each in of_peer) for of_peer in failed)
     return MeshFacts(reached=reached, failed=tuple(each for of_peer in failed for each in of_peer))
 
