@@ -338,10 +338,14 @@ def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
     read = [f"{file.path}/" for file in drill.chaos.read_again if file.attempt == attempt.number]
     if attempt.went_on:
         return Cause("checkpoint_passed_over", about)
-    if cut_off := [path for path in _cut_off(drill, attempt) if any(f"/{path.strip('/')}/" in file for file in read)]:
-        return Cause("began_again", {**about, "cut_off": cut_off[0]}, "cut_off")
-    # It may be a folder, of which a file was read.
-    return Cause("began_again", about, "read" if any(f"/{newer.path.strip('/')}/" in file for file in read) else None)
+
+    def was_read(path: str) -> bool:
+        """Whether it was, or, if it is a folder, a file in it."""
+        return any(f"/{path.strip('/')}/" in file for file in read)
+
+    if cut_off := next(filter(was_read, _cut_off(drill, attempt)), None):
+        return Cause("began_again", {**about, "cut_off": cut_off}, "cut_off")
+    return Cause("began_again", about, "read" if was_read(newer.path) else None)
 
 
 def _cut_off(drill: Drill, attempt: Attempt) -> Iterator[str]:
