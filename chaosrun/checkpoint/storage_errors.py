@@ -37,13 +37,12 @@ _HINTS = {
 def is_full(folder: Path) -> bool:
     """Whether the file system of `folder` has almost no space, or almost no inodes, left."""
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES or lacks_inodes(folder)
+    return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES or _lacks_inodes(status)
 
 
-def lacks_inodes(folder: Path) -> bool:
-    """Whether files are what its file system has no room for: the kernel calls that "no space", too. Those that count none
+def _lacks_inodes(status: os.statvfs_result) -> bool:
+    """Whether files are what a file system has no room for: the kernel calls that "no space", too. Those that count none
     (btrfs, CephFS) say 0 files, or -1 that are free."""
-    status = os.statvfs(folder)
     return status.f_files > 0 and 0 <= status.f_favail < FULL_BELOW_INODES
 
 
@@ -54,7 +53,7 @@ def before_again(error: OSError, otherwise: Path) -> str:
     if error.errno == errno.EIO:
         return "have the disk looked at (dmesg says what it answered)"
     with suppress(OSError):  # the place may be gone
-        if lacks_inodes(Path(place_of(error, otherwise)).parent):
+        if _lacks_inodes(os.statvfs(Path(place_of(error, otherwise)).parent)):
             return "free some inodes there (`df -i`: remove files)"
     return "free some space there"
 

@@ -82,9 +82,9 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def now(cls) -> "Surroundings":
-        modules = {name: vars(each) for name, each in list(sys.modules.items()) if type(each) is types.ModuleType}
-        variables = {name: (len(held), next(reversed(held), "")) for name, held in modules.items()}
-        return cls(dict(os.environ), variables, os.getcwd(), [])
+        modules = [(name, vars(each)) for name, each in list(sys.modules.items()) if type(each) is types.ModuleType]
+        counted = {name: (len(known), next(reversed(known), "")) for name, known in modules}
+        return cls(dict(os.environ), counted, os.getcwd(), [])
 
 
 def own_state(state: ObservedState, before: Surroundings) -> OwnState:
