@@ -3,7 +3,6 @@
 Most functions need ray or torch, `chaosrun --help` neither: each is imported from its home module when it is first used.
 """
 
-import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -196,7 +195,6 @@ def preflight(
     Raises UsageError or SpecError before anything starts, ResourcesError when there is no cluster, InterruptedRunError on
     SIGINT and SIGTERM: nothing is left behind then.
     """
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     base = (default_root() if root is None else root).absolute()
     with Interrupts() as interrupts:
         from chaosrun.preflight.conduct import Request, conduct

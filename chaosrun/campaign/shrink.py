@@ -5,7 +5,6 @@ result.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -204,7 +203,6 @@ def shrink(
     """Reduce the faults of a run that failed to a smallest plan that fails in the same way, also written to its shrunk.yaml.
     `early`: as in `submit`; `overrides`: added to the run's. Raises UsageError for a run that did not fail or is being
     supervised; otherwise as `api.submit`."""
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     with Interrupts(AGAIN) as interrupts, lock_run(run):
         interrupts.check(run)
         case = open_case(run)

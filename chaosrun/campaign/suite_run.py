@@ -1,6 +1,5 @@
 """One run of a suite: executes its plan on one Ray, saves each result as it comes, writes its pages. Can be resumed."""
 
-import os
 import threading
 import time
 import traceback
@@ -66,7 +65,6 @@ def suite(
     the result. `resume` continues a suite (id, unique prefix, "latest"); `overrides`: added to those of every drill. When the
     suite is cut short, `on_cut_short` is called with the result so far before the error is raised.
     """
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     base = (default_root() if root is None else root).absolute()
     listener = on_event or (lambda record: None)
     with Interrupts() as interrupts, opened(base, request, resume) as (folder, plan, journal):

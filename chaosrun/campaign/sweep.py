@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,8 +19,6 @@ from chaosrun.campaign.drill import drill_on, new_run
 from chaosrun.campaign.files import Sweep, SweepFolder
 from chaosrun.campaign.results import PointResult
 from chaosrun.campaign.scheduler import RunningSupervisors, Scheduler, Shape, Task, one_ray
-from chaosrun.cluster.ray_cluster import RayCluster
-from chaosrun.cluster.workers import ClusterWorkers
 from chaosrun.errors import InterruptedRunError, UsageError, error_of
 from chaosrun.faults.points import SurveyedPoint
 from chaosrun.faults.strace import expect_strace
@@ -40,6 +39,9 @@ from chaosrun.supervise.find_runs import remove_run
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.reference import leg_end, reference_key
 from chaosrun.supervise.run import Listener, expect_startable
+
+if TYPE_CHECKING:
+    from chaosrun.cluster.ray_cluster import RayCluster
 
 TYPED = "job.yaml"
 
@@ -66,7 +68,6 @@ def sweep(
     time; `keep`: keep passing runs as well. `resume` continues a sweep (id, unique prefix, "latest"). Raises as `api.submit`;
     after an InterruptedRunError the sweep can be resumed, once its points are known.
     """
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     base = (default_root() if root is None else root).absolute()
     with Interrupts() as interrupts, _opened(base, job, resume, tuple(overrides), steps or only or saves) as (folder, known):
         run = _SweepRun(
@@ -156,7 +157,7 @@ class _SweepRun:
     def shape(self) -> Shape:
         return Shape.of(self.job.spec)
 
-    def begin(self, cluster: RayCluster, overrides: Sequence[str], steps: Sequence[int], only: Sequence[str]) -> Sweep:
+    def begin(self, cluster: "RayCluster", overrides: Sequence[str], steps: Sequence[int], only: Sequence[str]) -> Sweep:
         """Find the points to try, and record them. Raises UsageError when none of the requested points exists."""
         spec = self.job.spec
         if self.saves:
@@ -207,9 +208,11 @@ class _SweepRun:
         self.folder.save(known)
         return known
 
-    def take_up(self, cluster: RayCluster, known: Sweep) -> Sweep:
+    def take_up(self, cluster: "RayCluster", known: Sweep) -> Sweep:
         """Continue a sweep. Raises UsageError when job, script, machine or chaosrun have changed since its reference, as the
         verdicts would be about two jobs."""
+        from chaosrun.cluster.workers import ClusterWorkers
+
         key = reference_key(self.job.spec, self.job.script_path, ClusterWorkers(cluster, self.job.spec).devices())
         if not is_of_job(known, self.job.text, key):
             raise UsageError(
@@ -218,7 +221,7 @@ class _SweepRun:
             )
         return known
 
-    def _survey(self, cluster: RayCluster, overrides: Sequence[str]) -> RunLayout:
+    def _survey(self, cluster: "RayCluster", overrides: Sequence[str]) -> RunLayout:
         """Run the survey. Raises the error of the job if it fails without faults; the sweep shows whether it recovers from the
         kill."""
         kill = [*cleared(self.job.spec), scheduled([first_kill(self.job.spec)])]
@@ -231,7 +234,7 @@ class _SweepRun:
         return run
 
     def carry(
-        self, point: Point, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listener
+        self, point: Point, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listener
     ) -> tuple[PointResult | None, bool]:
         assert cluster is not None, "no point takes a node along"
         began_s = time.monotonic()

@@ -52,8 +52,6 @@ class OneRay:
     def make_ready(self, spec: "JobSpec", plan: "FaultPlan") -> None:
         """Connect this process to a Ray that is large enough, for the drill to use; or to none, if the plan strikes Ray itself
         and the drill needs its own. Raises as `api.submit` does."""
-        # Read when Ray is imported; see `supervise.run.placed`.
-        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         from chaosrun.campaign.drill import takes_agents
 
         if takes_agents(fault.kind for fault in plan.faults):
@@ -67,9 +65,9 @@ class OneRay:
             self._cpus = max(os.cpu_count() or 1, math.ceil(cpus))
 
     def _connect(self, spec: "JobSpec") -> None:
-        from chaosrun.cluster.ray_cluster import RayCluster
-
         with Interrupts() as interrupts:
+            from chaosrun.cluster.ray_cluster import RayCluster
+
             with interrupts.postponed():
                 cpu = spec.per_worker.cpu
                 self._cluster = RayCluster(self._address, workers=spec.workers, cpu=cpu, gpu=0)

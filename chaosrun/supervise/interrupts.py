@@ -57,6 +57,8 @@ class Interrupts:
         self._postponed = False
 
     def __enter__(self) -> Self:
+        # Read when Ray is imported: its handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         if threading.current_thread() is threading.main_thread():
             hangup = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else ()
             for number in (signal.SIGINT, signal.SIGTERM, *hangup):

@@ -290,9 +290,6 @@ def placed(
     run: RunLayout, address: str | None, listener: Listener, interrupts: Interrupts, cluster: "RayCluster | None" = None
 ) -> "Iterator[ClusterWorkers]":
     """The given cluster, or a new one, and a run's workers on it."""
-    # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.cluster.workers import ClusterWorkers
 

@@ -234,6 +234,12 @@ ATTACHES = (
             "chaosrun.preflight.engine, chaosrun.preflight.conduct",
             ["torch", "ray", "accelerate"],
         ),
+        # Ray reads at its import whether its own handler of SIGTERM is wanted: `Interrupts` must come first.
+        (
+            "import chaosrun.campaign.sweep, chaosrun.campaign.suite_run, chaosrun.campaign.shrink, "
+            "chaosrun.supervise.process, chaosrun.integrations.testing",
+            ["ray"],
+        ),
         ("import chaosrun.cluster.probe_agent, chaosrun.cluster.probing", ["torch", "ray", "pydantic", "rich", "numpy"]),
         # Each restart would wait for it.
         (ATTACHES, ["torch.distributed.checkpoint", "ray"]),
