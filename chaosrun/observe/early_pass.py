@@ -1,9 +1,9 @@
-"""A forward pass before the first optimizer was made: it builds or measures something, or belongs to the first step, whose
-optimizer is made only after it."""
+"""Forward passes, and those before the first optimizer was made: such a pass builds or measures something, or belongs to the
+first step, whose optimizer is made only after it."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,13 +11,25 @@ from chaosrun.observe.modes import outside_modes
 from chaosrun.observe.rng import capture_rng, restore_rng
 
 
-class EarlyPass:
-    """The call, the roots of its backward pass once it made one, and the random streams as they were before it."""
+class Pass(NamedTuple):
+    """A call of an outermost module."""
 
-    def __init__(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
-        self.module, self.inputs, self.named = module, inputs, named
+    module: torch.nn.Module
+    inputs: tuple[Any, ...]
+    named: dict[str, object]
+
+    @property
+    def arguments(self) -> list[Any]:
+        return [self.inputs, self.named]
+
+
+class EarlyPass:
+    """The pass, the roots of its backward pass once it made one, and the random streams as they were before it."""
+
+    def __init__(self, call: Pass) -> None:
+        self.call = call
         self.losses: list[torch.Tensor] = []
-        self._device = next(module.parameters()).device
+        self._device = next(call.module.parameters()).device
         self._streams = capture_rng(self._device)
 
     def went_backward(self, roots: Sequence[torch.Tensor]) -> None:

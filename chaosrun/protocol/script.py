@@ -22,7 +22,7 @@ from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import input_digest, tensors_in
-from chaosrun.observe.early_pass import EarlyPass, scalar
+from chaosrun.observe.early_pass import EarlyPass, Pass, scalar
 from chaosrun.observe.found_state import FoundState, let_go_of_replaced, names_of_optimizers, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
@@ -84,11 +84,11 @@ class ScriptTraining:
         """`stepped_digest` after a restart's first step, if its learning rate is 0: a checkpoint may be loaded only now."""
         self._recorded = True
         self._incomplete = False
-        self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
-        """The last call in evaluation mode since the last step: some scripts train in it."""
+        self._evaluated: Pass | None = None
+        """The last one in evaluation mode since the last step: some scripts train in it."""
         self._early: EarlyPass | None = None  # the last before the first optimizer
-        self._first: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
-        """The last call of a restarted attempt before its first step: it may load or build an optimizer only after that."""
+        self._first: Pass | None = None
+        """The last one of a restarted attempt before its first step: it may load or build an optimizer only after that."""
         self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
         self._saves = SavePoints(self._faults, self._order, context.leg)
         self._watch = SaveWatch(self._order.outputs, self._step_of_save, self._saves.begin, self._see_save)
@@ -111,21 +111,20 @@ class ScriptTraining:
         if self._busy:
             return
         with self._unheard():
-            tensors = list(tensors_in([inputs, named]))
-            own = [tensor for tensor in tensors if tensor.grad_fn is None]
-            if tensors and not own:
+            call = Pass(module, inputs, named)
+            if (tensors := [*tensors_in(call.arguments)]) and all(tensor.grad_fn for tensor in tensors):
                 return  # it continues from another module's output
             if not module.training:
                 # An evaluation, unless a backward pass follows.
                 self._ledger.passed_by()
-                self._evaluated, self._early = (module, inputs, named), None
+                self._evaluated, self._early = call, None
                 return
             self._go_on()
             if self._steps is None and not hooks.optimizers():
-                self._early = EarlyPass(module, inputs, named)
+                self._early = EarlyPass(call)
                 return
-            self._take(self._begun_by(module, [inputs, named]), inputs, named)
-            self._first = (module, inputs, named) if self._began_with is not None else None
+            self._take(self._begun_by(call), call)
+            self._first = None if self._began_with is None else call
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy or (self._steps is None and not hooks.optimizers()):
@@ -137,9 +136,9 @@ class ScriptTraining:
             if self._early and not self._early.losses:
                 self._take_early(self._early)
             seen = self._evaluated or (self._first if self._has_loaded() else None)
-            steps = self._begun_by(*((seen[0], [*seen[1:]]) if seen else (None, None)))
+            steps = self._begun_by(seen)
             if seen and not steps.observer.has_batch:
-                self._take(steps, *seen[1:])
+                self._take(steps, seen)
             steps.open_window()
             steps.observer.losses([scalar(root) for root in roots[:1]])
             if self._primer.synchronises and not self._backwards:
@@ -209,18 +208,18 @@ class ScriptTraining:
     def meet_wrapper(self, model: DistributedDataParallel) -> None:
         self._primer.expect(model)
 
-    def _take(self, steps: Steps, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
-        """Record these inputs as a micro-batch of the current step."""
+    def _take(self, steps: Steps, call: Pass) -> None:
+        """Record its inputs as a micro-batch of the current step."""
         self._evaluated = None
         steps.open_window()
         self._heart.beat("forward", self.position.step + 1)
-        own, passes = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None), self._ledger.passes
-        ids = self._ledger.taken(own)
+        passes = self._ledger.passes
+        ids = self._ledger.taken(tensor for tensor in tensors_in(call.arguments) if tensor.grad_fn is None)
         fetched = self._ledger.fetched(skipping=self._order.attempt > 1)
         self._builds = self._builds and ids is None and fetched is None
         self._passes += 1
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
-        steps.observer.batch([inputs, named], ids, fetched if ids is None else None)
+        steps.observer.batch(call.arguments, ids, fetched if ids is None else None)
 
     def _may_be_given(self) -> bool:
         """Whether the present gradients may come from no backward pass: there was none yet, or none since a batch was taken for
@@ -234,14 +233,14 @@ class ScriptTraining:
             self._go_on()
             if self._early and self._early.losses:
                 self._take_early(self._early)
-            self._begun_by(None, None).open_window()
+            self._begun_by(None).open_window()
             self._backwards = 1
 
     def _take_early(self, early: EarlyPass) -> None:
         """Begin with this pass: the first step's."""
         with early.at_its_time():
-            steps = self._begun_by(early.module, [early.inputs, early.named])
-            self._take(steps, early.inputs, early.named)
+            steps = self._begun_by(early.call)
+            self._take(steps, early.call)
         steps.observer.losses([scalar(root) for root in early.losses])
 
     @contextlib.contextmanager
@@ -254,14 +253,14 @@ class ScriptTraining:
         finally:
             self._busy = False
 
-    def _begun_by(self, outermost: torch.nn.Module | None, inputs: list[Any] | None) -> Steps:
+    def _begun_by(self, call: Pass | None) -> Steps:
         """The steps of this training, begun now if they were not. The attempt begins again with this pass if, after an earlier
         one, the script loaded its checkpoint or built or replaced an optimizer, or if the earlier passes were not yet training
         (they built or measured something)."""
-        rebuilt = outermost is not None and self._has_rebuilt()
-        if self._steps and not rebuilt and not self._has_loaded() and not (inputs and self._has_measured(inputs)):
+        begins_again = self._has_loaded() or (call and (self._has_rebuilt() or self._has_measured(call)))
+        if self._steps and not begins_again:
             return self._steps
-        steps = self._begin(outermost, None if inputs is None else input_digest(inputs))
+        steps = self._begin(call)
         self._began_with = stepped_digest() if self._order.attempt > 1 else None
         return steps
 
@@ -273,23 +272,24 @@ class ScriptTraining:
         """Whether, before the first step, the optimizers have other parameters than when the attempt began."""
         return self._builds and not self._calls and self._state is not None and self._state.is_outdated()
 
-    def _has_measured(self, inputs: list[Any]) -> bool:
+    def _has_measured(self, call: Pass) -> bool:
         """Whether these inputs are the expected first ones of a restarted attempt, while the passes before them, none with a
         backward pass, took other inputs, or the step has none of these after as many: passes that the script makes at each
         start."""
         if self._began_with is None or self._due is None or self._backwards or self._calls or not self._passes:
             return False
         (first, *_), taken = self._due
-        now = input_digest(inputs)
+        now = input_digest(call.arguments)
         return now == first and not (taken and now in self._due.batches[self._passes : self._passes + 1])
 
-    def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
+    def _begin(self, call: Pass | None, *, at_end: bool = False) -> Steps:
         """Find this attempt's position, and write the `start` line."""
         if not at_end:
             hooks.let_go()
             let_go_of_replaced()
-        state = FoundState(outermost, self._earlier.first_start())
+        state = FoundState(call and call.module, self._earlier.first_start())
         steps = Steps(state, self._context, state.device)
+        data = None if call is None else input_digest(call.arguments)
         began, place = self._earlier.begin(state, steps.observer, data, at_end=at_end)
         found = place.found if place else None
         if self._steps and not self._has_rebuilt() and not (found and found.weights):
@@ -396,5 +396,5 @@ class ScriptTraining:
                 hint = why_no_step(self._context, self._earlier.has_trained())
                 raise UserScriptError("the script ended without a step of any optimizer", hint=hint)
             if steps is None or self._has_loaded():
-                steps = self._begin(None, None, at_end=True)
+                steps = self._begin(None, at_end=True)
             steps.end(self.position)
