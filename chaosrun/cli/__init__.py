@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A character that the terminal's encoding lacks must not lose the report of a drill.
         sys.stdout.reconfigure(errors="replace")
     try:
-        _expect_working_directory()
+        if not _only_asks(tokens):
+            _expect_working_directory()
         if arguments is None and tokens and tokens[0] in DRILL_HERE:
             from chaosrun.supervise.watchdog import watched
 
@@ -109,6 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _report(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
 
 
+def _only_asks(tokens: Sequence[str]) -> bool:
+    """Whether the command line asks for help or the version, which no working directory is needed for."""
+    own = tokens[: tokens.index("--")] if "--" in tokens else tokens
+    return not own or any(token in ("--help", "-h", "--version") for token in own)
+
+
 def _expect_working_directory() -> None:
     try:
         os.getcwd()
@@ -136,7 +143,7 @@ def _report(tokens: Sequence[str], kind: str, message: str, hint: str | None, ex
 def _asks_for_json(tokens: Sequence[str]) -> bool:
     """Whether the command line asks for JSON, even if it cannot be parsed."""
     own = tokens[: tokens.index("--")] if "--" in tokens else tokens
-    pairs = zip(own, [*own[1:], ""], strict=True)
+    pairs = zip(own, [*own[1:], ""], strict=False)
     return any(
         (option in ("-o", "--output") and value == "json") or option in ("-ojson", "-o=json", "--output=json")
         for option, value in pairs

@@ -18,7 +18,7 @@ from verdicts import PASSED
 import chaosrun
 from chaosrun import cli, errors
 from chaosrun.api import RunResult, RunSummary
-from chaosrun.errors import ResourcesError
+from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import RunLayout
@@ -137,6 +137,24 @@ class TestErrors:
         gone.rmdir()
         assert cli.main(command) == 2
         assert capsys.readouterr().err.startswith("error: the current directory no longer exists\nhint: ")
+
+    @pytest.mark.parametrize("command", [[], ["--help"], ["--version"], ["submit", "--help"]])
+    def test_help_needs_no_working_directory(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        assert cli.main(command) == 0
+        assert capsys.readouterr().out
+
+    def test_an_error_without_any_word_on_the_command_line_is_told(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cli, "app", raising(UsageError("wrong")))
+        assert cli.main([]) == 2
+        assert capsys.readouterr() == ("", "error: wrong\n")
 
     def test_interrupted(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
         api.answers["submit"] = raising(KeyboardInterrupt())
