@@ -132,6 +132,9 @@ def render_runs(runs: "Sequence[RunSummary]", *, now_s: float) -> RenderableType
         age = span(max(0.0, now_s - run.created_s))
         status = Text(run.status, style=STYLES.get(run.status, ""))
         table.add_row(run.run_id, run.name, status.append(_why(run), style=""), age)
+    # To be copied, however narrow the terminal; rich makes wider columns of these than fit.
+    table.columns[0].min_width = max(len(run.run_id) for run in runs)
+    table.columns[2].min_width = max(len(run.status) for run in runs)
     return table
 
 

@@ -436,6 +436,9 @@ def test_runs() -> None:
         "interrupted",
         "interrupted: exit 7",
     ]
+    whole = RunSummary(**{**told, "run_id": f"bytelm-{7:030}"}, status="INCONCLUSIVE", outcome="user_error", exit_code=4)
+    narrow = rendered(render_runs([whole], now_s=1.0), width=40, colour=False)
+    assert whole.run_id in narrow and "INCONCLUSIVE" in narrow
     assert rendered(render_runs([], now_s=0.0), width=80, colour=False) == "no runs yet\n"
 
 
