@@ -101,6 +101,9 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
         return failed(message=message, hint=hint, outcome="resources")
     message = f"rank {rank} left with exit code {exit_code} at step {step}, before the training was complete"
     hint, error = f"os._exit or a crash in native code; see {log}", ("exit", str(exit_code))
+    if exit_code == 0:
+        itself = "drill a script that starts itself again as a command: `chaosrun submit … -- python SCRIPT`"
+        hint = f"os._exit(0), or another program in its place (os.exec…; {itself}); see {log}"
     if end is not None and end.completed:
         message = f"rank {rank} left with exit code {exit_code} after step {end.step}, without an error"
         hint = f"sys.exit({exit_code}), perhaps of an exit handler: only 0 says that the training is complete; see {log}"

@@ -216,6 +216,13 @@ def test_a_script_that_is_done_and_leaves_with_another_code_than_0_is_told_so(tm
     assert cause.params["message"] == "rank 1 left with exit code 1 after step 24, without an error"
 
 
+@pytest.mark.parametrize(("exit_code", "may_be"), [(0, "another program in its place"), (9, "a crash in native code")])
+def test_what_may_have_ended_a_rank_without_a_record_depends_on_its_exit_code(
+    tmp_path: Path, exit_code: int, may_be: str
+) -> None:
+    assert may_be in (failed_as(LegLayout(tmp_path), exit_code=exit_code).hint or "")
+
+
 def raised(error: ChaosrunError) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
 
