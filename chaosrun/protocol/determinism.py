@@ -58,13 +58,21 @@ def pin_algorithms(deterministic: Determinism) -> None:
         torch.backends.cudnn.allow_tf32 = False
 
 
+def text_of(told: object) -> str:
+    """Its text, even if the script's own code, as of an error's `__str__`, makes none."""
+    try:
+        return str(told)
+    except Exception as error:
+        return f"its __str__ raised {type(error).__name__}"
+
+
 def refused_operation(error: BaseException, deterministic: Determinism) -> UserScriptError | None:
     """What to do about an operation that torch refused because it cannot be deterministic; None for any other error.
 
     Decided by the message, not the type: torch raises a RuntimeError, and the loader re-raises its workers' errors with longer
     texts.
     """
-    found = next((match for refusal in _REFUSALS if (match := refusal.search(str(error)))), None)
+    found = next((match for refusal in _REFUSALS if (match := refusal.search(text_of(error)))), None)
     if not isinstance(error, RuntimeError) or found is None:
         return None
     operation = found["operation"]

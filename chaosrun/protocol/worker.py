@@ -36,7 +36,7 @@ from chaosrun.observe.opened import FileWatch
 from chaosrun.processes import before_os_exit
 from chaosrun.protocol import rendezvous
 from chaosrun.protocol.context import WorkerContext, enter
-from chaosrun.protocol.determinism import pin, refused_operation
+from chaosrun.protocol.determinism import pin, refused_operation, text_of
 from chaosrun.protocol.randomness import own_epoch
 from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
@@ -49,6 +49,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 PACKAGE, TORCH, STANDARD = Path(__file__).parents[1], Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib"))
 HANDS_ON = ("hooks", "ledger", "probe", "writers")
 """Modules of `observe` through which the script's own calls, or calls of its code, go."""
+
+A_TEXT = "sys.exit with a text is exit code 1, a failure for every launcher: if all is well, print the text and call sys.exit()"
 
 
 def main(order: WorkerOrder, listen_fd: int | None) -> int:
@@ -254,11 +256,15 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     code = request.code if isinstance(request.code, int) else (0 if request.code is None else 1)
     if code == 0 and (end := _exited(context, waiting=True)):
         return end
-    said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
+    said = "" if request.code is None or isinstance(request.code, int) else f": {text_of(request.code)}"
+    if said:
+        with contextlib.suppress(OSError, ValueError):  # as Python does; the script may have closed it
+            print(said.removeprefix(": "), file=sys.stderr, flush=True)
     made = f"at step {context.step}" if context.step else "without a step in this attempt"
     left = f"the script left with sys.exit({code}) {made}"
     if context.script is not None or context.finished:
-        error = UserScriptError(f"{left}: only 0 says that its training is complete{said}", hint=_last_words(context))
+        hint = A_TEXT if said else _last_words(context)
+        error = UserScriptError(f"{left}: only 0 says that its training is complete{said}", hint=hint)
     else:
         error = UserScriptError(
             f"{left}, before its training was done{said}",
@@ -296,7 +302,7 @@ def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
     storage = error.__cause__ if isinstance(error, ResourcesError) else None
     return RaisedError(
         type=type(error).__name__,
-        message=told.message if told else str(error),
+        message=told.message if told else text_of(error),
         hint=told.hint if told else None,
         exit_code=told.exit_code if told else UserScriptError.exit_code,
         traceback=_script_traceback(error),

@@ -4,7 +4,7 @@ A file holds one JSON object, or one per line. A last line without a newline was
 does not match its type is damaged, and reported with file, line and field. Records of version 1 are not read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -41,8 +41,25 @@ class _Versioned(Struct):
     v: Any = None
 
 
-encode = msgspec.json.encode
 changed = msgspec.structs.replace
+
+
+def encode(record: object) -> bytes:
+    """The record as JSON; see `as_utf8`."""
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(as_utf8(msgspec.to_builtins(record, str_keys=True)))
+
+
+def as_utf8(plain: Any) -> Any:
+    """Plain values with texts that UTF-8 can hold. Names of the script's own files may be other bytes, which Python keeps as
+    lone surrogates; a record of them must not fail in the script."""
+    if isinstance(plain, str):
+        return plain.encode(errors="backslashreplace").decode()
+    if isinstance(plain, Mapping):
+        return {as_utf8(key): as_utf8(value) for key, value in plain.items()}
+    return [as_utf8(value) for value in plain] if isinstance(plain, list | tuple) else plain
 
 
 def to_plain(record: Struct) -> dict[str, Any]:

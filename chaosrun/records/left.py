@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from chaosrun.records.codec import Record
+from chaosrun.records.codec import Record, encode
 from chaosrun.records.figures import SUFFIXES, Figures, figures, figures_beside_tensors
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout
@@ -73,7 +73,7 @@ def note_left(leg: LegLayout, attached: int = 0, known: Iterable[str] = ()) -> N
     changed |= {name: file.changed_s for name, file in written.items()}
     out = tuple(sorted(left_out))
     left = Left(files=found, left_out=out, ranks=ranks, saves=saves, changed=changed, figures=numbers)
-    write_durably(leg.left, msgspec.json.encode(left))
+    write_durably(leg.left, encode(left))
 
 
 class _File(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from chaosrun.records.codec import Count, DamagedRecordError, Record, changed, convert
+from chaosrun.records.codec import Count, DamagedRecordError, Record, as_utf8, changed, convert
 from chaosrun.records.traces import TRACE_VERSION, AtLeastOne, Block, Line, StartRecord, StepRecord, expect_words
 
 MARK = b"\x92\xa5block"
@@ -27,7 +27,7 @@ TICKS = 10_000
 _MOST = 0xFFFF
 """Most bytes of a frame's content. If it is exactly that long, the next frame continues it."""
 _DIGITS = 16
-_pack = msgspec.msgpack.Encoder().encode
+_packed = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.decode
 Texts = bytes | list[str]
 """8 bytes for each digest, or a list of texts if one of them is not 16 hex digits."""
@@ -268,6 +268,13 @@ def _expect_sound(step: StepRecord, tensors: Sequence[str]) -> None:
     expected = ("grad", "lr") if step.state else ("grad", "lr", "loss")
     if stepped and (missing := [name for name in expected if not getattr(step, name)]):
         raise ValueError(f"{where}gradients without {missing[0]}")
+
+
+def _pack(value: Any) -> bytes:
+    try:
+        return _packed(value)
+    except UnicodeEncodeError:
+        return _packed(as_utf8(msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True)))
 
 
 Names = dict[str, tuple[list[str], Texts]]

@@ -32,6 +32,10 @@ def create_run(
 ) -> RunLayout:
     """Make a new run directory and record in it what will be run, before anything starts."""
     spec = job.spec
+    for what, place in (("root", root.absolute()), ("job's directory", job.directory)):
+        name = str(place)
+        if name != name.encode(errors="replace").decode():
+            raise UsageError(f"the {what} {name!r} cannot be recorded: it is not UTF-8", hint="use a folder whose path is")
     run = RunLayout(new_folder(root / "runs", spec.name))
     try:
         storage, nonce = _storage(spec, job.directory, run)

@@ -69,6 +69,14 @@ def test_a_run_lies_below_the_root_and_is_new(tmp_path: Path) -> None:
     assert first.path != second.path
 
 
+@pytest.mark.parametrize("folder", ["root", "job"])
+def test_a_folder_that_no_record_can_name_is_refused_before_anything_is_made(tmp_path: Path, folder: str) -> None:
+    where = {"root": tmp_path / "root", "job": tmp_path / "job", folder: tmp_path / "caf\udce9"}
+    with pytest.raises(UsageError, match="not UTF-8"):
+        create(job(where["job"]), where["root"])
+    assert not where["root"].exists()
+
+
 def test_a_link_that_waits_under_the_name_of_a_run_is_not_followed(tmp_path: Path) -> None:
     """A run directory is made, never found."""
     path, elsewhere = job(tmp_path / "job"), tmp_path / "elsewhere"

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from chaosrun.errors import MisuseError, UsageError
 from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.protocol import worker
 from chaosrun.protocol.context import WorkerContext
+from chaosrun.protocol.script import ScriptTraining
+from chaosrun.records.codec import encode
 from tests.integration.ranks import make_orders
 
 ORDER = make_orders(Path("/nowhere"), "", workers=1)[0]
@@ -72,6 +76,38 @@ def test_a_script_that_cannot_be_compiled_is_the_scripts(tmp_path: Path, monkeyp
     with pytest.raises(SyntaxError) as caught:
         worker._run_script(replace(order, script=str(script)))
     assert worker._describe(caught.value, order).ours is False
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("no such file: \udcff.bin"), "no such file: \udcff.bin"),
+        (MisuseError("not loaded: \udcff.bin"), "not loaded: \udcff.bin"),
+        (OSError(28, "No space left", "/nowhere/\udcff.bin"), "rank 0 could not write to /nowhere/\udcff.bin: No space left"),
+        (Unspeakable(), "its __str__ raised KeyError"),
+    ],
+)
+def test_an_error_is_recorded_whatever_its_text_holds(error: Exception, message: str) -> None:
+    described = worker._describe(error, ORDER)
+    assert described.message == message
+    assert encode(described)
+
+
+@pytest.mark.parametrize("code", ["no more data", Unspeakable()])
+def test_what_sys_exit_says_is_printed_and_no_error_of_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: object
+) -> None:
+    context = WorkerContext(replace(make_orders(tmp_path, "", workers=1)[0], by="script"))
+    context.script = cast(ScriptTraining, SimpleNamespace(position=SimpleNamespace(step=7)))  # its training has begun
+    end = worker._after_sys_exit(SystemExit(code), context)
+    assert end.error and encode(end) and end.exit_code == 1
+    assert end.error.hint == worker.A_TEXT
+    assert end.error.message.endswith(f": {capsys.readouterr().err.rstrip()}")
 
 
 def test_a_refusal_shows_where_the_script_was_and_not_where_chaosrun_was() -> None:

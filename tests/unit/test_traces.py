@@ -15,7 +15,7 @@ import xxhash
 
 from chaosrun import cli
 from chaosrun.records import trace_reader
-from chaosrun.records.codec import changed
+from chaosrun.records.codec import changed, encode
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.position import Position
 from chaosrun.records.trace_blocks import framed, frames, is_footer, is_step
@@ -137,6 +137,16 @@ def test_other_records_come_back(path: Path) -> None:
     assert [record.digests for record in trace.checkpoints] == [DIGESTS] * 3
     assert trace.end and trace.end.digests == DIGESTS and trace.buckets[0].layout == ((0, 1),)
     assert list(all_records(path, 1, 0))[-1] == whole(150)[-1]
+
+
+def test_bytes_of_a_name_that_are_no_utf8_are_written_as_their_escapes(tmp_path: Path) -> None:
+    """A script may call its files, its samples and its variables so; a record of them raises nothing in it."""
+    save = SaveRecord(step=1, path="st\udce9te.pt", how="open", time_s=0.0, done=True, held={"\udce9": "\udce9"})
+    path = write(tmp_path / "rank-0.trace", start(0), step(1, ids=(("\udce9",),)), save)
+    trace, problems = read(path)
+    assert not problems and trace.steps[1].ids == (("\\udce9",),)
+    assert [(record.path, record.held) for record in trace.saves] == [("st\\udce9te.pt", {"\\udce9": "\\udce9"})]
+    assert encode(save) == encode(changed(save, path="st\\udce9te.pt", held={"\\udce9": "\\udce9"}))
 
 
 def test_a_state_that_was_digested_later_is_found_with_its_checkpoint(tmp_path: Path) -> None:
