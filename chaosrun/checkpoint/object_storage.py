@@ -51,6 +51,13 @@ _OPTIONS = {
 }
 
 
+_UNREACHABLE = ("ConnectionError", "HTTPClientError", "ClientConnectionError", "TimeoutError")
+
+
+class UnreachableStoreError(ResourcesError):
+    """No answer came, after the library's own retries, which take long."""
+
+
 class ObjectStorage:
     """Objects below one URL, by keys relative to it.
 
@@ -228,9 +235,9 @@ class ObjectStorage:
         if isinstance(error, OSError) and error.errno == errno.EBUSY:
             hint = "the store limits the rate of requests: save less often (checkpoint.every_steps), or ask for a higher rate"
         reason = " ".join((getattr(error, "strerror", None) or str(error) or kinds[0]).split())
-        return ResourcesError(
-            f"checkpoint storage failed at {self.url(key)}: {reason}", hint=hint or "see the message of the store above"
-        )
+        failed = UnreachableStoreError if any(kind in _UNREACHABLE for kind in kinds) else ResourcesError
+        hint = hint or "see the message of the store above"
+        return failed(f"checkpoint storage failed at {self.url(key)}: {reason}", hint=hint)
 
 
 def _file_system(scheme: str, env: dict[str, str]) -> Any:

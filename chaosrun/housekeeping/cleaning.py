@@ -22,7 +22,7 @@ from chaosrun.records.locks import locked
 from chaosrun.records.naming import default_root
 from chaosrun.records.run_file import disown
 from chaosrun.supervise.drill import lock_run
-from chaosrun.supervise.objects import remove_all_objects
+from chaosrun.supervise.objects import SilentStores, remove_all_objects
 from chaosrun.supervise.reference import ReferenceCache
 
 TRASH = ".trash"
@@ -105,9 +105,10 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
         if intended.empty or not agreed(intended):
             return intended
         failed_ones: list[ResourcesError] = []
+        silent: SilentStores = {}
         for leftover in leftovers:
             with _kept_for_later(failed_ones, leftover):
-                _take_apart(leftover)
+                _take_apart(leftover, silent)
         # The answer may have taken long.
         still = chosen().removed
         removed, sizes, kept = [], [], list(choice.kept)
@@ -118,7 +119,7 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
                         raise UsageError("used meanwhile")
                     place = _thrown_away(found)
                     with _kept_for_later(failed_ones, place):
-                        _take_apart(place)
+                        _take_apart(place, silent)
             except UsageError as error:
                 kept.append(Kept(found=found, why=error.message))
             else:
@@ -180,8 +181,8 @@ def _thrown_away(found: Found) -> Path:
     return place
 
 
-def _take_apart(place: Path) -> None:
-    """Delete a folder of the trash with its contents; for a link, only the link."""
+def _take_apart(place: Path, silent: SilentStores) -> None:
+    """Delete a folder of the trash with its contents; for a link, only the link. `silent`: stores that do not answer."""
     for thrown in sorted(place.iterdir()) if is_real(place) else ():
         home = place.parent.parent / thrown.name
         for run in _runs_in(thrown, place.name.partition("-")[0]):
@@ -190,7 +191,7 @@ def _take_apart(place: Path) -> None:
                 shutil.rmtree(checkpoints)
             for around in storage.around:
                 disown(around)
-            remove_all_objects(run, home / run.path.relative_to(thrown))
+            remove_all_objects(run, home / run.path.relative_to(thrown), silent)
             for entry in sorted(run.path.iterdir()):
                 if entry != run.run_json:
                     remove(entry)

@@ -18,6 +18,11 @@ class ObjectPlace:
     env: tuple[tuple[str, str], ...] = ()
     """The job's environment variables, for a process that is not one of its ranks."""
 
+    @property
+    def bucket(self) -> str:
+        """Its scheme and bucket alone."""
+        return "/".join(self.url.split("/")[:3])
+
 
 def is_url(place: str) -> bool:
     return _URL.match(place) is not None

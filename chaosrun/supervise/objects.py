@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from chaosrun.checkpoint.object_storage import ObjectStorage
+from chaosrun.checkpoint.object_storage import ObjectStorage, UnreachableStoreError
 from chaosrun.checkpoint.object_store import ObjectCheckpointStore
 from chaosrun.errors import UsageError
 from chaosrun.records.codec import encode
@@ -10,6 +10,8 @@ from chaosrun.records.layout import LEGS, LegLayout, RunLayout
 from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.records.run_file import Owner, new_owner, own_leg, read_run
 
+SilentStores = dict[object, UnreachableStoreError]
+"""Stores that gave no answer, with the error; they are not asked again, as each request would wait for all retries."""
 _OWNER = "owner.json"
 
 
@@ -21,8 +23,9 @@ def claim_objects(place: ObjectPlace, run: RunLayout) -> str:
     return owner.nonce
 
 
-def remove_all_objects(run: RunLayout, home: Path) -> None:
-    """Remove the run's objects if they are shown to be its own. `home`: the directory of the run when it was whole."""
+def remove_all_objects(run: RunLayout, home: Path, silent: SilentStores | None = None) -> None:
+    """Remove the run's objects if they are shown to be its own. `home`: the directory of the run when it was whole. `silent`:
+    the result of earlier calls."""
     try:
         info = read_run(run)
         legs = [own_leg(run, info, name) for name in LEGS]
@@ -31,11 +34,19 @@ def remove_all_objects(run: RunLayout, home: Path) -> None:
     place = next((leg.objects for leg in legs if leg.objects), None)
     if place is None or info.storage_nonce is None:
         return
+    silent = {} if silent is None else silent
+    store = (place.bucket, tuple(setting for setting in place.env if "ENDPOINT" in setting[0]))
+    if store in silent:
+        raise silent[store]
     around = ObjectStorage(ObjectPlace(place.url.rpartition("/")[0], place.env))
-    if around.read(_OWNER) == encode(Owner(run=str(home.resolve()), nonce=info.storage_nonce)):
-        for leg in legs:
-            remove_objects(leg)
-        around.delete(_OWNER)
+    try:
+        if around.read(_OWNER) == encode(Owner(run=str(home.resolve()), nonce=info.storage_nonce)):
+            for leg in legs:
+                remove_objects(leg)
+            around.delete(_OWNER)
+    except UnreachableStoreError as error:
+        silent[store] = error
+        raise
 
 
 def remove_objects(leg: LegLayout) -> None:

@@ -17,6 +17,7 @@ from chaosrun.housekeeping import cleaning
 from chaosrun.housekeeping.cleaning import Cleaning, clean
 from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.spec.job_file import load_job
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import lock_run
@@ -197,6 +198,28 @@ class TestClean:
         with pytest.raises(ResourcesError, match="Could not connect"):
             cleaned(root)
         assert list_runs(root) == []
+
+    def test_a_store_that_does_not_answer_is_asked_once(
+        self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each request waits for the library's retries. Another store is asked all the same."""
+        for name in ("a", "b", "c"):
+            run = run_of(root, name, "PASS", storage=f"file://{tmp_path}/bucket")
+            put(run, "chaos/data/step-00000005.attempt-1/model.safetensors")
+        asked: list[str] = []
+
+        def refuse(self: ObjectStorage, kind: str, key: str, moment: str) -> None:
+            asked.append(key)
+            raise ConnectionRefusedError("Could not connect")
+
+        monkeypatch.setattr(ObjectStorage, "_tell", refuse)
+        with pytest.raises(ResourcesError, match=r"owner\.json: Could not connect; nor can 2 more"):
+            cleaned(root)
+        assert len(asked) == 1 and list_runs(root) == []
+        monkeypatch.setattr(ObjectPlace, "bucket", property(lambda place: place.url))
+        with pytest.raises(ResourcesError, match="nor can 2 more"):
+            cleaned(root)
+        assert len(asked) == 4
 
     def test_removes_nothing_that_is_not_agreed_to(self, root: Path) -> None:
         run_of(root, "a", "PASS")
