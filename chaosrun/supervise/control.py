@@ -11,6 +11,7 @@ The server runs in its own thread: it neither waits for the supervisor nor block
 import hmac
 import os
 import secrets
+import select
 import socket
 import stat
 import struct
@@ -23,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from chaosrun.errors import UsageError
+from chaosrun.processes import cpu_and_state
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 
@@ -146,6 +148,8 @@ class ControlServer:
             return
         try:
             command = decode_command(_read_line(connection))
+            if _has_left(connection):
+                return  # it was told that nothing was done
             if not hmac.compare_digest(command.token.encode(errors="replace"), self._token.encode()):
                 raise ValueError("wrong token")
             answer = self._obey(command)
@@ -174,6 +178,7 @@ def request(run: RunLayout, command: Command) -> Answer:
     when the command is refused.
     """
     directory = control_directory(run)
+    pid = 0
     try:
         _insist_on_private(directory)
         token = _read_token(directory)
@@ -181,6 +186,7 @@ def request(run: RunLayout, command: Command) -> Answer:
             connection.settimeout(PATIENCE_S)
             with _short(directory) as short:
                 connection.connect(f"{short}/socket")
+            pid = _peer(connection)[0]
             if peer_uid(connection) != os.geteuid():
                 raise UsageError(f"{directory}/socket is served by another user", hint="do not trust this run's directory")
             connection.sendall(msgspec.json.encode(msgspec.structs.replace(command, token=token)) + b"\n")
@@ -188,6 +194,11 @@ def request(run: RunLayout, command: Command) -> Answer:
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise NobodyListensError(
             f"run {run.run_id} is not being supervised", hint=f"chaosrun status {run_argument(run)}"
+        ) from error
+    except TimeoutError as error:
+        raise UsageError(
+            f"the supervisor of run {run.run_id} has not answered within {PATIENCE_S:g} s: the command was taken back",
+            hint=where_stopped(pid) or f"say it again; if it hangs, `kill -9 {pid}` ends it, and the run can be resumed",
         ) from error
     except (OSError, ValueError) as error:
         raise UsageError(
@@ -198,10 +209,30 @@ def request(run: RunLayout, command: Command) -> Answer:
     return answer
 
 
+def where_stopped(pid: int) -> str | None:
+    """What to do about a process that is stopped (Ctrl-Z, SIGSTOP); None for one that is not."""
+    if cpu_and_state(pid)[1] not in ("T", "t"):
+        return None
+    return f"its process is stopped: `kill -CONT {pid}` lets it go on; then say it again"
+
+
 def peer_uid(connection: socket.socket) -> int:
     """The user at the other end, as reported by the kernel."""
+    return _peer(connection)[1]
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(raw)[1]
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the other end is closed; one that only has nothing more to say still waits."""
+    waiting = select.poll()
+    waiting.register(connection, 0)  # POLLHUP is always told
+    return any(event & select.POLLHUP for _, event in waiting.poll(0))
 
 
 def _read_line(connection: socket.socket) -> bytes:

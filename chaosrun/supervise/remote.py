@@ -13,7 +13,16 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import wait_until_free
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import is_supervised, read_supervision
-from chaosrun.supervise.control import Answer, Cancel, Command, Inject, NobodyListensError, control_directory, request
+from chaosrun.supervise.control import (
+    Answer,
+    Cancel,
+    Command,
+    Inject,
+    NobodyListensError,
+    control_directory,
+    request,
+    where_stopped,
+)
 from chaosrun.supervise.drill import has_ended
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -115,10 +124,10 @@ def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
     speak(run, Cancel())
     if timeout_s is not None and not unsupervised(run, timeout_s):
         seen = read_supervision(run)
+        looking = f"`chaosrun status {run_argument(run)}` shows what it does"
         raise RunTimeoutError(
             f"run {run.run_id} was told to end, and is still being supervised after {timeout_s:g} s",
-            hint=f"`chaosrun status {run_argument(run)}` shows what it does"
-            + (f"; `kill -9 {seen.pid}` ends its process at once" if seen else ""),
+            hint=(where_stopped(seen.pid) or f"{looking}; `kill -9 {seen.pid}` ends its process at once") if seen else looking,
         )
 
 
@@ -133,10 +142,10 @@ def speak(run: RunLayout, command: Command) -> Answer:
             # A killed supervisor leaves its socket behind, for its successor to replace.
             if time.monotonic() > deadline:
                 seen, socket = read_supervision(run), control_directory(run) / "socket"
+                ending = f"; `kill -INT {seen.pid}` ends its process cleanly" if seen else ""
                 raise UsageError(
                     f"the supervisor of run {run.run_id} cannot be reached: nothing listens on {socket}",
-                    hint="its file system may have no sockets"
-                    + (f"; `kill -INT {seen.pid}` ends its process cleanly" if seen else ""),
+                    hint=(seen and where_stopped(seen.pid)) or f"its file system may have no sockets{ending}",
                 ) from error
         time.sleep(LOOK_EVERY_S)
     if has_ended(run):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -153,6 +154,39 @@ def test_a_client_that_says_nothing_holds_nobody_up(served: Served, monkeypatch:
         closing.join(60)
         assert not closing.is_alive()
     served.server = Served(served.run).server
+
+
+def test_what_a_stopped_supervisor_was_told_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "PATIENCE_S", 0.3)
+    run = RunLayout(tmp_path)
+    serving = """
+import sys, threading
+from pathlib import Path
+from chaosrun.records.layout import RunLayout
+from chaosrun.supervise.control import Answer, Cancel, ControlServer
+def obey(command):
+    print(type(command).__name__, flush=True)
+    return Answer()
+server = ControlServer(RunLayout(Path(sys.argv[1])), obey)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", serving, str(tmp_path)], **pipes)
+    try:
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        with pytest.raises(UsageError, match="taken back") as refused:
+            request(run, Cancel())
+        assert refused.value.hint and f"kill -CONT {process.pid}" in refused.value.hint
+        process.send_signal(signal.SIGCONT)
+        monkeypatch.setattr(control, "PATIENCE_S", 60.0)
+        request(run, Ping())
+        assert process.communicate()[0] == "Ping\n"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_another_user_is_not_listened_to(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
