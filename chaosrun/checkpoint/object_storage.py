@@ -236,8 +236,8 @@ class ObjectStorage:
             hint = "the store limits the rate of requests: save less often (checkpoint.every_steps), or ask for a higher rate"
         reason = " ".join((getattr(error, "strerror", None) or str(error) or kinds[0]).split())
         failed = UnreachableStoreError if any(kind in _UNREACHABLE for kind in kinds) else ResourcesError
-        hint = hint or "see the message of the store above"
-        return failed(f"checkpoint storage failed at {self.url(key)}: {reason}", hint=hint)
+        message = f"checkpoint storage failed at {self.url(key)}: {reason}"
+        return failed(message, hint=hint or "see the message of the store above")
 
 
 def _file_system(scheme: str, env: dict[str, str]) -> Any:
