@@ -156,6 +156,11 @@ def test_a_divergence_in_what_was_cut_off_later_shows_what_was_seen_there(tmp_pa
     assert "1, 2" in page_of(run, verdict).said("ledger")
 
 
+def test_no_colour_of_a_terminal_is_on_the_page(run: RunLayout) -> None:
+    text = render_html(read_view(run, replace(judge(run), hint="a \x1b[31mred\x1b[0m word\x07")))
+    assert "A red word\u2407" in text and "\x1b" not in text
+
+
 def test_markup_in_a_runs_words_stays_text(run: RunLayout) -> None:
     verdict = judge(run)
     facts = json.loads(run.run_json.read_text())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from chaosrun.report.escapes import harmless
 from chaosrun.wording import count, span
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -31,6 +32,8 @@ def environment(*folders: Path) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # Not of markup, which is a type of its own.
+        finalize=lambda value: harmless(value) if type(value) is str else value,
     )
     made.filters |= {"span": _span, "moment": moment, "number": number, "share": share, "sentence": sentence}
     made.globals["count"] = count
