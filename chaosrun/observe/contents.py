@@ -1,6 +1,7 @@
 """The digest of a batch of any types, over all its bytes; and the tensors in it."""
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -299,6 +300,30 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         case list() | tuple():
             for item in value:
                 yield from tensors_in(item)
+
+
+def batch_tensors(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, also those in attributes of its objects (a graph, images with their mask). Raises nothing."""
+    found: list[torch.Tensor] = []
+    level, looked_into = [batch], 0
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for value in level:
+            match value:
+                case torch.Tensor():
+                    found.append(value)
+                case Mapping():
+                    with contextlib.suppress(Exception):  # of any class
+                        below += value.values()
+                case list() | tuple():
+                    below += value
+                case str() | bytes() | int() | float() | None | numpy.ndarray():
+                    pass
+                case _ if looked_into < MOST_ENTRIES and not isinstance(value, (*OPAQUE, *NAMED)):
+                    looked_into += 1
+                    below += (part for _, part in attributes(value))
+        level = below
+    return found
 
 
 def address_of(tensor: torch.Tensor) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from chaosrun.observe.contents import address_of, tensors_in
+from chaosrun.observe.contents import address_of, batch_tensors
 from chaosrun.processes import start_ticks
 
 _drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary()
@@ -166,7 +166,7 @@ class BatchLedger:
             drawn = _drawn.get(iterator)
             in_order = getattr(iterator, "_in_order", True)
             ids = _plain(drawn.popleft()) if drawn and in_order else None
-            tensors = list(tensors_in(batch))
+            tensors = batch_tensors(batch)
             self._newest = ids
             this = ref(iterator)
             self._since[this] = self._since.pop(this, 0) + 1

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
-from chaosrun.observe.contents import input_digest, tensors_in
+from chaosrun.observe.contents import batch_tensors, input_digest, tensors_in
 from chaosrun.observe.early_pass import EarlyPass, Pass, scalar
 from chaosrun.observe.found_state import FoundState, let_go_of_replaced, names_of_optimizers, stepped_digest
 from chaosrun.observe.hooks import parameters_of
@@ -214,7 +214,7 @@ class ScriptTraining:
         steps.open_window()
         self._heart.beat("forward", self.position.step + 1)
         passes = self._ledger.passes
-        ids = self._ledger.taken(tensor for tensor in tensors_in(call.arguments) if tensor.grad_fn is None)
+        ids = self._ledger.taken(tensor for tensor in batch_tensors(call.arguments) if tensor.grad_fn is None)
         fetched = self._ledger.fetched(skipping=self._order.attempt > 1)
         self._builds = self._builds and ids is None and fetched is None
         self._passes += 1

@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from chaosrun.observe import ledger as observed
+from chaosrun.observe.contents import batch_tensors
 from chaosrun.observe.ledger import BatchLedger, loader_workers
 from chaosrun.processes import children
 
@@ -98,6 +100,50 @@ def test_tensors_that_are_no_plain_memory_raise_nothing(
     assert ledger.taken([other]) is None
     (x,) = next(loader())
     assert ledger.taken([other, x.clone()]) == [0, 1], "its copy is still known"
+
+
+class Slotted:
+    __slots__ = ("inside", "unset")
+
+    def __init__(self, inside: object) -> None:
+        self.inside = inside
+
+
+class Closed(Mapping[str, object]):
+    def __getitem__(self, key: str) -> object:
+        raise OSError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("x")
+
+    def __len__(self) -> int:
+        return 1
+
+
+def leading_to_itself(x: torch.Tensor) -> object:
+    batch = SimpleNamespace(x=x)
+    batch.itself = [batch]
+    return batch
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: SimpleNamespace(store=SimpleNamespace(mapping={"x": x})),
+        Slotted,
+        leading_to_itself,
+        lambda x: [Closed(), SimpleNamespace(x=x)],
+    ],
+    ids=["as graphs are", "slots", "itself", "unreadable"],
+)
+def test_a_batch_may_be_an_object(ledger: BatchLedger, made: Callable[[torch.Tensor], object]) -> None:
+    """A lost order was told as batches repeated: none of its passes was counted."""
+    batches = DataLoader(DATA, batch_size=2, collate_fn=lambda items: made(torch.stack([x for (x,) in items])))
+    for number in (1, 2):
+        for ids, batch in zip(([0, 1], [2, 3]), batches, strict=False):
+            assert ledger.taken(batch_tensors([(batch,), {}])) == ids and ledger.passes == number
+            ledger.fetched(skipping=False)
+            assert ledger.taken([each.clone() for each in batch_tensors(batch)]) == ids, "on another device, perhaps"
 
 
 def test_of_several_batches_none_is_told_but_behind_those_that_a_restart_skips(ledger: BatchLedger) -> None:
