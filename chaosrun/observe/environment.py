@@ -21,6 +21,7 @@ from chaosrun.records.order import HASH_ORDER
 LIBRARIES = (
     ("accelerate", "accelerate.accelerator", "Accelerator"),
     ("transformers", "transformers.trainer", "Trainer"),
+    ("diffusers", "diffusers.training_utils", "EMAModel"),
     ("datasets", "datasets.iterable_dataset", "IterableDataset"),
     ("torchdata", "torchdata.stateful_dataloader.stateful_dataloader", "StatefulDataLoader"),
     ("lightning", "lightning.pytorch.trainer.trainer", "Trainer"),

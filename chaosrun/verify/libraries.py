@@ -89,24 +89,36 @@ def _before_accelerate_1_15(drill: Drill, found: Divergence) -> bool:
     return _within_a_later_pass(drill, found) and _numbers(libraries(drill)["accelerate"]) < (1, 15)
 
 
-_FILES = {"optimizer_state_not_restored": "optimizer", "rng_not_restored": "rng_state"}
-"""Prefixes of the names of Trainer's files that hold this state."""
+_FILES = {"optimizer_state_not_restored": ("optimizer",), "rng_not_restored": ("rng_state", "random_states")}
+"""Prefixes of the names of Trainer's files that hold this state, and of those of accelerate's `save_state`."""
 
 
 def _saves(code: str, attempts: Iterable[Attempt]) -> list[SaveRecord]:
-    """These attempts' saves to Trainer's files that hold the state of this code."""
+    """These attempts' saves to the libraries' files that hold the state of this code."""
     saves = (save for attempt in attempts for trace in attempt.traces.values() for save in trace.saves)
     return [save for save in saves if PurePath(save.path).name.startswith(_FILES[code])]
 
 
 def _file_lost(drill: Drill, found: Divergence) -> bool:
-    """Trainer was asked to resume (the position in the data was restored), but a file that it saves was missing: a kill or a
-    fault inside the save had prevented it."""
+    """The library was asked to resume (the position in the data was restored), but a file that it saves was missing: a kill or
+    a fault inside the save had prevented it."""
     began, attempts = _began(drill, found), [each for each in drill.chaos.attempts if each.number < found.attempt]
     if began is None or "data" in began.wrong or not _saves(found.code, (*drill.reference.attempts, *attempts)):
         return False
     whole = any(save.done and save.step == began.step for save in _saves(found.code, attempts))
     return not whole or any(fault.phase == "save" for fault in drill.plan.faults)
+
+
+def _states_refused(drill: Drill, found: Divergence) -> bool:
+    """Whether torch.load refuses, by default, the random states that accelerate saved, and nothing else was lost."""
+    began, torch = _began(drill, found), str((drill.chaos.environment or {}).get("torch", "0"))
+    saved = _saves(found.code, (each for each in drill.chaos.attempts if each.number < found.attempt))
+    return _numbers(torch) >= (2, 6) and began is not None and began.wrong == ("rng",) and bool(saved)
+
+
+def _average_of_weights(drill: Drill, found: Divergence) -> bool:
+    """Whether the entry is of a model that diffusers saved, which this is only of an average: weights would be told as such."""
+    return PurePath(str(found.reason.params.get("path", ""))).name.startswith("diffusion_pytorch_model")
 
 
 def _saved_later_weights(drill: Drill, found: Divergence) -> bool:
@@ -158,6 +170,29 @@ KNOWN: tuple[Known, ...] = (
         fits=_within_a_later_pass,
         what="set_epoch before skip_first_batches is lost: the loader replays epoch 0",
         thread="accelerate#4071",
+    ),
+    Known(
+        library="accelerate",
+        before="1.1.0",
+        codes=("rng_not_restored",),
+        fits=_states_refused,
+        what="load_state passes silently over random states that torch 2.6 and newer refuse to load",
+        thread="accelerate#4283",
+    ),
+    Known(
+        library="accelerate",
+        codes=("rng_not_restored",),
+        fits=_file_lost,
+        what="load_state passes silently over random states that are missing",
+        thread="accelerate#4283",
+    ),
+    Known(
+        library="diffusers",
+        before="0.32.0",
+        codes=("kept_state_not_restored",),
+        fits=_average_of_weights,
+        what="EMAModel.from_pretrained brings back weights alone: decay and count of updates begin anew",
+        thread="diffusers#9764",
     ),
     Known(
         library="datasets",

@@ -111,6 +111,54 @@ def test_a_library_that_was_not_asked_to_resume_is_not_named(tmp_path: Path) -> 
     assert (verdict.code, verdict.blame.whose) == ("optimizer_state_not_restored", "yours"), verdict.cause
 
 
+def called(run: RunLayout, name: str) -> None:
+    """The optimizer's file, or the model's, is called so in all attempts."""
+    kind = "model" if "model" in name else "optimizer"
+    for leg, attempts in (("reference", 1), ("chaos", 2)):
+        for attempt in range(1, attempts + 1):
+            renamed = lambda line: {**line, "path": line["path"].replace(f"{kind}.pt", name)}  # noqa: E731
+            edit_trace(run, leg, attempt, 0, only("save", renamed))
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "bugs", "named"),
+    [
+        ("1.0.1", "random_states_0.pkl", Bugs(keep_rng=False), "torch 2.6"),
+        ("1.1.0", "random_states_0.pkl", Bugs(keep_rng=False), ""),
+        ("1.0.1", "states.pkl", Bugs(keep_rng=False), ""),
+        ("1.0.1", "random_states_0.pkl", Bugs(keep_rng=False, keep_optimizer=False), ""),
+        ("1.15.0", "random_states_0.pkl", Bugs(keep_rng=False), "missing"),
+    ],
+    ids=["refused", "mended", "others", "not alone", "missing"],
+)
+def test_accelerate_is_named_for_random_states_that_it_passes_over(
+    tmp_path: Path, version: str, name: str, bugs: Bugs, named: str
+) -> None:
+    run = write_script_run(tmp_path, bugs=bugs, libraries={"accelerate": version}, kills=EARLY)
+    called(run, name)
+    if named == "missing":
+        edit_trace(run, "chaos", 1, 0, only("save", lambda line: None if "random" in line["path"] else line, step=4))
+    verdict = judge(run)
+    assert (verdict.status, "accelerate#4283" in verdict.cause) == ("FAIL", bool(named)), verdict.cause
+    assert verdict.blame.whose == ("library" if named else "yours") and named in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "whose"),
+    [
+        ("0.31.0", "diffusion_pytorch_model.safetensors", "library"),
+        ("0.32.0", "diffusion_pytorch_model.safetensors", "yours"),
+        ("0.31.0", "model_average.pt", "yours"),
+    ],
+)
+def test_diffusers_is_named_for_an_average_that_it_saved(tmp_path: Path, version: str, name: str, whose: str) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_registered=False), libraries={"diffusers": version}, kills=EARLY)
+    called(run, name)
+    verdict = judge(run)
+    assert (verdict.code, verdict.blame.whose) == ("kept_state_not_restored", whose), verdict.cause
+    assert ("diffusers#9764" in verdict.cause) == (whose == "library")
+
+
 @pytest.mark.parametrize(("off", "whose"), [(-2, "library"), (-8, "yours")])
 def test_a_loader_that_goes_back_is_not_one_that_begins_anew(tmp_path: Path, off: int, whose: str) -> None:
     verdict = judged(tmp_path, {"accelerate": "1.12.0", "torchdata": "0.11.0"}, Bugs(skip_off=off), EARLY)
