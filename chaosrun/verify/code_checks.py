@@ -304,6 +304,11 @@ _STEPS: Mapping[str, Row] = {
         hint="after the restart the script read {ahead:3}, which it had written to after step {base}: the contents may be "
         "ahead of the checkpoint (keep them in the checkpoint, or cut them back to the checkpoint's step)"
     ),
+    "modules.set": detail(
+        hint="the model's modules are not set as in the reference run at this step: {set:6}; no state dict holds that: set it "
+        "at each start, from the step or the epoch (not only in the step that changes it), or save it with the checkpoint, "
+        "and restore it"
+    ),
     "values.apart": detail(
         hint="when it resumed at step {at}, the script had {had:6}{of_rank}, which the restart did not restore ({named})"
     ),

@@ -18,6 +18,7 @@ from chaosrun.verify.restored import restored_difference
 
 _RIGHT = ("first_after_restore", "restored_right", "streams_at_rest", "restored")
 """Variants of rows that only say that everything was restored."""
+_OF_STREAMS = ("rng_not_restored", "rng_of_another_step")
 _READ_FROM_FILES = (*QUANTITIES, *DATA, "learning_rate", "registered_state_not_restored")
 """Codes of differences that may come from data that a script reads in one of its own files."""
 _OF_OPTIMIZER = re.compile(r"(.*/)?state/[^/]+/")
@@ -75,9 +76,10 @@ def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
 
 
 def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
-    """Add the settings of the script's modules that differ from the reference run's, if the script restored all else."""
+    """Add the settings of the script's modules that differ from the reference run's, if the script restored all else, or all
+    but random streams, which nothing may draw from."""
     generic = found.reason.code in QUANTITIES and found.reason.because in (*_RIGHT, "drew_before", None)
-    if not generic or found.attempt < 2:
+    if not (generic or found.reason.code in _OF_STREAMS) or found.attempt < 2:
         return found
     reference = next((trace for trace in drill.reference.traces if trace.rank == found.rank and trace.holdings), None)
     trace = drill.chaos.attempt(found.attempt).traces.get(found.rank)
@@ -93,7 +95,10 @@ def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
         # Settings made by an attempt's first pass did not exist before it.
         if was != there and CHANGES_OFTEN not in (was, there) and not (there is None and after.get(name) == was)
     ]
-    return replace(found, reason=found.reason.explained("modules", what=what)) if what else found
+    if not what:
+        return found
+    told = found.reason.explained("modules", what=what) if generic else found.reason.explained(found.reason.because, set=what)
+    return replace(found, reason=told)
 
 
 def told_of_files(drill: Drill, found: Divergence) -> Divergence:

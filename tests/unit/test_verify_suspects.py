@@ -124,11 +124,18 @@ def renamed(lines: Iterable[Line], before: str, after: str, held: dict[str, str]
                 yield {**line, "how": "rename", "path": target, "before": source, "held": {}}
 
 
-@pytest.mark.parametrize("written", [write_script_run, write_run])
+@pytest.mark.parametrize(
+    ("written", "rng"),
+    [(write_script_run, True), (write_run, True), (write_script_run, False)],
+    ids=["script", "attached", "beside streams"],
+)
 @pytest.mark.parametrize("lost", [True, False])
-def test_modules_that_are_set_otherwise_are_named(tmp_path: Path, lost: bool, written: Callable[..., RunLayout]) -> None:
-    """A dropout that one step changes, and a layer that it unfreezes: no state dict holds that."""
-    run = written(tmp_path, bugs=Bugs(keep_buffers=False, with_digests=False), kills=SCRIPT_KILLS[:1])
+def test_modules_that_are_set_otherwise_are_named(
+    tmp_path: Path, lost: bool, written: Callable[..., RunLayout], rng: bool
+) -> None:
+    """A dropout that one step changes, and a layer that it unfreezes: no state dict holds that. Streams that nothing draws from
+    (Lightning saves none) do not hide it."""
+    run = written(tmp_path, bugs=Bugs(keep_buffers=False, with_digests=False, keep_rng=rng), kills=SCRIPT_KILLS[:1])
     first, later = {"1.p": "0.1", "0.weight.requires_grad": "False"}, {"1.p": "0.4", "0.weight.requires_grad": ""}
     for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
         for rank in range(3):
@@ -138,7 +145,8 @@ def test_modules_that_are_set_otherwise_are_named(tmp_path: Path, lost: bool, wr
             lines = [{"kind": "holdings", "step": step, "modules": held} for step, held in told]
             write_lines(path, [start, *lines, *rest])
     verdict = judge(run)
-    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
+    code = "forward_pass" if rng else "rng_not_restored"
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
     named = "0.weight.requires_grad is False (reference: True), 1.p is 0.1 (reference: 0.4)"
     assert (named in f"{verdict.hint}") == lost, verdict.hint
 
