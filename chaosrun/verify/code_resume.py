@@ -121,7 +121,7 @@ _RESUME: Mapping[str, Row] = {
         "never recovered after {fault}: torch.load refuses its checkpoint, which holds {what}",
         script("its torch.load refuses what it saved itself, although no save was seen to be cut short"),
         "since torch 2.6 torch.load accepts only tensors and plain values by default, but the checkpoint holds {what}: load "
-        "it with weights_only=False (the file is your own), or save plain values instead",
+        "it with weights_only=False (your own file; in a library, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1), or save plain values",
     ),
     "never_came_back.unset": Row(
         "",

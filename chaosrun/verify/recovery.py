@@ -270,6 +270,6 @@ def _same_gradient(drill: Drill, trace: RankTrace, step: int) -> bool:
 
 
 def refused_by_load(message: str) -> str | None:
-    """The class that torch.load refuses: since 2.6 it accepts only tensors and plain values."""
-    found = re.search(r"Weights only load failed.*Unsupported global: GLOBAL (\S+)", message, re.DOTALL)
-    return found and found[1]
+    """What torch.load refuses: since 2.6 it accepts only tensors and plain values, in pickles of protocol 2."""
+    found = re.search(r"Weights only load failed.*Unsupported (?:global: GLOBAL (\S+)|operand 149\b)", message, re.DOTALL)
+    return found and (found[1] or "a pickle of protocol 4 or newer")

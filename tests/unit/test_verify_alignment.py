@@ -758,10 +758,16 @@ def test_one_that_never_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "refused"), [("Unsupported global: GLOBAL argparse.Namespace was not allowed", True), ("invalid load key", False)]
+    ("says", "refused"),
+    [
+        ("Unsupported global: GLOBAL argparse.Namespace was not allowed", "argparse.Namespace"),
+        ("Unsupported operand 149", "a pickle of protocol 4 or newer"),
+        ("Unsupported operand 14", ""),
+        ("invalid load key", ""),
+    ],
 )
-def test_one_that_cannot_load_the_objects_it_saved(tmp_path: Path, says: str, refused: bool) -> None:
-    """As dino, MAE and Swin do, which save their arguments, since torch.load takes `weights_only` for granted."""
+def test_one_that_cannot_load_the_objects_it_saved(tmp_path: Path, says: str, refused: str) -> None:
+    """As dino, MAE and Swin do, which save their arguments, and RecBole, since torch.load takes `weights_only` for granted."""
     run = write_script_run(tmp_path, habits=Habits(never_back="ckpt-4/optimizer.pt"), kills=SCRIPT_KILLS[:1])
     message = (
         f"rank 0 raised UnpicklingError before its first step: Weights only load failed.\n\tWeightsUnpickler error: {says}"
@@ -769,8 +775,8 @@ def test_one_that_cannot_load_the_objects_it_saved(tmp_path: Path, says: str, re
     edit_journal(run, "chaos", only("leg.finished", put(outcome="user_error", message=message)))
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "never_came_back", "yours"), verdict.cause
-    assert ("which holds argparse.Namespace" in verdict.cause) == refused, verdict.cause
-    assert ("weights_only=False" in f"{verdict.hint}") == refused, verdict.hint
+    assert (f"which holds {refused or 'a'}" in verdict.cause) == bool(refused), verdict.cause
+    assert ("weights_only=False" in f"{verdict.hint}") == bool(refused), verdict.hint
 
 
 @pytest.mark.parametrize("kind", ["UnboundLocalError", "ValueError"])
