@@ -24,6 +24,7 @@ QUANTITIES: Mapping[str, tuple[str, str, Kind]] = {
 }
 """The initial state of an attempt: each quantity in words, in codes of causes, and as the kind of a divergence. In the order in
 which differences are reported: an earlier one most likely explains later ones."""
+_OF_DDP = " (DDP hands on rank 0's weights alone, once, where it wraps the model)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,8 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
         return Cause(f"{code}_of_another_rank", {**about, "other": other})
     if quantity == "rng" and nearest in (None, 0) and (right := sorted(standing.began - {*wrong})):
         return Cause(f"{code}_not_restored", {**about, "right": rank_list(right), "others": rank_list(wrong)}, "on_some_ranks")
+    if nearest in (None, 0) and (right := sorted(standing.began - {*wrong})):
+        about["scope"] = f"; {rank_list(right)} began with the right one: load it on every rank{_OF_DDP}{about['scope']}"
     if nearest is None:
         return Cause(f"{code}_not_restored", about, "of_none")
     if nearest == 0 or quantity == "data":

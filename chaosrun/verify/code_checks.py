@@ -354,6 +354,10 @@ _STEPS: Mapping[str, Row] = {
         "each rank built them with its own seed, and nothing made them equal: DDP broadcasts rank 0's weights only of the "
         "module that it wraps, not of an average or a teacher copied from it before (make it after DDP, or broadcast it)",
     ),
+    "drift.rates": detail(
+        hint="the ranks' learning rates differ in that step ({unlike_rates}): each rank's scheduler counts, or is given, "
+        "something of its own (a metric for ReduceLROnPlateau: reduce it over all ranks before)"
+    ),
     "replicas_drift.fault_free": Row("", script("its replicas drift apart even without a fault")),
     "replicas_not_compared": Row("no two ranks recorded the same step"),
 }

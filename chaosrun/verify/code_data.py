@@ -166,8 +166,8 @@ DATA: Mapping[str, Row] = {
     ),
     "accumulation_window.within": detail(
         hint="the step took the last {seen} of its {expected} micro-batches: the restart went on within the window, as it was "
-        "saved there, without the gradients that the ranks had accumulated before (save and load the gradients of each rank, "
-        "or save only at the end of a window)"
+        "saved there, without the gradients that each rank had accumulated before, or with those of one rank on all (save and "
+        "load the gradients of each rank, or save only at the end of a window)"
     ),
     "data_resume_inexact": Row(
         "data.resume is {protocol}",

@@ -28,6 +28,7 @@ def _restored(sentence: str) -> Blame:
 
 
 _OTHER_LOSS = script("it computes another loss from the same data, weights and random numbers", likely=True)
+_OTHER_CHANGE = script("it changed the weights between two steps otherwise than without faults", likely=True)
 _OTHER_GRADIENT = script("it computes another gradient from the same data, weights and loss")
 
 
@@ -72,8 +73,17 @@ _STEP: Mapping[str, Row] = {
         "torch.no_grad(), where they do not count",
         "O8",
     ),
+    "forward_pass.changed_beside": Row(
+        "weights changed differently between steps",
+        _OTHER_CHANGE,
+        "the script, or an optimizer wrapped around another, changes the weights between the steps (it averages, clips or "
+        "swaps them), here with another result than in the reference run: besides model and optimizer, {beside}, which a "
+        f"restart must also load; if it does, {BESIDE}",
+        "O8",
+    ),
     "forward_pass.changed_between": Row(
         "weights changed differently between steps",
+        _OTHER_CHANGE,
         hint="the script, or an optimizer wrapped around another, changes the weights between the steps (it averages, clips or "
         "swaps them), here with another result than in the reference run: no checkpoint holds what this depends on, or "
         f"{BESIDE}",

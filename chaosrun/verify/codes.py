@@ -33,7 +33,10 @@ class _Words(string.Formatter):
 _WORDS = _Words()
 OWN = "own"
 """The `because` of a row that replaces or adds to a code's row if the script resumes by itself."""
-_EVIDENCE = {"had": "values.apart", "as_saved": "values.as_saved", "ahead": "files.ahead", "set": "modules.set"}
+_EVIDENCE = {
+    **{"had": "values.apart", "as_saved": "values.as_saved", "ahead": "files.ahead", "set": "modules.set"},
+    "unlike_rates": "drift.rates",
+}
 """Rows whose hint is put before the cause's own, by the parameter that the cause then has."""
 _SAVED = "save it with the checkpoint, and restore it"
 REMEDIES: Mapping[str, Mapping[str, str]] = {

@@ -319,7 +319,8 @@ def told_of(divergence: Divergence, drill: Drill) -> Divergence:
         if of_one and (older := saved_last(drill, divergence)):
             reason = reason.explained("of_older_file", **{**about, **older})
         else:
-            reason = reason.explained("of_one_rank" if of_one else "beside.saved", **about)
+            beside = "changed_beside" if reason.because == "changed_between" else "beside.saved"
+            reason = reason.explained("of_one_rank" if of_one else beside, **about)
     return replace(divergence, reason=reason)
 
 

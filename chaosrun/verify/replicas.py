@@ -34,6 +34,8 @@ class Drift:
     """The ranks differed before the first step: they began, or restored, different weights."""
     fingerprints: Mapping[str, str]
     """By rank."""
+    unlike_rates: str | None
+    """The two ranks' learning rates in that step, if they differ: "0.01 on rank 0, 0.005 on rank 1"."""
 
     @property
     def what(self) -> str:
@@ -207,6 +209,8 @@ def rank_agreement(drill: Drill) -> Check:
         because = "begun" if fault_free and found.at_start and found.step == 0 else because
         about = asdict(found)
         del about["at_start"]
+        if found.unlike_rates is None:
+            del about["unlike_rates"]
         return failed("replicas_drift", because=because, what=found.what, aside=aside, **about)
     attempts = [attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts]
     starts, comparisons = sum(len(attempt.starts) > 1 for attempt in attempts), sum(map(replicas.comparisons, attempts))
@@ -303,6 +307,8 @@ def _drift(leg: LegHistory, attempt: Attempt, parting: Parting) -> Drift:
     words = [memoryview(records[number].params).cast("I") for number in (other, rank)]
     if index is None and all(words):
         index = first_difference(*words)
+    rates = {number: record.lr for number in (other, rank) if isinstance(record := records[number], StepRecord)}
+    told = [f"{', '.join(f'{float.fromhex(each):g}' for each in seen)} on rank {number}" for number, seen in rates.items()]
     return Drift(
         leg=leg.name,
         attempt=attempt.number,
@@ -312,4 +318,5 @@ def _drift(leg: LegHistory, attempt: Attempt, parting: Parting) -> Drift:
         tensor=None if index is None else attempt.traces[rank].tensor(index),
         at_start=parting.at_start,
         fingerprints={str(number): value for number, value in values.items()},
+        unlike_rates=", ".join(told) if len({*rates.values()}) > 1 else None,
     )

@@ -559,6 +559,28 @@ def test_streams_that_came_back_on_some_ranks_are_told_by_rank(tmp_path: Path) -
     assert "were restored on rank 0, not on ranks 1 and 2" in f"{verdict.hint}", verdict.hint
 
 
+@pytest.mark.parametrize(
+    ("lost", "ranks", "told"),
+    [
+        ({"optimizer": [0]}, (1, 2), "not saved, or not loaded; rank 0 began with the right one: load it on every rank"),
+        ({"optimizer": [0]}, (2,), "; ranks 0 and 1 began with the right one: load it on every rank"),
+        ({"optimizer": [0]}, (0, 1, 2), "not saved, or not loaded"),
+    ],
+    ids=["rank 0 alone", "all but one", "none"],
+)
+def test_state_that_some_ranks_restored_is_to_be_loaded_on_all(
+    tmp_path: Path, lost: dict[str, Any], ranks: tuple[int, ...], told: str
+) -> None:
+    """As where rank 0 alone loads: DDP makes the weights equal, and nothing else."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in ranks:
+        edit_trace(run, "chaos", 2, rank, only("start", finding(step=None, **lost)))
+        edit_trace(run, "chaos", 2, rank, only("step", put(state="other")))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "optimizer_state_not_restored"), verdict.cause
+    assert told in f"{verdict.hint}" and ("right one" in f"{verdict.hint}") == ("right one" in told), verdict.hint
+
+
 @pytest.mark.parametrize("later", [(), ("numpy",)], ids=["restored by the last restart", "by none"])
 def test_streams_that_no_restart_restores_are_named(tmp_path: Path, later: tuple[str, ...]) -> None:
     run = write_script_run(tmp_path)

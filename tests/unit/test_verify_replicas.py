@@ -40,6 +40,15 @@ def test_replicas_that_drift_undisturbed_fail_without_blame_on_recovery(run: Run
     assert verdict.cause == f"replicas drifted apart: reference: {what} (in a fault-free run: recovery is not to blame)"
 
 
+def test_learning_rates_that_differ_between_ranks_are_told_as_why_they_drift(run: RunLayout) -> None:
+    """As where each rank gives ReduceLROnPlateau its own loss."""
+    for leg in ("reference", "chaos"):
+        edit_trace(run, leg, 1, 0, only("step", put(param="0" * 16, lr=["0x1p-1"]), step=3))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "replicas_drift")
+    assert "learning rates differ in that step (" in f"{verdict.hint}" and "0.5 on rank 0)" in f"{verdict.hint}", verdict.hint
+
+
 def test_ranks_that_begin_with_other_weights_are_told_so(run: RunLayout) -> None:
     """As timm's average of the weights, which is copied before DDP hands out rank 0's."""
     for leg in ("reference", "chaos"):

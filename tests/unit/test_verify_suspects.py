@@ -34,6 +34,21 @@ def test_what_is_saved_beside_model_and_optimizer_is_suspected(tmp_path: Path, s
     assert (told in f"{verdict.hint}") == (saved_again != "alike"), verdict.hint
 
 
+def test_what_is_saved_beside_is_suspected_of_a_change_between_two_steps(tmp_path: Path) -> None:
+    """The count of an averager of the ranks' weights, which is saved and not loaded."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        held = {**HELD, "averager": "0" if (leg, attempt) == ("chaos", 2) else "4"}
+        tell = only("save", lambda line, held=held: {**line, "held": {} if line["done"] else held})  # type: ignore[misc]
+        edit_trace(run, leg, attempt, 0, tell)
+    edit_ranks(run, "chaos", 2, only("step", put(began="f" * 16, loss=["0x1p-3"]), step=6))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "forward_pass"), verdict.cause
+    assert "weights changed differently between steps" in verdict.cause
+    assert "hold averager, which a restart must also load" in f"{verdict.hint}", verdict.hint
+    assert "changed the weights between two steps" in verdict.blame.reason
+
+
 @pytest.mark.parametrize(
     ("kept", "streams", "told"),
     [("0", {}, True), ("4", {}, False), ("0", {"rng": "other"}, False)],
