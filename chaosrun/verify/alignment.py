@@ -24,7 +24,7 @@ QUANTITIES: Mapping[str, tuple[str, str, Kind]] = {
 }
 """The initial state of an attempt: each quantity in words, in codes of causes, and as the kind of a divergence. In the order in
 which differences are reported: an earlier one most likely explains later ones."""
-_OF_DDP = " (DDP hands on rank 0's weights alone, once, where it wraps the model)"
+_OF_DDP = " (DDP hands on rank 0's weights alone, where it wraps the model), behind a barrier if one rank has to write it first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

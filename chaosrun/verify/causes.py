@@ -197,14 +197,15 @@ def _buffers(moment: Moment) -> Cause | None:
 
 
 def _rescaled(moment: Moment) -> bool:
-    """Every loss is the expected one times the same power of two: it was scaled differently before the backward pass."""
+    """Every loss that differs is the expected one times the same power of two: it was scaled differently before the backward
+    pass, perhaps on some ranks only."""
     pairs = [
         (float.fromhex(expected), float.fromhex(seen))
         for rank, record in moment.records.items()
         if (other := moment.drill.reference_lineage.at(rank, moment.step))
         for expected, seen in zip(other.loss, record.loss, strict=False)
     ]
-    factors = {seen / expected if expected else math.nan for expected, seen in pairs}
+    factors = {seen / expected if expected else math.nan for expected, seen in pairs if seen != expected}
     return len(factors) == 1 and abs(math.frexp(factors.pop())[0]) == 0.5
 
 

@@ -265,8 +265,8 @@ _STATE_DETAILS: Mapping[str, Row] = {
     ),
     "weights_of_another_step.start": detail(hint="the weights are those after step {step}: another checkpoint was loaded"),
     "grad_scaler_not_restored.of_losses": detail(
-        hint="every loss is the expected one times the same power of two: a GradScaler's scale, or another factor that losses "
-        "are multiplied by, is not as it was saved"
+        hint="every loss that differs is the expected one times the same power of two: a GradScaler's scale, or another factor "
+        "that losses are multiplied by, is not as it was saved"
     ),
     "rng_not_restored.elsewhere": detail(hint="the random streams are not at the position at which the checkpoint was saved"),
     "rng_not_restored.freshly_seeded": detail(hint=f"{FRESHLY_SEEDED}{{scope}}"),

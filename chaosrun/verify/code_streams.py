@@ -34,7 +34,8 @@ STREAM_ROWS: Mapping[str, Row] = {
         "",
         OWN,
         "rank {rank} began with the random streams of rank {other}: that rank's file was loaded, or only that rank saved its "
-        "own (each rank has its own: save and load every rank's){scope}",
+        "own (each rank has its own: save and load every rank's; torch.distributed.checkpoint keeps one copy of a name that "
+        "is not sharded: put the rank in the name){scope}",
     ),
     **dict.fromkeys(
         [f"{part}_of_another_rank.own" for part in ("weights", "optimizer_state", "lr_scheduler")],

@@ -45,7 +45,8 @@ def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
         return found
     if (reason.code, reason.because) in _WITHOUT_VALUES:
         return found
-    apart = _values_apart(drill, attempt, found.rank, arrays=reason.code in QUANTITIES)
+    right = attempt.traces.keys() - {*found.ranks} if reason.code not in _OF_ALL_RANKS else ()
+    apart = _values_apart(drill, attempt, found.rank, arrays=reason.code in QUANTITIES, right=right)
     others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
     told = ((rank, _values_apart(drill, attempt, rank)) for rank in others)
     apart = apart or next(({**each, "of_rank": f" on rank {rank}"} for rank, each in told if each), {})
@@ -78,9 +79,23 @@ def values_restored(drill: Drill, attempt: Attempt) -> bool:
     return bool(known) and not any(_values_apart(drill, attempt, rank) for rank in known)
 
 
-def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False) -> Params:
-    """Values that differ, without those that never change in the reference run (the step that it resumed at), and those that
-    differ between any two runs. `arrays`: with NumPy's, which differ if the samples do."""
+def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False, right: Iterable[int] = ()) -> Params:
+    """Values that differ; those that differ on ranks that are `right` nevertheless come last. `arrays`: with NumPy's, which
+    differ if the samples do."""
+    names, expected, seen, step = _names_apart(drill, attempt, rank)
+    names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
+    harmless = {name for other in right for name in _names_apart(drill, attempt, other)[0]} if names else set[str]()
+    names.sort(key=lambda name: (name in harmless, _order(name, seen[name])))
+    saved = _saved_before(drill, attempt, rank)
+    as_saved = [name for name in names if (name.rpartition("/")[2], seen[name]) in saved]
+    had = [name for name in names if name not in as_saved]
+    told = {"had": _told_once(had, expected, seen), "as_saved": _told_once(as_saved, expected, seen)}
+    return {**{name: what for name, what in told.items() if what}, "at": step} if names else {}
+
+
+def _names_apart(drill: Drill, attempt: Attempt, rank: int) -> tuple[list[str], Mapping[str, str], Mapping[str, str], int]:
+    """Names of values that differ at the step that the restart resumed at, without those that never change in the reference
+    run, and those that differ between any two runs; the values there in both legs; and that step."""
     trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
     known, *again = _fault_free(drill, rank)
     here = _values_by_step(trace) if trace else {}
@@ -90,14 +105,7 @@ def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = F
     later = [held for at, held in here.items() if at > step]
     later = [held for at, held in known.items() if at >= step] + later if later else []
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
-    names = [name for name in names if seen[name] != "None" or not _made_again(name, later)]
-    names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
-    names.sort(key=lambda name: _order(name, seen[name]))
-    saved = _saved_before(drill, attempt, rank)
-    as_saved = [name for name in names if (name.rpartition("/")[2], seen[name]) in saved]
-    had = [name for name in names if name not in as_saved]
-    told = {"had": _told_once(had, expected, seen), "as_saved": _told_once(as_saved, expected, seen)}
-    return {**{name: what for name, what in told.items() if what}, "at": step} if names else {}
+    return [name for name in names if seen[name] != "None" or not _made_again(name, later)], expected, seen, step
 
 
 def _saved_before(drill: Drill, attempt: Attempt, rank: int) -> set[tuple[str, str]]:

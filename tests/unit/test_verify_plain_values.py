@@ -173,6 +173,15 @@ def test_what_is_none_until_its_first_use_is_told_if_it_then_differs(tmp_path: P
     assert ("table = None (reference: tuple[2] a)" in f"{judge(run).hint}") == told
 
 
+def test_values_lost_where_the_loss_is_right_are_told_last(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    tell(run, {"a": "0", "z": "0"}, {"a": "4", "z": "4"}, {"a": "4", "z": "4"}, {"a": "0", "z": "4"})
+    edit_trace(run, "chaos", 2, 1, only("holdings", put(values={"a": "0", "z": "0"})))
+    edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1.1p-3"]), step=BEGAN + 1))
+    hint = f"{judge(run).hint}"
+    assert "the script had z = 0 (reference: 4), a = 0 (reference: 4), which" in hint, hint
+
+
 def test_arrays_are_told_after_numbers_which_they_may_come_from(tmp_path: Path) -> None:
     run = write_run(tmp_path, kills=KILLS[:1])
     first, right, lost = ({"a": f"float32[2] {digit * 16}", "b/n": digit} for digit in "123")
@@ -181,10 +190,11 @@ def test_arrays_are_told_after_numbers_which_they_may_come_from(tmp_path: Path) 
     assert "the script had b/n = 3 (reference: 2), other contents of a (float32[2]), which" in f"{judge(run).hint}"
 
 
-def test_a_factor_of_the_losses_that_the_script_keeps_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1,)], ids=["on all ranks", "on one"])
+def test_a_factor_of_the_losses_that_the_script_keeps_is_named(tmp_path: Path, ranks: tuple[int, ...]) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
     tell(run, {"scale": "8.0"}, {"scale": "16.0"}, {"scale": "16.0"}, {"scale": "8.0"})
-    for rank in range(3):
+    for rank in ranks:
 
         def halved(line: dict[str, Any]) -> dict[str, Any]:
             return {**line, "loss": [(float.fromhex(loss) / 2).hex() for loss in line["loss"]]}
