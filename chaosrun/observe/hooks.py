@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from chaosrun.observe.modes import outside_modes
@@ -153,12 +154,25 @@ def _is_meta(tensor: torch.Tensor) -> bool:
         return tensor.is_meta
 
 
+@contextlib.contextmanager
+def _passed_over() -> Iterator[None]:
+    """Report no forward pass in the block."""
+    before, _seen.inside = _seen.inside, True
+    try:
+        yield
+    finally:
+        _seen.inside = before
+
+
 def _see_forward_passes() -> None:
     inner = torch.nn.Module.__call__
 
     def __call__(self: torch.nn.Module, *inputs: Any, **named: Any) -> Any:
         if _seen.inside or not torch.is_grad_enabled():
             return inner(self, *inputs, **named)
+        if isinstance(self, ParametrizationList):  # a parameter is read or registered, computed of others
+            with _passed_over():
+                return inner(self, *inputs, **named)
         listener = _seen.hears()
         # Modules without parameters (a loss function, a metric, an augmentation) only compute. A module on meta is not
         # trained: it is a copy used to count operations.
@@ -324,11 +338,8 @@ def _pass_over_measures_of_pipelines() -> None:
 
             @functools.wraps(measure)
             def run(*args: Any, measure: Callable[..., Any] = measure, **kwargs: Any) -> Any:
-                before, _seen.inside = _seen.inside, True
-                try:
+                with _passed_over():
                     return measure(*args, **kwargs)
-                finally:
-                    _seen.inside = before
 
             setattr(stage, name, run)
 

@@ -124,6 +124,15 @@ def test_other_tracers_are_not_told_of(heard: Computing, model: torch.nn.Module,
     assert len(heard.forwards) == len(heard.backwards) == 1
 
 
+def test_to_compute_a_parameter_of_others_is_no_pass(heard: Computing, model: torch.nn.Module) -> None:
+    """As a script does when it builds its model, perhaps before it loads a checkpoint."""
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", torch.nn.Linear(3, 3, bias=False))
+    penalty = model[0].weight.square().sum()
+    assert heard.forwards == [] and penalty.requires_grad
+    model(INPUTS)
+    assert heard.forwards == [model]
+
+
 def test_each_step_of_an_optimizer_is_hooked_whatever_the_script_has_made_before() -> None:
     class Plain(torch.optim.Optimizer):
         def __init__(self) -> None:
