@@ -52,6 +52,7 @@ ITERATORS = frozenset(
         *COUNTING,
     ]
 )
+COMBINING = (itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement)
 NUMBERS = (numpy.number, numpy.bool_, complex, decimal.Decimal)
 """Besides Python's own."""
 BYTES = (array.array, bytearray)
@@ -178,6 +179,8 @@ def _tensors_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
     match value:
+        case types.ModuleType() if is_made_by_hand(value):
+            yield from ((key, child) for key, child in vars(value).items() if _counts(key, child))
         case types.ModuleType() | Accelerator() | torch.device() | torch.dtype():
             return
         case DistributedDataParallel():
@@ -200,6 +203,10 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             yield from value.gi_frame.f_locals.items() if value.gi_frame else ()
             if value.gi_yieldfrom is not None:
                 yield "inside", value.gi_yieldfrom
+        case types.CoroutineType():
+            yield "at", value.cr_frame and value.cr_frame.f_lasti
+            yield from value.cr_frame.f_locals.items() if value.cr_frame else ()
+            yield "awaits", value.cr_await
         case types.MethodType():
             yield "self", value.__self__
         case contextvars.ContextVar():
@@ -216,8 +223,10 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             pass
         case _ if type(value) in ITERATORS:
             with contextlib.suppress(TypeError):
-                parts = enumerate(value.__reduce__()[1:])
-                yield from ((f"at/{number}", part) for number, part in parts if not isinstance(part, Callable))
+                parts = value.__reduce__()[1:]
+                if type(value) in COMBINING and len(parts) == 1:
+                    parts = (*parts, None)  # before the first item
+                yield from ((f"at/{number}", part) for number, part in enumerate(parts) if not isinstance(part, Callable))
         case _:
             yield from _of_object(value)
 
@@ -304,4 +313,12 @@ def _counts(name: str, value: object) -> bool:
     if type(value) is types.FunctionType:
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         return bool(value.__closure__ or vars(value)) or not all(type(each) in PLAIN for each in defaults)
-    return not issubclass(type(value), types.ModuleType)
+    return not issubclass(type(value), types.ModuleType) or is_made_by_hand(value)
+
+
+def is_made_by_hand(value: object) -> bool:
+    """Whether it is a module that no import has loaded: one that the script uses as a name space."""
+    if type(value) is not types.ModuleType:
+        return False
+    loaded = vars(value).get("__spec__") is not None or vars(value).get("__file__") is not None
+    return not loaded and is_own(value.__name__) and value is not sys.modules["__main__"]

@@ -4,6 +4,7 @@ that it trains keep in no state dict. And spots of the contents of models that n
 average of the weights), and of lists of tensors in its objects. Changes nothing."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch.optim.optimizer import Optimizer
 from chaosrun.observe.contents import address_of
 from chaosrun.observe.fingerprint import fingerprint, local_part
 from chaosrun.observe.held import MODULE_INTERNALS
+from chaosrun.observe.module_settings import HOOKS
 from chaosrun.observe.script_state import children, of_functions, of_modules, of_the_job, text_of
 from chaosrun.observe.unsaved_values import (
     CONTAINERS,
@@ -32,6 +34,7 @@ from chaosrun.observe.unsaved_values import (
     is_passed_over,
     plain_values,
 )
+from chaosrun.records.traces import ENVIRON
 from chaosrun.wording import SECRET
 
 MOST_LOOKS = 1000
@@ -87,7 +90,8 @@ class ScriptValues:
             self._first = self._first or {*functions}
             # Apart, for a later name of what was there before, as one given at a save, must not take the place of its first.
             later = {name: value for name, value in functions.items() if name not in self._first}
-            roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later)
+            environ = {f"{ENVIRON}{name}": value for name, value in os.environ.items()}
+            roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later, environ)
             found = [plain_values(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
             told = dict(_readable(name, text) for some in found for name, text in some)
             self._told = told | whole | _untrained({**functions, **modules}, compared, shared)
@@ -108,13 +112,16 @@ def _addresses(values: Iterable[Any]) -> set[int]:
 
 def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
     """What these models' modules keep besides parameters, buffers and settings (a hidden state, a queue, a memory of earlier
-    batches), and attributes that are None yet, by location; and what the script has put on their parameters."""
+    batches), attributes that are None yet, and their hooks, by location; and what the script has put on their parameters."""
     names = {id(value): name for name, value in variables.items()}
     for model in models:
         head = names.get(id(model), type(model).__name__)
         for path, module in model.named_modules():
+            above = f"{head}.{path}" if path else head
+            for kind in HOOKS:
+                hooks = enumerate((vars(module).get(kind) or {}).values())
+                yield from ((f"{above}/{kind[1:]}/{number}", hook) for number, hook in hooks)
             if not is_of_torch(module):
-                above = f"{head}.{path}" if path else head
                 own = ((key, each) for key, each in vars(module).items() if key not in MODULE_INTERNALS)
                 yield from ((f"{above}/{key}", each) for key, each in own if _is_kept(key, each))
         for path, parameter in model.named_parameters():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import RankTrace
+from chaosrun.records.traces import ENVIRON, RankTrace
 from chaosrun.verify.alignment import standing
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import PARTS, QUANTITIES
@@ -29,6 +29,7 @@ _WITHOUT_VALUES = (("accumulation_window", "within"), ("batch_contents", "unrepe
 """Of these with a variant: where the values are those of another micro-batch of the step, and where what was lost is known."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
+_NOT_THERE = "not there"
 _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
@@ -101,11 +102,42 @@ def _names_apart(drill: Drill, attempt: Attempt, rank: int) -> tuple[list[str], 
     here = _values_by_step(trace) if trace else {}
     expected, seen = known.get(step, {}), here.get(step, {})
     changing = {name for held in known.values() for name in _apart(expected, held)}
-    apart = _apart(expected, seen) & changing - _wandering(known, again)
-    later = [held for at, held in here.items() if at > step]
+    after = {at: held for at, held in here.items() if at > step}
+    apart = _apart(expected, seen) & changing | _gone(known, expected, seen, after, step)
+    apart = (apart or _other_constants(expected, seen)) - _wandering(known, again)
+    seen = {**dict.fromkeys(apart, _NOT_THERE), **seen}
+    later = [*after.values()]
     later = [held for at, held in known.items() if at >= step] + later if later else []
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
     return [name for name in names if seen[name] != "None" or not _made_again(name, later)], expected, seen, step
+
+
+def _gone(known: _ByStep, expected: Mapping[str, str], seen: Mapping[str, str], after: _ByStep, step: int) -> set[str]:
+    """Values that a restart lacks at its first `step`: environment variables that the reference run sets; and what is made at
+    its first use, if after the restart it was made once and otherwise, or takes the values that it had from step 1 on. A
+    variable that is not there is set before it is read."""
+    found: set[str] = set()
+    for name in [each for each in expected.keys() - seen.keys() if "/" in each]:
+        first, again = ({at: held[name] for at, held in leg.items() if name in held} for leg in (known, after))
+        differs = any(first[at] != again[at] for at in first.keys() & again.keys())
+        once = len({*first.values()}) == 1 == len({*again.values()})
+        anew = all(first.get(at - step + 1) == text for at, text in again.items())
+        is_set = name.startswith(ENVIRON) and any(held.get(name) != expected[name] for held in known.values())
+        if is_set or (differs and (once or anew)):
+            found.add(name)
+    return found
+
+
+def _other_constants(expected: Mapping[str, str], seen: Mapping[str, str]) -> set[str]:
+    """Numbers with a fraction that differ: a restart has drawn or computed them otherwise."""
+    return {name for name in _apart(expected, seen) if _has_a_fraction(expected[name]) and _has_a_fraction(seen[name])}
+
+
+def _has_a_fraction(text: str) -> bool:
+    try:
+        return not float(text.removeprefix("tensor ")).is_integer()
+    except (ValueError, OverflowError):  # of inf, which has no integer
+        return False
 
 
 def _saved_before(drill: Drill, attempt: Attempt, rank: int) -> set[tuple[str, str]]:
@@ -163,10 +195,10 @@ def _made_again(name: str, later: Sequence[Mapping[str, str]]) -> bool:
 
 
 def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
-    """The order in which values are reported: weights before numbers, and these before arrays, which may be computed from them;
-    private names after the others; counts of a loop's rounds, mostly harmless, come last."""
+    """The order in which values are reported: weights before numbers, and these before arrays, which may be computed from them,
+    and what is not there; private names after the others; counts of a loop's rounds, mostly harmless, come last."""
     *above, name = path.split("/")
-    harmless, array = path in _ROUNDS, _ARRAY.fullmatch(seen) is not None
+    harmless, array = path in _ROUNDS, seen == _NOT_THERE or _ARRAY.fullmatch(seen) is not None
     return not seen.startswith("weights "), harmless, array, name.startswith("_"), len(above), path
 
 

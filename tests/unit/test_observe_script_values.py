@@ -3,6 +3,7 @@
 import ctypes
 import decimal
 import gc
+import itertools
 import sys
 import types
 import weakref
@@ -267,6 +268,46 @@ def test_where_a_generator_stands_is_told() -> None:
     assert told["numbers (generator)"] != "at None" == told["whole (generator)"]
     next(numbers)
     assert values.changed()["numbers (generator)"] != told["numbers (generator)"]
+
+
+def test_values_in_unusual_places_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEVEL", "1")
+    settings, scale, grid = types.ModuleType("settings"), _scale(), itertools.product([1, 2], [3, 4])
+    settings.rate = 0.5  # pyright: ignore[reportAttributeAccessIssue]
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    _watch(model[0])
+    values = ScriptValues(lambda: [model])
+    first = {"os.environ/LEVEL": "'1'", "settings/rate": "0.5", "grid/at/1": "None", "model.0/forward_hooks/0/passes": "0"}
+    assert first.items() <= values.changed().items()
+    scale.send(None), next(grid), model(torch.zeros(1, 2))
+    monkeypatch.setenv("LEVEL", "2")
+    settings.rate = 0.25  # pyright: ignore[reportAttributeAccessIssue]
+    changed = values.changed()
+    then = {"os.environ/LEVEL": "'2'", "settings/rate": "0.25", "model.0/forward_hooks/0/passes": "1", "scale/factor": "2.0"}
+    assert then.items() <= changed.items() and changed["grid/at/1"] == "tuple of 2: 0, 0", changed
+    scale.close()
+
+
+async def _scale() -> None:
+    factor = 1.0
+    while True:
+        factor *= 2
+        await _Given()
+
+
+class _Given:
+    def __await__(self) -> Iterator[None]:
+        yield None
+
+
+def _watch(layer: torch.nn.Module) -> None:
+    passes = 0
+
+    def count(module: torch.nn.Module, given: Any, made: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    layer.register_forward_hook(count)
 
 
 class Loop:

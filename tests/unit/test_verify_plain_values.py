@@ -32,7 +32,14 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ({"best": "0.5"}, {"best": "0.5"}, {"best": "0.5"}, ""),
         ({"best": "0.5"}, {"best": "0.6"}, {"best": "0.7"}, ""),
         ({"begun": "0"}, {"begun": "0"}, {"begun": "4"}, ""),
+        ({"salt": "0.25"}, {"salt": "0.25"}, {"salt": "0.75"}, "the script had salt = 0.75 (reference: 0.25), which"),
         ({"best": "0.5"}, {"best": "0.5"}, {"late": "1"}, ""),
+        (
+            {"os.environ/LEVEL": "'2'"},
+            {"os.environ/LEVEL": "'2'"},
+            {"late": "1"},
+            "the script had os.environ/LEVEL = not there (reference: '2'), which",
+        ),
         ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (reference: 9), i = 0 (reference: 4)"),
         ({"_": "4", "n": "9"}, {"_": "4", "n": "9"}, {"_": "0", "n": "0"}, "n = 0 (reference: 9), _ = 0 (reference: 4)"),
         ({"s/_scale": "tensor 4.0"}, {}, {"s/_scale": "None"}, ""),
@@ -59,8 +66,17 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ),
     ],
     ids=[
-        *("lost", "there", "wanders", "never changes", "not there yet", "rounds last", "unnamed rounds", "an unused scaler"),
-        *("found out later", "an array, of other samples", "of no effect", "a copy of it", "weights first", "private last"),
+        *("lost", "there", "wanders", "never changes", "drawn once", "not there yet", "environment", "rounds last"),
+        *(
+            "unnamed rounds",
+            "an unused scaler",
+            "found out later",
+            "an array, of other samples",
+            "of no effect",
+            "a copy of it",
+            "weights first",
+            "private last",
+        ),
     ],
 )
 @pytest.mark.parametrize("attached", [True, False])
@@ -73,6 +89,7 @@ def test_values_that_did_not_come_back_are_named(
     held = {
         "best": "1.0",
         "begun": "0",
+        "salt": "0.25",
         "n": "1",
         "self/n": "1",
         "self/best": "1",
@@ -180,6 +197,30 @@ def test_values_lost_where_the_loss_is_right_are_told_last(tmp_path: Path) -> No
     edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1.1p-3"]), step=BEGAN + 1))
     hint = f"{judge(run).hint}"
     assert "the script had z = 0 (reference: 4), a = 0 (reference: 4), which" in hint, hint
+
+
+@pytest.mark.parametrize(
+    ("reference", "restarted", "told"),
+    [
+        ({5: "0.5", 7: "0.5", 9: "0.5"}, {7: "0.5", 9: "0.5"}, False),
+        ({5: "0.5", 7: "0.5", 9: "0.5"}, {7: "0.7", 9: "0.7"}, True),
+        ({5: "0.5", 7: "0.6", 9: "0.7"}, {7: "0.8", 9: "0.9"}, False),
+        ({3: "2", 5: "3", 7: "4", 9: "5"}, {7: "2", 9: "3"}, True),
+    ],
+    ids=["made again", "made otherwise", "made in each step", "counted anew"],
+)
+def test_what_is_made_at_its_first_use_is_told_if_it_is_then_otherwise(
+    tmp_path: Path, reference: dict[int, str], restarted: dict[int, str], told: bool
+) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_augmentation=False), kills=SCRIPT_KILLS[:1])
+    legs = (("reference", 1, {1: "", **reference}), ("chaos", 1, {1: "", 5: reference[5]}), ("chaos", 2, {5: "", **restarted}))
+    for leg, attempt, by_step in legs:
+        values = {at: {"n": "1", **({"ws/first": text} if text else {})} for at, text in by_step.items()}
+        for path in (run.leg(leg).attempt(attempt).trace(rank) for rank in range(3)):
+            start, *rest = read_lines(path)
+            held = ({"kind": "holdings", "step": at, "values": each} for at, each in values.items())
+            write_lines(path, [start, *held, *rest])
+    assert (f"ws/first = not there (reference: {reference[5]})" in f"{judge(run).hint}") == told
 
 
 def test_arrays_are_told_after_numbers_which_they_may_come_from(tmp_path: Path) -> None:
