@@ -1,12 +1,14 @@
-"""Forward passes, and those before the first optimizer was made: such a pass builds or measures something, or belongs to the
-first step, whose optimizer is made only after it."""
+"""Forward passes, and those before the first optimizer was made, or that give lazy layers their shapes: such a pass builds or
+measures something, or belongs to the first step, whose optimizer is made only after it."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from chaosrun.observe import hooks
 from chaosrun.observe.modes import outside_modes
 from chaosrun.observe.rng import capture_rng, restore_rng
 
@@ -21,6 +23,11 @@ class Pass(NamedTuple):
     @property
     def arguments(self) -> list[Any]:
         return [self.inputs, self.named]
+
+    @property
+    def comes_early(self) -> bool:
+        """Whether it is an early pass, if made before the first step."""
+        return not hooks.optimizers() or any(is_lazy(each) for each in self.module.parameters())
 
 
 class EarlyPass:

@@ -120,7 +120,7 @@ class ScriptTraining:
                 self._evaluated, self._early = call, None
                 return
             self._go_on()
-            if self._steps is None and not hooks.optimizers():
+            if self._steps is None and call.comes_early:
                 self._early = EarlyPass(call)
                 return
             self._take(self._begun_by(call), call)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils.parametrizations import spectral_norm
 
 way = sys.argv[1]
 in_phases = way.startswith("in-phases")
@@ -24,6 +25,12 @@ model = nn.Sequential(
     nn.Dropout(0.2 if way in ("samples", "measures", "measures-wrongly") else 0.0),
     nn.Linear(16, 4),
 )
+if way == "built-late":  # lazily, and with a parametrization, while another optimizer is there
+    beside = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    model[0] = nn.LazyLinear(16)
+    spectral_norm(model[3])
+    model(torch.zeros(1, 8))
+    del beside
 parameters = dict(model.named_parameters())
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
 if way in ("full-batch", "then-closures"):
