@@ -112,7 +112,8 @@ def _addresses(values: Iterable[Any]) -> set[int]:
 
 def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
     """What these models' modules keep besides parameters, buffers and settings (a hidden state, a queue, a memory of earlier
-    batches), attributes that are None yet, and their hooks, by location; and what the script has put on their parameters."""
+    batches), attributes that are None yet, and their hooks, by location; and what the script has put on their parameters, with
+    the hooks there."""
     names = {id(value): name for name, value in variables.items()}
     for model in models:
         head = names.get(id(model), type(model).__name__)
@@ -126,6 +127,9 @@ def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) ->
                 yield from ((f"{above}/{key}", each) for key, each in own if _is_kept(key, each))
         for path, parameter in model.named_parameters():
             yield from ((f"{head}.{path}/{key}", each) for key, each in vars(parameter).items())
+            of_gradients = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+            hooks = enumerate(hook for kept in of_gradients for hook in (kept or {}).values())
+            yield from ((f"{head}.{path}/hooks/{number}", hook) for number, hook in hooks)
 
 
 def _with_tensors(value: Any) -> str:

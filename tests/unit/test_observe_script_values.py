@@ -276,14 +276,19 @@ def test_values_in_unusual_places_are_told(monkeypatch: pytest.MonkeyPatch) -> N
     settings.rate = 0.5  # pyright: ignore[reportAttributeAccessIssue]
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     _watch(model[0])
+    seen = {"gradients": 0}
+    model[0].weight.register_hook(lambda gradient, seen=seen: seen.update(gradients=seen["gradients"] + 1))
+    del seen
     values = ScriptValues(lambda: [model])
     first = {"os.environ/LEVEL": "'1'", "settings/rate": "0.5", "grid/at/1": "None", "model.0/forward_hooks/0/passes": "0"}
+    first["model.0.weight/hooks/0/defaults/0/gradients"] = "0"
     assert first.items() <= values.changed().items()
-    scale.send(None), next(grid), model(torch.zeros(1, 2))
+    scale.send(None), next(grid), model(torch.zeros(1, 2)).sum().backward()
     monkeypatch.setenv("LEVEL", "2")
     settings.rate = 0.25  # pyright: ignore[reportAttributeAccessIssue]
     changed = values.changed()
     then = {"os.environ/LEVEL": "'2'", "settings/rate": "0.25", "model.0/forward_hooks/0/passes": "1", "scale/factor": "2.0"}
+    then["model.0.weight/hooks/0/defaults/0/gradients"] = "1"
     assert then.items() <= changed.items() and changed["grid/at/1"] == "tuple of 2: 0, 0", changed
     scale.close()
 
