@@ -209,18 +209,20 @@ def _held_by(drill: Drill, attempt: Attempt, rank: int, step: int, quantity: str
 
 def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> Cause | None:
     """Whether another thread wrote the checkpoint that the attempt resumed from while training changed the tensors, so that
-    they are of a later step than the checkpoint says."""
+    they are of a later step than the file's name says; or, if it names none, than both the data and the random streams."""
     told = standing.nearest("data")
     held = max(standing.nearest(quantity) or 0 for quantity in ("weights", "optimizer"))
     if told is None or held <= told:
         return None
+    streams = standing.held["rng"] if standing.nearest("rng") == told else ()
     earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
     # The reference saves in the same way; a killed rank may not have recorded the end of its own save.
     for save in (
         save for each in (*earlier, *drill.reference.attempts) for trace in each.traces.values() for save in trace.saves
     ):
         named = {int(number) for number in re.findall(r"\d+", save.path)}
-        if save.aside and save.how != REMOVED and told in named and held not in named:
+        unnamed = not named and save.step == held and told in streams and held not in streams
+        if save.aside and save.how != REMOVED and (unnamed or (told in named and held not in named)):
             return Cause("saved_while_training", {"path": save.path, "base": told, "step": held, "stood": standing.words})
     return None
 

@@ -239,6 +239,10 @@ _RECOVERY: Mapping[str, Row] = {
         "the restore happens at the first batch: parameter groups, layers and objects that the loop adds later must exist "
         "before it in every attempt (frozen, or at a learning rate of 0)",
     ),
+    "checkpoint_not_taken_back.raised": detail(
+        hint="the script's own code raised it ({at}), which the restore calls: a load_state_dict, set_extra_state or load hook "
+        "must take what was saved with it"
+    ),
     "wrong_resume_point": Row("attempt {attempt}: {problem}", _OTHER_PLACE),
     "saved_state_differs": Row("attempt {attempt} {did} another {component} state at step {step} on rank {rank}: {which}"),
     "replay_differs": Row(

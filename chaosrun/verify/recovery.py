@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import PurePath
 
 from chaosrun.errors import UserScriptError
 from chaosrun.records.events import CheckpointQuarantined, DeathUnplanned, FaultObserved
@@ -16,6 +17,9 @@ from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, sk
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import completes
 from chaosrun.wording import count
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+"""A frame of Python's traceback."""
 
 
 def lineage(drill: Drill) -> Check:
@@ -49,7 +53,7 @@ def resume_points(drill: Drill) -> Check:
     points: list[Params] = []
     for point, wrong in went_on_from(drill):
         if wrong:
-            return failed(wrong.code, **wrong.params)
+            return failed(wrong.code, because=wrong.because, **wrong.params)
         points.append(point)
     restores = sum(attempt.resume is not None for attempt in drill.chaos.attempts)
     summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one, at the right position"
@@ -73,7 +77,10 @@ def went_on_from(drill: Drill) -> Iterator[tuple[Params, Cause | None]]:
         point: Params = {"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest}
         wrong = None
         if refused := _not_taken_back(drill.chaos.attempts, attempt):
-            wrong = Cause.of("checkpoint_not_taken_back", attempt=attempt.number, checkpoint=refused[0], reason=refused[1])
+            name, death = refused
+            at = _raised_by_the_script(death)
+            about: Params = {"attempt": attempt.number, "checkpoint": name, "reason": death.reason, "at": at}
+            wrong = Cause("checkpoint_not_taken_back", about, "raised" if at else None)
         elif problem := _wrong_resume(attempt, newest, reached) or _wrong_start(attempt, drill):
             wrong = Cause.of("wrong_resume_point", attempt=attempt.number, problem=problem, newest_committed=newest)
         yield point, wrong
@@ -89,13 +96,24 @@ def set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
     return [record for record in drill.chaos.events(CheckpointQuarantined) if record.name not in spoiled]
 
 
-def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str, str] | None:
-    """Name and reason of a valid checkpoint that was quarantined because the script's objects twice failed to load it."""
+def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str, DeathUnplanned] | None:
+    """Name of a valid checkpoint that was quarantined because the script's objects twice failed to load it, and the last death
+    of that."""
     for name in attempt.quarantined:
         tried = [other for other in attempts if other.number < attempt.number and other.resume == name and other.unplanned]
         if len(tried) > 1 and all(map(died_in_restore, tried)):
-            return name, tried[-1].unplanned[-1].reason
+            return name, tried[-1].unplanned[-1]
     return None
+
+
+def _raised_by_the_script(death: DeathUnplanned) -> str | None:
+    """The script's own line that raised the error, if the restore called it: "train.py:12, in load_state_dict"."""
+    frames = _FRAME.findall((death.error and death.error.traceback) or "")
+    files = [PurePath(file) for file, *_ in frames]
+    if len({*files}) < 2 or files[-1].parent != files[0].parent:
+        return None
+    _, line, function = frames[-1]
+    return f"{files[-1].name}:{line}, in {function}"
 
 
 def died_in_restore(attempt: Attempt) -> bool:

@@ -135,18 +135,22 @@ def test_buffers_that_came_back_and_end_otherwise_have_drifted(tmp_path: Path, b
 
 
 @pytest.mark.parametrize(
-    ("path", "aside", "code"),
+    ("path", "aside", "streams", "code"),
     [
-        ("step=3.ckpt", True, "saved_while_training"),
-        ("last.ckpt", True, "batches_repeated"),
-        ("step=3-of-4.ckpt", True, "batches_repeated"),
-        ("step=3.ckpt", False, "batches_repeated"),
+        ("step=3.ckpt", True, 4, "saved_while_training"),
+        ("last.ckpt", True, 4, "batches_repeated"),
+        ("last.ckpt", True, 3, "saved_while_training"),
+        ("last.ckpt", False, 3, "batches_repeated"),
+        ("step=3-of-4.ckpt", True, 4, "batches_repeated"),
+        ("step=3.ckpt", False, 4, "batches_repeated"),
     ],
 )
 def test_what_another_thread_saved_too_late_holds_a_later_steps_tensors(
-    tmp_path: Path, path: str, aside: bool, code: str
+    tmp_path: Path, path: str, aside: bool, streams: int, code: str
 ) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2))
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], "rng": [streams]}}))
     edit_trace(run, "chaos", 1, 0, only("save", put(path=path, aside=aside)))
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.part) == ("FAIL", code, "script"), verdict.cause

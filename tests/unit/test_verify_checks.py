@@ -20,7 +20,7 @@ from chaosrun.verify import premises
 from chaosrun.verify.check import Check, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
 from chaosrun.verify.early_end import EARLY, up_to
-from chaosrun.verify.verdict import judge_drill
+from chaosrun.verify.verdict import Verdict, judge_drill
 from tests.records import read_lines, write_lines
 
 Break = Callable[[RunLayout], None]
@@ -514,6 +514,16 @@ def test_a_reference_that_was_started_again_because_the_script_raised_an_error_i
     ],
 )
 def test_a_whole_checkpoint_that_the_script_does_not_take_back(run: RunLayout, errors: Any, status: str) -> None:
+    verdict = _refused(run, errors)
+    assert verdict.status == status, verdict.cause
+    if status == "FAIL":
+        assert verdict.cause == "resume_points: checkpoint step-00000006 is intact but cannot be restored: no"
+        assert verdict.hint and "before" in verdict.hint
+        assert (verdict.blame.whose, verdict.blame.part, verdict.blame.likely) == ("yours", "script", True)
+
+
+def _refused(run: RunLayout, errors: Any) -> Verdict:
+    """Of a checkpoint that attempts fail to restore with these errors."""
     drill = load(run)
     first, second, *rest = drill.chaos.attempts
     name = "step-00000006"
@@ -530,12 +540,16 @@ def test_a_whole_checkpoint_that_the_script_does_not_take_back(run: RunLayout, e
         for error in errors
     ]
     attempts = (first, *tries, replace(second, quarantined=(name,)), *rest)
-    verdict = judge_drill(replace(drill, chaos=replace(drill.chaos, attempts=attempts)))
-    assert verdict.status == status, verdict.cause
-    if status == "FAIL":
-        assert verdict.cause == f"resume_points: checkpoint {name} is intact but cannot be restored: no"
-        assert verdict.hint and "before" in verdict.hint
-        assert (verdict.blame.whose, verdict.blame.part, verdict.blame.likely) == ("yours", "script", True)
+    return judge_drill(replace(drill, chaos=replace(drill.chaos, attempts=attempts)))
+
+
+@pytest.mark.parametrize("last", ["job/train.py", "lib/torch/nn/module.py"])
+def test_what_of_the_script_raised_an_error_in_the_restore_is_told(run: RunLayout, last: str) -> None:
+    frames = (("job/train.py", 9, "<module>"), ("lib/torch/nn/module.py", 2588, "load"), (last, 4, "load_state_dict"))
+    text = "".join(f'  File "/{file}", line {line}, in {function}\n    at()\n' for file, line, function in frames)
+    errors = ({**RAISED, "traceback": f"Traceback (most recent call last):\n{text}KeyError: 'w'"},) * 2
+    hint = f"{_refused(run, errors).hint}"
+    assert ("the script's own code raised it (train.py:4, in load_state_dict)" in hint) == (last == "job/train.py"), hint
 
 
 @pytest.mark.parametrize(("last", "said"), [(RAISED, "FAIL"), (None, "INCONCLUSIVE")])
