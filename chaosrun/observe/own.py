@@ -20,7 +20,7 @@ import threading
 import time
 import types
 from collections import ChainMap, deque
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from itertools import takewhile
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from chaosrun.observe.contents import address_of, tensors_in
 from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.observe.held import COUNTING, INSTALLED, Held, added, file_of, held, is_of_the_job, is_our_generator, variables
 from chaosrun.observe.opened import open_files
-from chaosrun.observe.script_state import DAY_S, text_of
+from chaosrun.observe.script_state import DAY_S, is_made_by_hand, text_of
 from chaosrun.observe.state import ObservedState
 from chaosrun.records.grouping import grouped
 
@@ -109,6 +109,8 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
     for name in sorted({*NAMESPACES, *(value.__name__ for _, value in roots if type(value) is types.ModuleType)}):
         for key, value in _since(name, before.variables):
             look.at(f"{name}.{key}", value)
+    for name, value in _of_modules_made_by_hand(before.variables):
+        look.at(name, value)
     look.at_hidden()
     look.text("settings", str([*_settings(), *_of_the_process(before)]))
     look.unseen += _elsewhere(accelerator)
@@ -232,6 +234,13 @@ def _since(name: str, before: Mapping[str, tuple[int, str]]) -> Held:
         if len(held) - len(new) != count:
             raise LookupError(f"{name}: variables that it had are gone")
         yield from ((key, held[key]) for key in sorted(new) if not isinstance(held[key], types.ModuleType))
+
+
+def _of_modules_made_by_hand(before: Collection[str]) -> Held:
+    """Variables of those that no import has loaded, made since the script began. Classes, such as Cython's, are no state there."""
+    for name, module in sorted(sys.modules.items()):
+        if name not in before and is_made_by_hand(module):
+            yield from ((f"{name}:{key}", value) for key, value in variables(module) if not isinstance(value, type))
 
 
 def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,8 @@ def bump(place: Any, key: Any) -> None:
     place[key] += 1
 
 
+sys.modules["settings"] = types.ModuleType("settings")
+vars(sys.modules["settings"]).update(level=0)
 PLACES: dict[str, Callable[[], Callable[[], Any]]] = {
     "nothing": lambda: lambda: None,
     "private global": lambda: a_global_like_a_private_one,
@@ -104,6 +107,7 @@ PLACES: dict[str, Callable[[], Callable[[], Any]]] = {
     "gradient": lambda: lambda: setattr(model[0].weight, "grad", torch.ones(4, 4)),
     "module of a library": lambda: on(torch.nn.functional),
     "another module of a library": lambda: on(json),
+    "module made by hand": lambda: lambda: bump(vars(sys.modules["settings"]), "level"),
     "class of a library": lambda: on(torch.nn.Linear),
     "arguments": lambda: lambda: sys.argv.append("x"),
     "environment": lambda: lambda: os.environ.update(OF_THE_SCRIPT="1"),
