@@ -237,7 +237,7 @@ def _since(name: str, before: Mapping[str, tuple[int, str]]) -> Held:
 
 
 def _of_modules_made_by_hand(before: Collection[str]) -> Held:
-    """Variables of those that no import has loaded, made since the script began. Classes, such as Cython's, are no state there."""
+    """Variables of those that no import has loaded, made since the script began. Classes, such as Cython's, are no state."""
     for name, module in sorted(sys.modules.items()):
         if name not in before and is_made_by_hand(module):
             yield from ((f"{name}:{key}", value) for key, value in variables(module) if not isinstance(value, type))

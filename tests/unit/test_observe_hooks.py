@@ -126,8 +126,9 @@ def test_other_tracers_are_not_told_of(heard: Computing, model: torch.nn.Module,
 
 def test_to_compute_a_parameter_of_others_is_no_pass(heard: Computing, model: torch.nn.Module) -> None:
     """As a script does when it builds its model, perhaps before it loads a checkpoint."""
-    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", torch.nn.Linear(3, 3, bias=False))
-    penalty = model[0].weight.square().sum()
+    layer: Any = next(model.children())
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Linear(3, 3, bias=False))
+    penalty = layer.weight.square().sum()
     assert heard.forwards == [] and penalty.requires_grad
     model(INPUTS)
     assert heard.forwards == [model]

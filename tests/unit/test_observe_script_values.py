@@ -8,7 +8,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -277,13 +277,15 @@ def test_values_in_unusual_places_are_told(monkeypatch: pytest.MonkeyPatch) -> N
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     _watch(model[0])
     seen = {"gradients": 0}
-    model[0].weight.register_hook(lambda gradient, seen=seen: seen.update(gradients=seen["gradients"] + 1))
+    model[0].get_parameter("weight").register_hook(lambda gradient, seen=seen: seen.update(gradients=seen["gradients"] + 1))
     del seen
     values = ScriptValues(lambda: [model])
     first = {"os.environ/LEVEL": "'1'", "settings/rate": "0.5", "grid/at/1": "None", "model.0/forward_hooks/0/passes": "0"}
     first["model.0.weight/hooks/0/defaults/0/gradients"] = "0"
     assert first.items() <= values.changed().items()
-    scale.send(None), next(grid), model(torch.zeros(1, 2)).sum().backward()
+    scale.send(None)
+    next(grid)
+    model(torch.zeros(1, 2)).sum().backward()
     monkeypatch.setenv("LEVEL", "2")
     settings.rate = 0.25  # pyright: ignore[reportAttributeAccessIssue]
     changed = values.changed()
@@ -301,7 +303,7 @@ async def _scale() -> None:
 
 
 class _Given:
-    def __await__(self) -> Iterator[None]:
+    def __await__(self) -> Generator[None]:
         yield None
 
 
