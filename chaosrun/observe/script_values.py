@@ -4,11 +4,13 @@ that it trains keep in no state dict. And spots of the contents of models that n
 average of the weights), and of lists of tensors in its objects. Changes nothing."""
 
 import contextlib
+import functools
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -90,7 +92,7 @@ class ScriptValues:
             self._first = self._first or {*functions}
             # Apart, for a later name of what was there before, as one given at a save, must not take the place of its first.
             later = {name: value for name, value in functions.items() if name not in self._first}
-            environ = {f"{ENVIRON}{name}": value for name, value in os.environ.items()}
+            environ = {f"{ENVIRON}{name}": value for name, value in os.environ.items() if _given().get(name) != value}
             roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later, environ)
             found = [plain_values(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
             told = dict(_readable(name, text) for some in found for name, text in some)
@@ -100,6 +102,13 @@ class ScriptValues:
         self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
         gone = dict.fromkeys(before.keys() - self._told.keys(), "")
         return gone | {name: text for name, text in self._told.items() if before.get(name) != text}
+
+
+@functools.cache
+def _given() -> dict[str, str]:
+    """The environment that this process was started with, which may hold secrets of any name and is no state of the script."""
+    entries = os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def _addresses(values: Iterable[Any]) -> set[int]:

@@ -29,7 +29,7 @@ _WITHOUT_VALUES = (("accumulation_window", "within"), ("batch_contents", "unrepe
 """Of these with a variant: where the values are those of another micro-batch of the step, and where what was lost is known."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
-_NOT_THERE = "not there"
+_NOT_THERE, _NOT_SET = "not there", "not set"
 _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
@@ -105,7 +105,7 @@ def _names_apart(drill: Drill, attempt: Attempt, rank: int) -> tuple[list[str], 
     after = {at: held for at, held in here.items() if at > step}
     apart = _apart(expected, seen) & changing | _gone(known, expected, seen, after, step)
     apart = (apart or _other_constants(expected, seen)) - _wandering(known, again)
-    seen = {**dict.fromkeys(apart, _NOT_THERE), **seen}
+    seen = {**{name: _NOT_SET if name.startswith(ENVIRON) else _NOT_THERE for name in apart}, **seen}
     later = [*after.values()]
     later = [held for at, held in known.items() if at >= step] + later if later else []
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
@@ -198,7 +198,7 @@ def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
     """The order in which values are reported: weights before numbers, and these before arrays, which may be computed from them,
     and what is not there; private names after the others; counts of a loop's rounds, mostly harmless, come last."""
     *above, name = path.split("/")
-    harmless, array = path in _ROUNDS, seen == _NOT_THERE or _ARRAY.fullmatch(seen) is not None
+    harmless, array = path in _ROUNDS, seen in (_NOT_THERE, _NOT_SET) or _ARRAY.fullmatch(seen) is not None
     return not seen.startswith("weights "), harmless, array, name.startswith("_"), len(above), path
 
 

@@ -38,7 +38,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
             {"os.environ/LEVEL": "'2'"},
             {"os.environ/LEVEL": "'2'"},
             {"late": "1"},
-            "the script had os.environ/LEVEL = not there (reference: '2'), which",
+            "the script had os.environ/LEVEL = not set (reference: '2'), which",
         ),
         ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (reference: 9), i = 0 (reference: 4)"),
         ({"_": "4", "n": "9"}, {"_": "4", "n": "9"}, {"_": "0", "n": "0"}, "n = 0 (reference: 9), _ = 0 (reference: 4)"),
