@@ -53,7 +53,7 @@ class KeptPlans:
     folder: Path
 
     @classmethod
-    def beside(cls, history: Path) -> "KeptPlans":
+    def next_to(cls, history: Path) -> "KeptPlans":
         return cls(history.with_name(f"{history.name.removesuffix('.jsonl')}.kept"))
 
     def read(self) -> tuple[list[KeptPlan], list[str]]:

@@ -226,19 +226,19 @@ def reduce_faults(
     seen = trials.seen(case.schedule)
     trials.symptom = case.symptom or seen
     if seen is None or seen != trials.symptom:
-        return _told(case, trials, smallest=False, seen=seen, verified=None)
+        return _outcome(case, trials, smallest=False, seen=seen, verified=None)
     used_up = False
     try:
         simplify(ddmin(case.schedule, trials.first), trials.first)
     except _UsedUpError:
         used_up = True
     run, seen = verify(case.changed(trials.smallest))
-    shrunk = _told(case, trials, smallest=not used_up, seen=seen, verified=run)
+    shrunk = _outcome(case, trials, smallest=not used_up, seen=seen, verified=run)
     shrunk.path.write_text(shrunk.fragment)
     return shrunk
 
 
-def _told(case: Case, trials: _Trials, *, smallest: bool, seen: str | None, verified: RunLayout | None) -> Shrunk:
+def _outcome(case: Case, trials: _Trials, *, smallest: bool, seen: str | None, verified: RunLayout | None) -> Shrunk:
     schedule, seed = trials.smallest, case.job.spec.faults.seed
     about = f"# Run {case.run.run_id} with {count(len(case.schedule), 'fault')}, shrunk: {trials.symptom}\n"
     return Shrunk(

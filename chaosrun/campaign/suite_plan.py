@@ -122,7 +122,7 @@ def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
         shards = f"one of the {request.shard.of} shards"
         notes_on_losses.append(f"all drills belong to {shards}: their losses are compared with each other")
     history = (request.history or root / "suites" / "history" / f"{suite.spec.name}.jsonl").absolute()
-    kept_plans = KeptPlans.beside(history)
+    kept_plans = KeptPlans.next_to(history)
     plans, notes = kept_plans.read()
     again, more = reruns(plans, suite.drills, planned)
     if more:

@@ -179,7 +179,7 @@ class SuiteRun:
         if not result.cancelled:  # it has no verdict
             self._remember(result)
             try:
-                KeptPlans.beside(Path(plan.history)).take(result, drill, suite=plan.path, night=plan.night)
+                KeptPlans.next_to(Path(plan.history)).take(result, drill, suite=plan.path, night=plan.night)
             except Exception as error:  # an error in the kept plans must not lose the night's results
                 why = error if isinstance(error, OSError | ChaosrunError) else f"{type(error).__name__}: {error}"
                 self._notes.append(f"{drill.name}: the kept plans could not be updated: {why}")
@@ -313,7 +313,7 @@ class SuiteRun:
         if any(result.cancelled for result in drills):
             yield f"`{self._resume_command}` carries out what was cancelled"
         if any(result.rerun and not result.ok and not result.cancelled for result in drills):
-            folder = KeptPlans.beside(Path(plan.history)).folder
+            folder = KeptPlans.next_to(Path(plan.history)).folder
             yield f"what failed runs again until it has passed {PASSES} nights; remove its file in {folder} to give it up"
 
     def tell(self, event: str, **about: object) -> None:

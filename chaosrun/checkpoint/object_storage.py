@@ -220,7 +220,7 @@ class ObjectStorage:
                 is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY
                 wait_s = next(waits_s, None) if is_busy else None
                 if wait_s is None:
-                    raise self._told(key, error) from error
+                    raise self._as_resources_error(key, error) from error
             finally:
                 random.setstate(stream)
             time.sleep(wait_s)
@@ -229,7 +229,7 @@ class ObjectStorage:
         for listener in tuple(self.listeners):
             listener(kind, key, moment)
 
-    def _told(self, key: str, error: Exception) -> ResourcesError:
+    def _as_resources_error(self, key: str, error: Exception) -> ResourcesError:
         kinds = [kind.__name__ for kind in type(error).__mro__]
         hint = next((_HINTS[kind] for kind in kinds if kind in _HINTS), None)
         if isinstance(error, OSError) and error.errno == errno.EBUSY:

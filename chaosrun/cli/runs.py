@@ -18,7 +18,7 @@ from chaosrun.report.escapes import harmless
 from chaosrun.report.output import write_json, write_out, write_product
 
 if TYPE_CHECKING:
-    from chaosrun.report.sentences import Told
+    from chaosrun.report.sentences import EventText
 
 POLL_S = 0.2
 Leg = Annotated[Literal["reference", "chaos", "confirm", "run"] | None, Parameter(help="Default: chaos/run, else reference.")]
@@ -248,7 +248,7 @@ def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank:
 
     follower, about = RunFollower(run), {"attempt": attempt, "rank": rank}
 
-    def news() -> "list[Told]":
+    def news() -> "list[EventText]":
         told = [entry for entry in follower.poll_events() if leg in (None, entry.leg)]
         return [entry for entry in told if all(value in (None, entry.field(name)) for name, value in about.items())]
 

@@ -190,7 +190,7 @@ class NodeAgent:
             if not received.endswith(b"\n"):
                 break
             self._hear(server, decode_event(received))
-        await self._bury(server)
+        await self._server_ended(server)
 
     def _hear(self, server: Server, event: ServerEvent) -> None:
         match event:
@@ -232,7 +232,7 @@ class NodeAgent:
         self._events.append(event)
         self._news.set()
 
-    async def _bury(self, server: Server) -> None:
+    async def _server_ended(self, server: Server) -> None:
         """After the end of a fork server: kill all processes of its attempt, and fail every pending call."""
         await asyncio.to_thread(kill_marked, server.mark)
         # Ranks that the kernel kills with their server may lose their mark before they are gone.

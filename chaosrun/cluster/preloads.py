@@ -46,7 +46,7 @@ BYTES = 1 << 20
 """Bytes of a large array that are looked at, in pieces spread over all of it."""
 PACKAGES = {"site-packages", "dist-packages"}
 """Names of folders for installed packages."""
-FRESH = "import sys; from chaosrun.cluster.preloads import tell_of_fresh; tell_of_fresh(sys.argv[1:])"
+FRESH = "import sys; from chaosrun.cluster.preloads import print_fresh_contents; print_fresh_contents(sys.argv[1:])"
 
 
 class Imported(NamedTuple):
@@ -62,13 +62,13 @@ def import_all(usual: Sequence[str], own: Sequence[str], target: str, *, without
     import themselves."""
     module, _, function = target.partition(":")
     imports = _Imports()
-    imports.one_by_one(name for name in (*usual, module) if name not in without)
+    imports.import_each(name for name in (*usual, module) if name not in without)
     differing = _import_and_compare([name for name in own if name not in without], imports)
 
     def run(order: WorkerOrder, listen_fd: int | None) -> int:
         return getattr(importlib.import_module(module), function)(order, listen_fd)
 
-    return Imported(run, tuple(imports.unsafe), _why_unfit_to_share(differing))
+    return Imported(run, tuple(imports.unsafe), _why_not_shareable(differing))
 
 
 class _Imports:
@@ -79,7 +79,7 @@ class _Imports:
         self._threads = set(os.listdir("/proc/self/task"))
         self._has_cuda = False
 
-    def one_by_one(self, names: Iterable[str]) -> None:
+    def import_each(self, names: Iterable[str]) -> None:
         for name in names:
             began_s = time.monotonic()
             importlib.import_module(name)
@@ -103,7 +103,7 @@ def _names(threads: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _why_unfit_to_share(differing: Sequence[str]) -> str | None:
+def _why_not_shareable(differing: Sequence[str]) -> str | None:
     if not differing:
         return None
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
@@ -119,7 +119,7 @@ def _import_and_compare(preload: Sequence[str], imports: _Imports) -> list[str]:
     before = frozenset(sys.modules)
     _seed()
     began = time.monotonic()
-    imports.one_by_one(preload)
+    imports.import_each(preload)
     took_s = time.monotonic() - began
     own = _own_since(before)
     if not own or imports.unsafe:
@@ -134,7 +134,7 @@ def _import_and_compare(preload: Sequence[str], imports: _Imports) -> list[str]:
     return sorted({name for one, other in pairs for name in one.keys() | other.keys() if one.get(name) != other.get(name)})
 
 
-def tell_of_fresh(preload: Sequence[str]) -> None:
+def print_fresh_contents(preload: Sequence[str]) -> None:
     """Run in a separate process: import the modules, and print their contents."""
     from chaosrun.cluster.forkserver import PRELOAD
 

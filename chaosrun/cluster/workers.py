@@ -131,7 +131,7 @@ class ClusterWorkers:
     def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
         """Fork all ranks of an attempt; returns their pids by rank (empty if a command starts them, as events report them),
         and the rendezvous address. Raises ResourcesError."""
-        if place := _hashes_anew(orders[0]):
+        if place := _hash_order_at_restart(orders[0]):
             hashing = {**self._hashing(orders[0].attempt), HASH_ORDER: place}
             self._cluster.start_servers({**self._env, **hashing}, **self._runs)
         started = self._cluster.start_attempt(orders[0].attempt, orders)
@@ -212,7 +212,7 @@ class ClusterWorkers:
         """Do not use this node any more."""
         self._avoid[node] = f"node {node[:8]} ({why})"
 
-    def lives_beside(self, rank: int) -> bool:
+    def is_on_own_node(self, rank: int) -> bool:
         """Whether this rank is on the node that this process itself depends on."""
         return self._cluster.placement is not None and self.node_of(rank) == self._cluster.own_node
 
@@ -263,7 +263,7 @@ class ClusterWorkers:
         return {rank: answer for answers_of_node in answers for rank, answer in answers_of_node.items()}
 
 
-def _hashes_anew(order: WorkerOrder) -> str:
+def _hash_order_at_restart(order: WorkerOrder) -> str:
     """Where the script depends on hashes, if this is a restart of it. A new process hashes strings differently, and a drill
     must show the effect."""
     in_drill = order.by == "script" and order.reference_path is not None

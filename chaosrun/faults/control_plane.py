@@ -9,9 +9,9 @@ from typing import NoReturn
 
 from chaosrun.errors import RecoveryError
 from chaosrun.faults.kind import WITHIN_AN_ATTEMPT, Kind
-from chaosrun.faults.node_evidence import BELOW, EndNote, NamedProcess, ended, named, on_its_node, tell_one
+from chaosrun.faults.node_evidence import BELOW, EndNote, NamedProcess, describe_process, ended, named, on_its_node
 from chaosrun.faults.observed import Observation, Problem
-from chaosrun.faults.outside import LastAct
+from chaosrun.faults.outside import FinalStrike
 from chaosrun.processes import is_alive, send_signal, wait_gone
 from chaosrun.records.codec import changed
 from chaosrun.records.events import FaultRequested, LegStarted, SupervisorResumed
@@ -21,7 +21,7 @@ from chaosrun.records.markers import write_note
 END_LIMIT_S = 10.0
 
 
-def end_head(act: LastAct) -> NoReturn:
+def end_head(act: FinalStrike) -> NoReturn:
     """Kill Ray's head, and this process: without a head nothing can be placed, and Ray would end this process after a while."""
     head = act.head()
     if head is None:
@@ -35,7 +35,7 @@ def _this_process() -> NamedProcess:
     return own
 
 
-def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
+def _end(act: FinalStrike, *struck: NamedProcess) -> NoReturn:
     """Kill these processes, this one last. They are recorded first, for the supervisor that takes over."""
     write_note(act.leg, act.fault, EndNote(host=_this_boot(), struck=struck))
     for each in struck:
@@ -46,7 +46,7 @@ def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
     raise AssertionError("a process that was killed is still alive")
 
 
-def seen_by_successor(note: EndNote) -> EndNote:
+def completed_by_successor(note: EndNote) -> EndNote:
     """The previous supervisor's note, completed with which of the processes that it struck are gone."""
     if note.host == _this_boot():
         wait_gone({each.identity: each for each in note.struck}, timeout_s=END_LIMIT_S)
@@ -75,13 +75,13 @@ def _by_successor(seen: Observation, asked: FaultRequested, leg: LegHistory) -> 
     return None if seen.note.successor in after else Problem("other_successor", told)
 
 
-def _tell_successor(seen: Observation) -> str:
+def _describe_successor(seen: Observation) -> str:
     gone = ", ".join(f"{each.what} {each.pid}" for each in seen.note.gone)
     return f"gone: {gone or 'none'}, seen by the next supervisor ({seen.note.successor})"
 
 
 _of_control = partial(Kind, family="control", phases=WITHIN_AN_ATTEMPT, note=EndNote)
-_of_supervisors = partial(_of_control, evidence="successor", aftermath=_by_successor, tell=_tell_successor)
+_of_supervisors = partial(_of_control, evidence="successor", aftermath=_by_successor, tell=_describe_successor)
 
 KINDS = (
     _of_supervisors(
@@ -99,7 +99,7 @@ KINDS = (
         evidence="node",
         aftermath=on_its_node,
         shows=ended(struck=("agent",), gone=BELOW, alone=True),
-        tell=tell_one,
+        tell=describe_process,
     ),
     _of_supervisors(
         name="head",

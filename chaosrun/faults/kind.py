@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn, get_args
 
 from chaosrun.faults.observed import Observation, Problem
-from chaosrun.faults.outside import LastAct, OutsideStrike
+from chaosrun.faults.outside import FinalStrike, OutsideStrike
 from chaosrun.faults.strike import Strike
 from chaosrun.records.events import FaultRequested
 from chaosrun.records.history import LegHistory
@@ -101,7 +101,7 @@ class Kind:
     """Strikes in the worker, at its point. None: the supervisor strikes when it learns that the rank is at the point."""
     outside: Callable[[OutsideStrike], bool] | None = None
     """Strikes from the agent of the rank's node, on the supervisor's order. Returns False if the rank was gone already."""
-    last_act: Callable[[LastAct], NoReturn] | None = None
+    last_act: Callable[[FinalStrike], NoReturn] | None = None
     """Strikes from the supervisor, which does not outlive it."""
 
     # Its effects

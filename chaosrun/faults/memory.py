@@ -232,7 +232,7 @@ def _damaged(seen: Observation) -> Problem | None:
     return None
 
 
-def _tell(seen: Observation) -> str:
+def _describe(seen: Observation) -> str:
     note: MemoryNote = seen.note
     if note.element is None:
         return f"{note.place}: {brief(note.before)}, now {brief(note.after)}"
@@ -256,7 +256,7 @@ _corruption = partial(
     evidence="note",
     note=MemoryNote,
     shows=_damaged,
-    tell=_tell,
+    tell=_describe,
 )
 
 KINDS = (

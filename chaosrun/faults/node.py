@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from chaosrun.faults.kind import AT_STEPS, PREEMPTED_EXIT_CODE, WITHIN_AN_ATTEMPT, Kind
-from chaosrun.faults.node_evidence import BELOW, EndNote, ended, named, on_its_node, tell_node, tell_one
+from chaosrun.faults.node_evidence import BELOW, EndNote, describe_node, describe_process, ended, named, on_its_node
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.processes import send_signal, wait_gone
@@ -62,9 +62,9 @@ def _drained(seen: Observation) -> Problem | None:
     return None
 
 
-def _tell_drain(seen: Observation) -> str:
+def _describe_drain(seen: Observation) -> str:
     ends = len(seen.note.ends)
-    return f"{count(ends, 'rank')} left on the notice; {tell_node(seen)}" if ends else tell_node(seen)
+    return f"{count(ends, 'rank')} left on the notice; {describe_node(seen)}" if ends else describe_node(seen)
 
 
 _of_nodes = partial(Kind, family="node", loss=True, evidence="node", note=EndNote, aftermath=on_its_node)
@@ -77,7 +77,7 @@ KINDS = (
         phases=WITHIN_AN_ATTEMPT,
         outside=lambda strike: strike.end(strike.node.everybody()),
         shows=ended(struck=BELOW, gone=BELOW),
-        tell=tell_node,
+        tell=describe_node,
     ),
     _of_nodes(
         name="raylet",
@@ -88,7 +88,7 @@ KINDS = (
         ends_node=True,
         strikes_ray="raylet",
         shows=ended(struck=("raylet",), gone=("raylet", *BELOW), alone=True),
-        tell=tell_one,
+        tell=describe_process,
     ),
     _of_nodes(
         name="drain",
@@ -100,6 +100,6 @@ KINDS = (
         notice=True,
         ends_node=True,
         shows=_drained,
-        tell=_tell_drain,
+        tell=_describe_drain,
     ),
 )

@@ -101,12 +101,12 @@ def on_its_node(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pr
     return Problem("other_node", f"node {node} was ended, rank {seen.fault.rank} was on {where}")
 
 
-def tell_node(seen: Observation) -> str:
+def describe_node(seen: Observation) -> str:
     """The processes that are gone, by name."""
     return f"gone: {_names(_ordered(seen.note))}"
 
 
-def tell_one(seen: Observation) -> str:
+def describe_process(seen: Observation) -> str:
     """The process that was struck, with its pid, and those that ended with it, by name."""
     struck = {each.identity for each in seen.note.struck}
     direct = [f"{each.what} {each.pid}" for each in _ordered(seen.note) if each.identity in struck]

@@ -24,7 +24,7 @@ class Problem(NamedTuple):
     words: str
 
 
-class LastWords(Record, frozen=True, kw_only=True, omit_defaults=False):
+class RecordedEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     """The parts needed here of the end record of a rank that a fault ended."""
 
     status: str
@@ -40,7 +40,7 @@ class LastWords(Record, frozen=True, kw_only=True, omit_defaults=False):
 class Death(Record, frozen=True, kw_only=True, omit_defaults=False):
     """The observation of a death, apart from its exit code or signal."""
 
-    end: LastWords | None = None
+    end: RecordedEnd | None = None
     """None when it left no end record."""
     note: Mapping[str, object] | None = None
     """What the fault recorded before it did harm."""

@@ -93,7 +93,7 @@ class OutsideStrike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastAct:
+class FinalStrike:
     """A strike by the supervisor that the supervisor does not outlive."""
 
     leg: LegLayout

@@ -174,7 +174,7 @@ def _lost_worker(seen: Observation) -> Problem | None:
     return other_error(seen, unless=bool(re.search(rf"^RuntimeError: DataLoader worker \(pid.*\b{note.victim}\b", seen.error)))
 
 
-def _tell_preempt(seen: Observation) -> str:
+def _describe_notice(seen: Observation) -> str:
     if seen.signal is None:
         return f"{seen.process}: left on the notice ({seen.end})"
     after_s = seen.death.after_s
@@ -185,7 +185,7 @@ def _tell_preempt(seen: Observation) -> str:
     return f"{seen.process}: {seen.end}{when}, when grace had run out"
 
 
-def _tell_memory(seen: Observation) -> str:
+def _describe_memory(seen: Observation) -> str:
     note: MemoryNote | None = seen.note
     more = ""
     if note and note.taken_mib and note.limit_mib:
@@ -193,7 +193,7 @@ def _tell_memory(seen: Observation) -> str:
     return f"{seen.process}: MemoryError{more}"
 
 
-def _tell_loader_worker(seen: Observation) -> str:
+def _describe_loader_worker(seen: Observation) -> str:
     victim = seen.note and seen.note.victim
     return f"{f'loader worker {victim}' if victim else 'a loader worker'} of {seen.process}: SIGKILL"
 
@@ -225,7 +225,7 @@ KINDS = (
         exit_code=PREEMPTED_EXIT_CODE,
         note=NoticeNote,
         shows=_on_notice,
-        tell=_tell_preempt,
+        tell=_describe_notice,
     ),
     _of_one(
         name="segfault",
@@ -270,7 +270,7 @@ KINDS = (
         exit_code="failure",
         note=MemoryNote,
         shows=own_error,
-        tell=_tell_memory,
+        tell=_describe_memory,
     ),
     _of_one(
         name="loader_worker",
@@ -281,6 +281,6 @@ KINDS = (
         exit_code="failure",
         note=LoaderWorkerNote,
         shows=_lost_worker,
-        tell=_tell_loader_worker,
+        tell=_describe_loader_worker,
     ),
 )

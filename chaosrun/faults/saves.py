@@ -87,7 +87,7 @@ def _rebuilt(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Probl
     return Problem("not_rebuilt", done[-1].problem) if done[-1].problem else None
 
 
-def _tell(seen: Observation) -> str:
+def _describe(seen: Observation) -> str:
     note: SaveNote | None = seen.note
     if note is None:
         return f"{seen.process}: {seen.end}"
@@ -101,7 +101,7 @@ def _tell(seen: Observation) -> str:
 
 _WHERE: Mapping[Option, None] = {"operation": None, "file": None}
 _at_save = partial(Kind, phases=frozenset({"save"}), default_phase="save")
-_by_strace = partial(_at_save, family="storage", evidence="note", note=SaveNote, tell=_tell)
+_by_strace = partial(_at_save, family="storage", evidence="note", note=SaveNote, tell=_describe)
 _damaged = partial(
     _at_save,
     family="storage",
@@ -125,7 +125,7 @@ AT_SAVE: Mapping[str, Kind] = {
             signals=(signal.SIGKILL,),
             note=SaveNote,
             shows=_struck,
-            tell=_tell,
+            tell=_describe,
         ),
         *(
             _by_strace(
@@ -168,6 +168,6 @@ KINDS = (
         note=SaveNote,
         shows=_struck,
         aftermath=_rebuilt,
-        tell=_tell,
+        tell=_describe,
     ),
 )

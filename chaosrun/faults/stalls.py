@@ -130,7 +130,7 @@ def _slowed(seen: Observation) -> Problem | None:
     return None
 
 
-def _tell_slow(seen: Observation) -> str:
+def _describe_slow(seen: Observation) -> str:
     took, before = (duration(seconds or 0.0) for seconds in (seen.note.during_s, seen.note.before_s))
     return f"{seen.process}: {seen.note.steps} steps at {took}, {before} before"
 
@@ -170,7 +170,7 @@ KINDS = (
         evidence="note",
         note=SlowNote,
         shows=_slowed,
-        tell=_tell_slow,
+        tell=_describe_slow,
     ),
     _of_one(
         name="hang",

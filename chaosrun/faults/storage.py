@@ -195,14 +195,14 @@ def _committed(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pro
     return Problem("committed", f"the checkpoint of step {saved} was committed all the same")
 
 
-def _tell_error(seen: Observation) -> str:
+def _describe_error(seen: Observation) -> str:
     number = seen.death.end and seen.death.end.errno
     if number is None:
         return f"{seen.process}: {brief(seen.error or seen.end)}"
     return f"{seen.process}: {errno.errorcode[number]} from {_CALLS.get(seen.fault.phase or '', 'the storage')}"
 
 
-def _tell_late(seen: Observation) -> str:
+def _describe_late(seen: Observation) -> str:
     lacked = f"{count(seen.note.requests, 'listing')} left out {count(seen.note.accepted, 'object')}"
     return f"{seen.process}: {lacked} that were new, and are still there"
 
@@ -225,7 +225,7 @@ _while_it_writes = partial(
     phases=frozenset({"checkpoint.file", "checkpoint.fsync.before"}),
     default_phase="checkpoint.file",
     exit_code=ResourcesError.exit_code,
-    tell=_tell_error,
+    tell=_describe_error,
 )
 
 KINDS = (
@@ -294,7 +294,7 @@ KINDS = (
         proof="what the listings left out was there by its key, before and after",
         only_rank=0,
         inside=late_listing,
-        tell=_tell_late,
+        tell=_describe_late,
     ),
     _by_requests(
         name="throttled_store",

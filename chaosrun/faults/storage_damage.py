@@ -168,7 +168,7 @@ def look(path: Path) -> Look | None:
 def _expect_own(strike: Strike, path: Path) -> None:
     """Raises RefusedError unless `path` is in this leg's own folders."""
     resolved = path.resolve()
-    if not any(resolved.is_relative_to(folder.resolve()) for folder in _own_folders(strike)):
+    if not any(resolved.is_relative_to(folder.resolve()) for folder in _run_folders(strike)):
         raise RefusedError(f"{path} leads to {resolved}, outside the run's own folder")
 
 
@@ -182,11 +182,11 @@ def _expect_inside(checkpoint: Path, path: Path) -> None:
 
 
 def _relative(strike: Strike, path: Path) -> str:
-    own = next((folder for folder in _own_folders(strike) if path.is_relative_to(folder)), None)
+    own = next((folder for folder in _run_folders(strike) if path.is_relative_to(folder)), None)
     return str(path.relative_to(own) if own else path)
 
 
-def _own_folders(strike: Strike) -> tuple[Path, ...]:
+def _run_folders(strike: Strike) -> tuple[Path, ...]:
     return (strike.leg.path, strike.leg.checkpoints.parent)
 
 
@@ -213,7 +213,7 @@ def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pro
     return Problem("unread", f"{name} was not cleared away: {why}")
 
 
-def _tell_damage(seen: Observation) -> str:
+def _describe_damage(seen: Observation) -> str:
     change = "another step's" if seen.fault.kind == "foreign_manifest" else change_of(seen.note)
     return f"{seen.note.file} of {seen.note.checkpoint}: {change}; quarantined"
 
@@ -240,7 +240,7 @@ _damage = partial(
     damages="checkpoint",
     note=DamageNote,
     aftermath=_unmet,
-    tell=_tell_damage,
+    tell=_describe_damage,
 )
 
 KINDS = (

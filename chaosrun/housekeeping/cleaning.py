@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.errors import ResourcesError, UsageError
-from chaosrun.housekeeping.inventory import FILED, FOLDERS, Choice, Found, Kept, choose, is_real, look, storage_of, take_stock
+from chaosrun.housekeeping.inventory import FILED, FOLDERS, Choice, Found, Kept, choose, inventory_of, is_real, look, storage_of
 from chaosrun.records.filesystem import remove
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import locked
@@ -85,11 +85,11 @@ def clean(
 
 def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Callable[[Cleaning], bool]) -> Cleaning:
     def chosen() -> Choice:
-        return choose(take_stock(root), now_s=time.time(), older_than_s=older_than_s, keep=keep, failed=failed)
+        return choose(inventory_of(root), now_s=time.time(), older_than_s=older_than_s, keep=keep, failed=failed)
 
     for folder in FOLDERS.values():
-        _insist_on_real(root / folder)
-        _insist_on_real(root / folder / TRASH)
+        _refuse_link(root / folder)
+        _refuse_link(root / folder / TRASH)
     with locked(root / LOCK, f"{root} is being cleaned", hint="wait until it is done") if root.is_dir() else nullcontext():
         choice = chosen()
         bins = [root / folder / TRASH for folder in FOLDERS.values()]
@@ -108,7 +108,7 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
         silent: SilentStores = {}
         for leftover in leftovers:
             with _kept_for_later(failed_ones, leftover):
-                _take_apart(leftover, silent)
+                _delete_from_trash(leftover, silent)
         # The answer may have taken long.
         still = chosen().removed
         removed, sizes, kept = [], [], list(choice.kept)
@@ -117,9 +117,9 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
                 with _held(root, found):
                     if found not in still or look(found.kind, found.path, held=True) != found:
                         raise UsageError("used meanwhile")
-                    place = _thrown_away(found)
+                    place = _moved_to_trash(found)
                     with _kept_for_later(failed_ones, place):
-                        _take_apart(place, silent)
+                        _delete_from_trash(place, silent)
             except UsageError as error:
                 kept.append(Kept(found=found, why=error.message))
             else:
@@ -154,7 +154,7 @@ def _not_removed(error: OSError, place: Path) -> ResourcesError:
     )
 
 
-def _insist_on_real(folder: Path) -> None:
+def _refuse_link(folder: Path) -> None:
     """Raises UsageError for a link: its target does not belong to this root."""
     if folder.is_symlink():
         raise UsageError(f"{folder} is a symbolic link: nothing is removed through it", hint="name what it leads to: --root")
@@ -171,17 +171,17 @@ def _held(root: Path, found: Found) -> AbstractContextManager[Any]:
             return FILED[found.kind](found.path).locked()
 
 
-def _thrown_away(found: Found) -> Path:
+def _moved_to_trash(found: Found) -> Path:
     """Rename it into a new folder in the trash, keeping its name, by which its checkpoints elsewhere are recognised."""
     trash = found.path.parent / TRASH
-    _insist_on_real(trash)
+    _refuse_link(trash)
     trash.mkdir(exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=trash, prefix=f"{found.kind}-"))
     os.rename(found.path, place / found.name)
     return place
 
 
-def _take_apart(place: Path, silent: SilentStores) -> None:
+def _delete_from_trash(place: Path, silent: SilentStores) -> None:
     """Delete a folder of the trash with its contents; for a link, only the link. `silent`: stores that do not answer."""
     for thrown in sorted(place.iterdir()) if is_real(place) else ():
         home = place.parent.parent / thrown.name

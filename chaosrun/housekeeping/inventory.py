@@ -106,7 +106,7 @@ def choose(found: Sequence[Found], *, now_s: float, older_than_s: float, keep: i
     return Choice(removed=tuple(removed), kept=tuple(kept))
 
 
-def take_stock(root: Path) -> list[Found]:
+def inventory_of(root: Path) -> list[Found]:
     """What chaosrun keeps under `root`, without links and other things that it did not make."""
     root = root.resolve()  # like the paths in `needs`
     return [found for kind, folder in FOLDERS.items() for found in _all(kind, root / folder)]

@@ -94,7 +94,7 @@ class Chaos:
     ray: OneRay
     plan: Plan = Plan()
     """Faults and seed of the test's marks; arguments of `run` take precedence."""
-    _unseen: dict[str, Outcome] = field(default_factory=dict)
+    _unobserved: dict[str, Outcome] = field(default_factory=dict)
     """Runs that are not PASS, and whose verdict the test has not asserted."""
 
     def __repr__(self) -> str:
@@ -211,7 +211,7 @@ class Chaos:
 
     def unseen(self) -> list[str]:
         """A message for each drill that is not PASS and whose verdict the test never asserted."""
-        return [outcome.unasked() for outcome in self._unseen.values()]
+        return [outcome.unasked() for outcome in self._unobserved.values()]
 
     @property
     def _session_seed(self) -> int | None:
@@ -263,10 +263,10 @@ class Chaos:
             None if self._session_seed is None else shlex.join(["pytest", node.nodeid, "--chaos-seed", str(self._session_seed)])
         )
         outcome = Outcome(
-            run=run, seed=plan.seed, again=again, _verdict=verdict, _on_look=lambda: self._unseen.pop(run.run_id, None)
+            run=run, seed=plan.seed, again=again, _verdict=verdict, _on_look=lambda: self._unobserved.pop(run.run_id, None)
         )
         if verdict.status != "PASS":
-            self._unseen[run.run_id] = outcome
+            self._unobserved[run.run_id] = outcome
         return outcome
 
 

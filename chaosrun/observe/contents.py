@@ -82,7 +82,7 @@ class _Digest:
         """Ids of the objects that are being looked into."""
         self._known: dict[int, tuple[Any, str]] = {}
         """By id, objects (so that they stay alive) and their digests."""
-        self._folders = _own_folders(os.environ.get("CHAOSRUN_OUTPUT", ""))
+        self._folders = _run_folders(os.environ.get("CHAOSRUN_OUTPUT", ""))
 
     def visit(self, value: Any) -> None:
         match value:
@@ -96,7 +96,7 @@ class _Digest:
                 self.hasher.update(content)
                 self.tensors.update(content)
             case str() | bytes():
-                self._add(self._without_own_folder(repr(value)))
+                self._add(self._without_run_folder(repr(value)))
             case int() | float() | complex() | None:
                 self._add(repr(value))
             case _ if isinstance(value, OPAQUE):
@@ -104,7 +104,7 @@ class _Digest:
             case _ if isinstance(value, NAMED):
                 self._add(str(getattr(value, "__qualname__", None) or getattr(value, "__name__", value)))
             case os.PathLike():
-                self._add(self._without_own_folder(repr(os.fspath(value))))
+                self._add(self._without_run_folder(repr(os.fspath(value))))
             case _ if id(value) in self._inside or len(self._inside) > MOST_NESTED:
                 self._add("<")
             case _:
@@ -138,7 +138,7 @@ class _Digest:
             self.hasher.update(digest)
             self.tensors.update(digest)
         except (TypeError, RuntimeError, NotImplementedError):
-            self._add(_told(tensor))
+            self._add(_described(tensor))
             if len(self._inside) <= MOST_NESTED:
                 self._inside.add(id(tensor))
                 self.visit(_parts(tensor))
@@ -153,7 +153,7 @@ class _Digest:
             self.hasher = outer
         return self._known[id(value)][1] if id(value) in self._known else ""
 
-    def _without_own_folder(self, text: str) -> str:
+    def _without_run_folder(self, text: str) -> str:
         for folder in self._folders:
             text = text.replace(folder, OWN_FOLDER)
         return text
@@ -168,7 +168,7 @@ class _Digest:
 
 
 @functools.lru_cache(maxsize=4)
-def _own_folders(output: str) -> tuple[str, ...]:
+def _run_folders(output: str) -> tuple[str, ...]:
     """The folder of the leg that has this output folder, as named and with links resolved. It differs between legs."""
     if not os.path.isabs(output):
         return ()
@@ -176,7 +176,7 @@ def _own_folders(output: str) -> tuple[str, ...]:
     return tuple(f"{place}{os.sep}" for place in dict.fromkeys((leg, os.path.realpath(leg))) if place != os.sep)
 
 
-def _told(tensor: torch.Tensor) -> str:
+def _described(tensor: torch.Tensor) -> str:
     """Type, layout, dtype and shape. "*" stands for a ragged dimension, whose symbol differs from process to process."""
     try:
         shape = [size if type(size) is int else "*" for size in tensor.shape]

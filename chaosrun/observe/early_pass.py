@@ -39,12 +39,12 @@ class EarlyPass:
         self._device = next(call.module.parameters()).device
         self._streams = capture_rng(self._device)
 
-    def went_backward(self, roots: Sequence[torch.Tensor]) -> None:
+    def note_backward(self, roots: Sequence[torch.Tensor]) -> None:
         with outside_modes():
             self.losses = [root.detach() for root in roots[:1]]
 
     @contextlib.contextmanager
-    def at_its_time(self) -> Iterator[None]:
+    def with_its_rng(self) -> Iterator[None]:
         """With the random streams of then: what a step begins with is recorded."""
         now = capture_rng(self._device)
         restore_rng(self._streams, self._device)

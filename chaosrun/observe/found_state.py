@@ -23,7 +23,7 @@ from chaosrun.observe import hooks, ledger
 from chaosrun.observe.contents import Components, content_digest
 from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_of, spots
 from chaosrun.observe.hooks import parameters_of
-from chaosrun.observe.live_modules import bare, beside, holders, names_of_swapped, sizes_of, smallest_of, unwrapped
+from chaosrun.observe.live_modules import bare, digests_of_others, holders, names_of_swapped, sizes_of, smallest_of, unwrapped
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.grouping import grouped
 from chaosrun.records.left import MOST_BYTES
@@ -77,9 +77,9 @@ class FoundState:
             self._known.add(optimizer)
             self._replaced.update(each for each in shared if id(each) not in beside)
         self._kept = [*(kept for kept in self._kept if kept not in shared), optimizer]
-        let_go_of_replaced()
+        free_replaced_optimizers()
 
-    def suppose_replaced(self) -> bool:
+    def drop_shared_optimizers(self) -> bool:
         """Take each optimizer of which a later one shares parameters for replaced, as it is where the later one was built in
         the middle of the training. Returns whether there are any."""
         live = hooks.optimizers()
@@ -117,16 +117,16 @@ class FoundState:
             self.in_part = len(self._updated) < len({id(p) for p in rest})
             unique = {id(p): p for p in ([*rest, *stepped] if self.in_part else [*stepped, *rest])}
             named = [(names.get(key, f"{UNNAMED}{n}"), p) for n, (key, p) in enumerate(unique.items())]
-            self._named = self._ordered_as_before(named)
+            self._named = self._as_at_first(named)
         return self._named
 
-    def put_as_before(self, wanted: bool) -> bool:
+    def order_as_at_first(self, wanted: bool) -> bool:
         """Put the parameters in the first attempt's order, whatever the optimizers' own; or back. Returns whether that changes
         their order."""
         self._as_before, before, self._named = wanted, self.parameters(), None
         return [name for name, _ in before] != [name for name, _ in self.parameters()]
 
-    def _ordered_as_before(self, named: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.nn.Parameter]]:
+    def _as_at_first(self, named: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.nn.Parameter]]:
         """In the first attempt's order: a layer that was frozen or unfrozen in the middle of the training keeps its place."""
         tensors = self._first.tensors if self._first and (self._as_before or self._is_in_part) else ()
         by_tensor = {name + part_of(parameter): (name, parameter) for name, parameter in named}
@@ -189,10 +189,10 @@ class FoundState:
         components = of or self.components()
         return {**{component: digests(components[component]) for component in DIGESTED}, "rng": digest_rng(self.device)}
 
-    def beside(self) -> dict[str, str]:
-        """As `live_modules.beside`."""
+    def digests_of_others(self) -> dict[str, str]:
+        """As `live_modules.digests_of_others`."""
         trained = [parameter for _, parameter in self.parameters()]
-        return beside(trained, self._updated)
+        return digests_of_others(trained, self._updated)
 
     def trained_in(self, held: Mapping[str, str]) -> tuple[str, ...]:
         """The folders of a save that hold the current models, recognised by the smallest matrix: a teacher or an average has
@@ -310,7 +310,7 @@ def _is_made_anew(stepped: torch.optim.Optimizer, other: torch.optim.Optimizer) 
     return alike and [*map(id, parameters_of(stepped))] == [*map(id, parameters_of(other))]
 
 
-def let_go_of_replaced() -> None:
+def free_replaced_optimizers() -> None:
     """Free optimizers whose parameters another one has taken over: a reference cycle with their scheduler may keep them
     alive."""
     stepped = [id(parameter) for optimizer in hooks.optimizers() for parameter in parameters_of(optimizer)]

@@ -44,7 +44,7 @@ class Listener(Protocol):
     def gradients_dropped(self, parameters: Iterable[torch.Tensor]) -> None:
         """zero_grad was called, on an optimizer or a module."""
 
-    def meet_wrapper(self, model: DistributedDataParallel) -> None:
+    def wrapper_made(self, model: DistributedDataParallel) -> None:
         """This wrapper has just been made."""
 
 
@@ -65,16 +65,16 @@ class _Seen:
         self.installed = False
 
     def keep(self, thing: Any) -> None:
-        if self.kept is not None and self.listens():
+        if self.kept is not None and self.own_listener():
             self.kept.append(thing)
 
-    def hears(self) -> Listener | None:
+    def outer_listener(self) -> Listener | None:
         """The listener; None in another process, during a backward pass (reentrant checkpoints call modules in it), under
         torch.func, whose tensors stand for others, and while a graph is traced or captured."""
         outside = torch._C._current_graph_task_id() == -1 and peek_interpreter_stack() is None
-        return self.listens() if outside and not _is_traced() and not is_captured() else None
+        return self.own_listener() if outside and not _is_traced() and not is_captured() else None
 
-    def listens(self) -> Listener | None:
+    def own_listener(self) -> Listener | None:
         return self.listener if self.pid == os.getpid() else None
 
 
@@ -133,7 +133,7 @@ def has_gradients(optimizer: Optimizer) -> bool:
         return any(each.grad is not None and bool(each.grad.any()) for each in parameters_of(optimizer))
 
 
-def let_go() -> None:
+def release_kept() -> None:
     """Release the objects kept for the first step; needed for a script that ends without one."""
     _seen.kept = None
 
@@ -173,7 +173,7 @@ def _see_forward_passes() -> None:
         if isinstance(self, ParametrizationList):  # a parameter is read or registered, computed of others
             with _passed_over():
                 return inner(self, *inputs, **named)
-        listener = _seen.hears()
+        listener = _seen.outer_listener()
         # Modules without parameters (a loss function, a metric, an augmentation) only compute. A module on meta is not
         # trained: it is a copy used to count operations.
         if listener is None or (first := next(self.parameters(), None)) is None or _is_meta(first):
@@ -181,7 +181,7 @@ def _see_forward_passes() -> None:
         _seen.inside = True
         try:
             if _seen.unpickled and self.training:
-                _meet_unpickled(self)
+                _register_unpickled(self)
             listener.forward(self, inputs, named)
             return inner(self, *inputs, **named)
         finally:
@@ -199,7 +199,7 @@ def _see_backward_passes() -> None:
 
     @functools.wraps(inner)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        listener = _seen.hears()
+        listener = _seen.outer_listener()
         if listener is None:
             return inner(tensors, *args, **kwargs)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -217,10 +217,10 @@ def _see_optimizers() -> None:
 
     @functools.wraps(made)
     def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        _meet(self)
+        _register(self)
         made(self, *args, **kwargs)
         see_steps()
-        _pass_over_measures_of_pipelines()
+        _ignore_shape_inference_of_pipelines()
 
     @functools.wraps(loaded)
     def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
@@ -231,7 +231,7 @@ def _see_optimizers() -> None:
 
     @functools.wraps(scaled)
     def scaler_step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        listener, steps = _seen.hears(), list[Any]()
+        listener, steps = _seen.outer_listener(), list[Any]()
         # accelerate's wrapper holds the real optimizer.
         hook = getattr(optimizer, "optimizer", optimizer).register_step_post_hook(lambda *of: steps.append(of))
         result = scaled(self, optimizer, *args, **kwargs)
@@ -241,12 +241,12 @@ def _see_optimizers() -> None:
         return result
 
     def before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if listener := _seen.listens():
-            _meet(optimizer)
+        if listener := _seen.own_listener():
+            _register(optimizer)
             listener.before_optimizer_step(optimizer, closure=any(map(callable, [*arguments[1:], named.get("closure")])))
 
     def after(optimizer: Optimizer, *_: Any) -> None:
-        if listener := _seen.listens():
+        if listener := _seen.own_listener():
             listener.after_optimizer_step(optimizer)
 
     @functools.cache
@@ -287,7 +287,7 @@ def hook_each_step(optimizer: Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def taken_off(hooks: Iterable[dict[int, Any]]) -> Iterator[None]:
+def without_hooks(hooks: Iterable[dict[int, Any]]) -> Iterator[None]:
     """Take these hooks off, as torch keeps them, during calls that the script does not make."""
     taken = [(each, dict(each)) for each in hooks]
     for each, _ in taken:
@@ -304,31 +304,31 @@ def _see_zero_grad(kind: type, parameters: Callable[[Any], Iterable[torch.Tensor
 
     @functools.wraps(dropped)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
-        if listener := _seen.hears():
+        if listener := _seen.outer_listener():
             listener.gradients_dropped(parameters(self))
         dropped(self, *args, **kwargs)
 
     setattr(kind, "zero_grad", zero_grad)  # noqa: B010 - of either class
 
 
-def _meet(optimizer: Optimizer) -> None:
+def _register(optimizer: Optimizer) -> None:
     if optimizer not in _seen.met:
         _seen.met.add(optimizer)
         _seen.keep(optimizer)
         _seen.optimizers = [known for known in _seen.optimizers if known() is not None] + [weakref.ref(optimizer)]
 
 
-def _meet_unpickled(model: torch.nn.Module) -> None:
+def _register_unpickled(model: torch.nn.Module) -> None:
     """Count those that update the model and whose parameters no other optimizer has taken over."""
     used = set(map(id, model.parameters()))
     used -= {id(parameter) for optimizer in _live(_seen.optimizers) for parameter in parameters_of(optimizer)}
     for optimizer in _live(_seen.unpickled):
         if not used.isdisjoint(map(id, parameters_of(optimizer))):
-            _meet(optimizer)
+            _register(optimizer)
     _seen.unpickled = [each for each in _seen.unpickled if each() is not None and each() not in _seen.met]
 
 
-def _pass_over_measures_of_pipelines() -> None:
+def _ignore_shape_inference_of_pipelines() -> None:
     """A stage of torch's pipelines learns the shapes that it exchanges from a pass of its own at each start, which may take
     whatever memory holds."""
     stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
@@ -350,8 +350,8 @@ def _see_wrappers() -> None:
     @functools.wraps(made)
     def __init__(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        if listener := _seen.hears():
-            listener.meet_wrapper(self)
+        if listener := _seen.outer_listener():
+            listener.wrapper_made(self)
 
     DistributedDataParallel.__init__ = __init__
 

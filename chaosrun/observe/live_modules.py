@@ -28,7 +28,7 @@ REPARAMETRIZED = re.compile(r"(?:parametrizations\.)?([^.]+?)(?:\.original|_orig
 """Names under which torch's pruning, spectral norm and parametrizations keep a parameter: it is called as it was before."""
 
 
-def beside(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> dict[str, str]:
+def digests_of_others(trained: Sequence[torch.nn.Parameter], updated: Collection[int]) -> dict[str, str]:
     """Digests of other live modules with parameters, or with buffers of the shapes of those that are `updated` (ids), by class;
     and of tensors of these shapes in attributes named as averages. Several of one name are all included, in order."""
     own, addresses = {id(each) for each in trained}, {address_of(each) for each in trained}

@@ -24,7 +24,7 @@ def loop_variables(frame: Any) -> set[str] | None:
     while frame is not None:
         if is_own(frame.f_globals.get("__name__", "")):
             try:
-                names = made_anew(ast.parse(Path(frame.f_code.co_filename).read_bytes()))
+                names = set_in_each_round(ast.parse(Path(frame.f_code.co_filename).read_bytes()))
             except (OSError, SyntaxError, ValueError):
                 names = None  # not Python source
             if names is not None:
@@ -33,7 +33,7 @@ def loop_variables(frame: Any) -> set[str] | None:
     return None
 
 
-def made_anew(tree: ast.Module) -> set[str] | None:
+def set_in_each_round(tree: ast.Module) -> set[str] | None:
     loops = [
         node
         for node in ast.walk(tree)
@@ -44,7 +44,7 @@ def made_anew(tree: ast.Module) -> set[str] | None:
     names: set[str] = set()
     for loop in loops:
         uses = [*_uses(loop.target, ()), *(use for statement in loop.body for use in _uses(statement, ()))]
-        outside = set(_read_beside(loop, tree))
+        outside = set(_read_outside(loop, tree))
         first: dict[str, _Use] = {}
         for use in uses:
             first.setdefault(use.name, use)
@@ -58,18 +58,18 @@ def made_anew(tree: ast.Module) -> set[str] | None:
     return names
 
 
-def _read_beside(loop: ast.For, node: ast.AST) -> Iterator[str]:
+def _read_outside(loop: ast.For, node: ast.AST) -> Iterator[str]:
     """Names that are read outside the loop. In a function that does not contain the loop such a name is its own variable,
     except in its parameters' defaults."""
     own: set[str] = set()
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and loop not in ast.walk(node):
         own = _own_names(node)
         for default in (*node.args.defaults, *node.args.kw_defaults):
-            yield from _read_beside(loop, default) if default else ()
+            yield from _read_outside(loop, default) if default else ()
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id
     if node is not loop:
-        yield from (name for child in ast.iter_child_nodes(node) for name in _read_beside(loop, child) if name not in own)
+        yield from (name for child in ast.iter_child_nodes(node) for name in _read_outside(loop, child) if name not in own)
 
 
 def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:

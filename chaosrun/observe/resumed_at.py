@@ -16,7 +16,7 @@ QUANTITIES = ("weights", "data", "optimizer", "rates", "rng")
 """In the order in which they decide on a step."""
 
 
-class Standing(NamedTuple):
+class RankStart(NamedTuple):
     """The state with which an attempt begins."""
 
     weights: str
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     """By the first of several optimizers to step: how many made the step that it last began."""
 
 
-def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, alone: bool = False) -> Place:
+def find(standing: RankStart, moments: Sequence[Moment], *, own: bool = False, alone: bool = False) -> Place:
     """Compare an attempt's initial state to the `moments` of one trace. `own`: the trace is of an earlier attempt of the same
     leg. `alone`: no other leg continues after the last moment, of which only weights and optimizer are known then."""
     agreeing = _agreeing(standing, moments, alone=alone)
@@ -68,7 +68,7 @@ def find(standing: Standing, moments: Sequence[Moment], *, own: bool = False, al
     return Place(step=step, found=found, due=due, settings=settings, together=together)
 
 
-def _agreeing(standing: Standing, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:
+def _agreeing(standing: RankStart, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:
     """By quantity, the steps after which it was equal. Data, stream and rates after a step are in the next step's record; rates
     that a loop sets between forward pass and optimizer step are, at the forward pass, still those of the step before."""
     found: dict[str, dict[int, None]] = {name: {} for name in QUANTITIES}

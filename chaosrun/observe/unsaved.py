@@ -96,7 +96,7 @@ class Outside:
             counts = was_there or group.owner is None or state == {}
             if counts and not handed_out and any(before.get(name) != digest for name, digest in now.items()):
                 generator = generator_of(group.path)
-                changed.append(f"{generator or group.path} ({'generator' if generator else _told(group.kind, len(own))})")
+                changed.append(f"{generator or group.path} ({'generator' if generator else _described(group.kind, len(own))})")
         return list(dict.fromkeys([*self._loose_optimizers(), *changed]))
 
     def values(self) -> list[str]:
@@ -140,7 +140,7 @@ class Outside:
                 yield f"{self._names[key]} ({kind})" if key in self._names else f"an optimizer ({kind})"
 
 
-def _told(kind: type, number: int) -> str:
+def _described(kind: type, number: int) -> str:
     if issubclass(kind, Memory):
         return kind.__name__
     return f"{kind.__name__}, {number} tensor{'s' if number > 1 else ''}"

@@ -21,7 +21,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.errors import ChaosrunError, MisuseError
-from chaosrun.observe.hooks import taken_off
+from chaosrun.observe.hooks import without_hooks
 
 
 def bucket_layout(model: DistributedDataParallel) -> list[list[int]]:
@@ -154,16 +154,16 @@ class BucketPrimer:
             own = {id(p) for p in _trained(models)}
             replay = [arrival for arrival in arrivals if id(arrival.parameter) in own]
             if any(model.static_graph for model in models):
-                _send_again(models, replay, before)
+                _replay_gradients(models, replay, before)
             _put_back(models, before)
             if not all([model.reducer._rebuild_buckets() for model in models]):
                 raise ChaosrunError(
                     f"torch {torch.__version__} did not rebuild DDP's gradient buckets on request: no restart would be exact",
                     hint="pass DistributedDataParallelKwargs(find_unused_parameters=True), which never rebuilds",
                 )
-            _send_again(models, replay, before)
+            _replay_gradients(models, replay, before)
             if any(model in self._within for model in models):
-                _send_again(models, replay, before, within=True)
+                _replay_gradients(models, replay, before, within=True)
         self._waiting = [model for model in self._waiting if model not in complete]
 
 
@@ -233,7 +233,7 @@ def _put_back(models: Iterable[DistributedDataParallel], before: _Before, *, wit
         parameter.grad = None if accumulated is None else accumulated.clone()
 
 
-def _send_again(
+def _replay_gradients(
     models: Sequence[DistributedDataParallel], arrivals: Sequence[_Arrival], before: _Before, *, within: bool = False
 ) -> None:
     """Send the kept gradients through DDP in their order of arrival: a static graph takes its layout from it. `within`: with
@@ -243,7 +243,7 @@ def _send_again(
     for model in models:
         model.reducer.prepare_for_backward([])
     # The gradients have passed the script's hooks already, and these may draw random numbers or count calls.
-    with taken_off(parameter._backward_hooks for parameter in _trained(models) if parameter._backward_hooks):
+    with without_hooks(parameter._backward_hooks for parameter in _trained(models) if parameter._backward_hooks):
         for arrival in arrivals:
             torch.autograd.backward([arrival.parameter], [arrival.gradient.clone()])
 

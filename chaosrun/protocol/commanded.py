@@ -174,7 +174,7 @@ def _end_with_its_thread(context: "WorkerContext") -> None:
     forget = threading.Thread._delete  # pyright: ignore[reportAttributeAccessIssue]
 
     def forgetting(thread: threading.Thread) -> None:
-        if context.script is not None and context.script.thread is thread and rendezvous.all_are_here():
+        if context.script is not None and context.script.thread is thread and rendezvous.all_ranks_arrive():
             worker.end(context, None, exit_code=FORCED_EXIT_CODE)
         forget(thread)
 

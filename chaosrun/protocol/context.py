@@ -10,7 +10,7 @@ from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.file_guard import FileGuard
 from chaosrun.observe.opened import FileWatch
 from chaosrun.observe.results import Results
-from chaosrun.protocol.early_end import Settling
+from chaosrun.protocol.early_end import EarlyEnd
 from chaosrun.protocol.preemption import Preemption
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
@@ -30,7 +30,7 @@ class WorkerContext:
     faults: FaultPoints = field(init=False)
     heart: Heart = field(init=False, default_factory=Heart)
     preemption: Preemption = field(init=False)
-    settling: Settling = field(init=False)
+    settling: EarlyEnd = field(init=False)
     files: FileWatch | None = None
     """None in a leg without a previous leg."""
     file_guard: FileGuard | None = None
@@ -48,7 +48,7 @@ class WorkerContext:
         self.leg = LegLayout.at(Path(self.order.leg_path), self.order.storage_path)
         self.faults = FaultPoints(self.order, self.leg)
         self.preemption = Preemption(self.order)
-        self.settling = Settling(self.order, self.leg)
+        self.settling = EarlyEnd(self.order, self.leg)
         self.results = Results(lambda: self.step, (self.leg.checkpoints, self.leg.staging, self.leg.path / "attempts"))
 
     def begin_a_writer(self, listen_fd: int | None) -> None:

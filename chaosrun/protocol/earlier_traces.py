@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chaosrun.observe.found_state import FoundState
-from chaosrun.observe.resumed_at import Place, Standing, find
+from chaosrun.observe.resumed_at import Place, RankStart, find
 from chaosrun.observe.trace import Beginning, Observer
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -34,27 +34,27 @@ class EarlierTraces:
         began = observer.beginning()
         if at_end and not observer.parameters:
             return began, None
-        place = self.place(_standing(began, data, at_end=at_end))
-        if place and not place.found.weights and state.put_as_before(True):
+        place = self.place(_rank_start(began, data, at_end=at_end))
+        if place and not place.found.weights and state.order_as_at_first(True):
             # Optimizers built in the middle of the training may hold the parameters in another order. So did the reference's?
             in_order = observer.beginning()
-            other = self.place(_standing(in_order, data, at_end=at_end))
+            other = self.place(_rank_start(in_order, data, at_end=at_end))
             # Of a step that a gradient scaler skipped no settings are recorded.
             if other and other.found.weights and (not other.settings or other.settings == state.optimizer_settings()):
                 began, place = in_order, other
             else:
-                state.put_as_before(False)
+                state.order_as_at_first(False)
                 began = observer.beginning()
-        if place is None or place.found.step is not None or not state.suppose_replaced():
+        if place is None or place.found.step is not None or not state.drop_shared_optimizers():
             return began, place
         without = observer.beginning()
-        other = self.place(_standing(without, data, at_end=at_end))
+        other = self.place(_rank_start(without, data, at_end=at_end))
         if other and (other.found.step is not None or _rates_agree(other) > _rates_agree(place)):
             return without, other
         state.count_all()
         return began, place
 
-    def place(self, standing: Standing) -> Place | None:
+    def place(self, standing: RankStart) -> Place | None:
         """The position of an attempt that begins with this state; None if nothing was recorded before it."""
         best: Place | None = None
         alone, reference, reached = self._order.reference_path is None, list[Moment](), 0
@@ -86,9 +86,9 @@ class EarlierTraces:
             yield (own if attempt == 1 else [*beginning, *own]), True
 
 
-def _standing(began: Beginning, data: str | None, *, at_end: bool) -> Standing:
+def _rank_start(began: Beginning, data: str | None, *, at_end: bool) -> RankStart:
     rates, rng = (None, None) if at_end else (began.rates, began.rng)
-    return Standing(weights=began.weights.value, optimizer=began.optimizer, rates=rates, rng=rng, data=data)
+    return RankStart(weights=began.weights.value, optimizer=began.optimizer, rates=rates, rng=rng, data=data)
 
 
 def _rates_agree(place: Place) -> bool:

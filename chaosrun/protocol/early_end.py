@@ -24,7 +24,7 @@ LOOKS = 5
 ENOUGH = 2
 """The leg ends at the second checkpoint at which the state differs: the first shows that it does, the second what follows."""
 
-Standing = State | Literal["lost"]
+StateOrLost = State | Literal["lost"]
 """Result of a rank's comparison. Lost: an earlier attempt had reached this step, which is only repeated now."""
 
 
@@ -32,7 +32,7 @@ class Decided(SystemExit):
     """Raised through the script, so that its `finally` blocks and exit handlers run."""
 
 
-class Settling:
+class EarlyEnd:
     """Decides for one rank of one attempt whether it leaves early."""
 
     def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
@@ -119,10 +119,10 @@ class Settling:
         trace = read_trace(reference.attempt(last).trace(rank), last, rank, [])
         return {saved.step: saved for saved in trace.states}, trace.steps.last
 
-    def _gather(self, state: Standing) -> list[Standing]:
+    def _gather(self, state: StateOrLost) -> list[StateOrLost]:
         if self._order.world_size == 1:
             return [state]
-        states: list[Standing] = ["unknown"] * self._order.world_size
+        states: list[StateOrLost] = ["unknown"] * self._order.world_size
         torch.distributed.all_gather_object(states, state)
         return states
 

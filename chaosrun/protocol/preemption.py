@@ -80,7 +80,7 @@ class Preemption:
         if self._order.by == "chaosrun":
             self.listen()
         else:
-            self.overhear()
+            self.record_handled_notices()
 
     def listen(self) -> None:
         """Treat SIGTERM as a notice from now on. Call in the main thread."""
@@ -91,7 +91,7 @@ class Preemption:
         # A process that the script forks (of a pool, say) ends by a SIGTERM as usual, even by one that comes at once.
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
 
-    def overhear(self) -> None:
+    def record_handled_notices(self) -> None:
         """Record from now on each notice that the script itself handles, or waits for.
 
         Replaces what Python's functions call, not the functions: a script may have imported them by name before it became a
@@ -140,7 +140,7 @@ class Preemption:
             self._heard = signal.Signals(number), time.monotonic()
 
     @property
-    def overheard(self) -> bool:
+    def has_handled_notice(self) -> bool:
         """Whether the script has recently handled a notice."""
         return self._heard is not None and time.monotonic() - self._heard[1] < LEAVING_S
 
@@ -149,7 +149,7 @@ class Preemption:
         """Whether the script's own handler has replaced this one."""
         return self._listens and signal.getsignal(signal.SIGTERM) != self._hear
 
-    def meet(self, store: "torch.distributed.Store | None" = None) -> None:
+    def use_store(self, store: "torch.distributed.Store | None" = None) -> None:
         """Use this store, which all ranks share, to announce notices; by default that of the process group.
 
         A separate connection is avoided: torch makes DNS lookups for one, which take 5 s when an answer gets lost.

@@ -55,7 +55,7 @@ class Recorder(Steps):
             position = self._checkpointer.restore(self.order.resume, job)
         arrival = Arrival(entered_s=entered_s, digests=self._checkpointer.digests, source=self._checkpointer.source)
         self.start(position, self.observer.beginning(), arrival)
-        self._preemption.meet()
+        self._preemption.use_store()
         self._settling.begin()
         if self.order.resume:
             self.faults.reach("restore.end", position.step)

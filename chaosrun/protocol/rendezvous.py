@@ -44,7 +44,7 @@ def announce(order: WorkerOrder) -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
-def speak_in_detail() -> None:
+def name_parameters_in_errors() -> None:
     """Make DDP name parameters in its errors (DETAIL). Call before the process group is made; torch has read its environment
     already.
 
@@ -66,7 +66,7 @@ def host_store(order: WorkerOrder, listen_fd: int | None) -> object:
         return torch.distributed.TCPStore("127.0.0.1", order.master_port, None, **about)
 
 
-def feel_the_rendezvous(context: WorkerContext) -> None:
+def watch_rendezvous(context: WorkerContext) -> None:
     """Send a heartbeat when the script, or accelerate for it, makes the process group: from there on the rank waits for others.
     When it destroys the group, the callback of `before_group_ends` runs first.
 
@@ -111,13 +111,13 @@ def before_group_ends(action: Callable[[], None]) -> None:
 
 def leave_process_group() -> None:
     """Wait for all ranks before this one closes its sockets (hazard P8)."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and all_are_here():
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and all_ranks_arrive():
         # The training is complete and recorded: it does not matter if a peer is already gone.
         with contextlib.suppress(RuntimeError):
             torch.distributed.destroy_process_group()
 
 
-def all_are_here() -> bool:
+def all_ranks_arrive() -> bool:
     """Whether all ranks reach this point within LEAVE_LIMIT_S. A rank that still waits for a message from this one, whose
     script is over, would wait forever; once this rank is gone, it sees a closed connection."""
     try:
@@ -128,7 +128,7 @@ def all_are_here() -> bool:
     return True
 
 
-def spare_equal_models() -> None:
+def skip_equal_broadcasts() -> None:
     """Skip DDP's first broadcast of every model that it wraps from here on, where it would change nothing.
 
     DDP sends a wrapped model from rank 0 to all others at every restart; over gloo that takes many times as long as a copy.

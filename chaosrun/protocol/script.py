@@ -23,7 +23,7 @@ from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import batch_tensors, input_digest, tensors_in
 from chaosrun.observe.early_pass import EarlyPass, Pass, scalar
-from chaosrun.observe.found_state import FoundState, let_go_of_replaced, names_of_optimizers, stepped_digest
+from chaosrun.observe.found_state import FoundState, free_replaced_optimizers, names_of_optimizers, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.modes import outside_modes
@@ -110,7 +110,7 @@ class ScriptTraining:
     def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         if self._busy:
             return
-        with self._unheard():
+        with self._ignoring_events():
             call = Pass(module, inputs, named)
             if (tensors := [*tensors_in(call.arguments)]) and all(tensor.grad_fn for tensor in tensors):
                 return  # it continues from another module's output
@@ -129,9 +129,9 @@ class ScriptTraining:
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy or (self._steps is None and not hooks.optimizers()):
             if self._early and not self._busy:
-                self._early.went_backward(roots)
+                self._early.note_backward(roots)
             return run()
-        with self._unheard():
+        with self._ignoring_events():
             self._go_on()
             if self._early and not self._early.losses:
                 self._take_early(self._early)
@@ -148,17 +148,17 @@ class ScriptTraining:
         self._dropped.clear()
         if not self._primer.is_due:
             return run()
-        with self._unheard(contextlib.nullcontext()):
+        with self._ignoring_events(contextlib.nullcontext()):
             self._primer.prime(lambda _loss: run(), roots[0])
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         refuse_captured()
-        if not self._calls and not self._busy and not closure and self._may_be_given() and hooks.has_gradients(optimizer):
-            with self._unheard():
-                self._take_given()
+        if not self._calls and not self._busy and not closure and self._may_lack_backward() and hooks.has_gradients(optimizer):
+            with self._ignoring_events():
+                self._take_own_gradients()
         if not self._calls and self._steps and not self._busy:
             assert self._state
-            with self._unheard():
+            with self._ignoring_events():
                 self._state.keep(optimizer, () if self._recorded else self._stepped)
                 if self._backwards or not (self._recorded or id(optimizer) in self._stepped):
                     self._steps.before_optimizer_step(parameters_of(optimizer))
@@ -171,7 +171,7 @@ class ScriptTraining:
         if self._calls or self._steps is None or self._busy:
             return
         assert self._state
-        with self._unheard():
+        with self._ignoring_events():
             self._state.keep(optimizer)
             if added := self._state.added(optimizer):
                 raise MisuseError(
@@ -192,7 +192,7 @@ class ScriptTraining:
 
     def step_was_skipped(self) -> None:
         if self._backwards and self._steps and not self._busy:
-            with self._unheard():
+            with self._ignoring_events():
                 self._finish_step([])
                 self._record()
 
@@ -205,7 +205,7 @@ class ScriptTraining:
             self._backwards = 0
             self._steps.observer.drop_window()
 
-    def meet_wrapper(self, model: DistributedDataParallel) -> None:
+    def wrapper_made(self, model: DistributedDataParallel) -> None:
         self._primer.expect(model)
 
     def _take(self, steps: Steps, call: Pass) -> None:
@@ -221,13 +221,13 @@ class ScriptTraining:
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
         steps.observer.batch(call.arguments, ids, fetched if ids is None else None)
 
-    def _may_be_given(self) -> bool:
+    def _may_lack_backward(self) -> bool:
         """Whether the present gradients may come from no backward pass: there was none yet, or none since a batch was taken for
         the next step."""
         taken = self._recorded and self._steps is not None and self._steps.observer.has_batch
         return not self._goes_backward or (taken and not self._backwards)
 
-    def _take_given(self) -> None:
+    def _take_own_gradients(self) -> None:
         """Record gradients about to be applied that no backward pass made (torch.autograd.grad, torch.func, other ranks')."""
         if self._recorded:
             self._go_on()
@@ -238,13 +238,13 @@ class ScriptTraining:
 
     def _take_early(self, early: EarlyPass) -> None:
         """Begin with this pass: the first step's."""
-        with early.at_its_time():
+        with early.with_its_rng():
             steps = self._begun_by(early.call)
             self._take(steps, early.call)
         steps.observer.losses([scalar(root) for root in early.losses])
 
     @contextlib.contextmanager
-    def _unheard(self, within: contextlib.AbstractContextManager[None] | None = None) -> Iterator[None]:
+    def _ignoring_events(self, within: contextlib.AbstractContextManager[None] | None = None) -> Iterator[None]:
         """`within`: where the script itself runs, too, so that its modes must see it."""
         self._busy = True
         try:
@@ -285,8 +285,8 @@ class ScriptTraining:
     def _begin(self, call: Pass | None, *, at_end: bool = False) -> Steps:
         """Find this attempt's position, and write the `start` line."""
         if not at_end:
-            hooks.let_go()
-            let_go_of_replaced()
+            hooks.release_kept()
+            free_replaced_optimizers()
         state = FoundState(call and call.module, self._earlier.first_start())
         steps = Steps(state, self._context, state.device)
         data = None if call is None else input_digest(call.arguments)
@@ -358,7 +358,7 @@ class ScriptTraining:
                     save = changed(save, held={})  # of any kind: losses, samples
                 elif save.step != self._looked_beside:
                     self._looked_beside = save.step
-                    held, optimizers = {**save.held, **live.beside()}, live.optimizer_digests()
+                    held, optimizers = {**save.held, **live.digests_of_others()}, live.optimizer_digests()
                     save = changed(save, held=held, buffers=live.buffers(), optimizers=optimizers)
         self._steps.save(save)
 
@@ -388,7 +388,7 @@ class ScriptTraining:
         """Handle the script's normal end, `waiting` for its threads. Raises UserScriptError when it trained nothing."""
         if waiting:
             threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # with a save under way perhaps
-        with self._unheard():
+        with self._ignoring_events():
             self._complete()
             self._saves.end()
             steps = self._steps

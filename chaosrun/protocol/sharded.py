@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.errors import InvalidCheckpointError, MisuseError, UnsafeCheckpointError
-from chaosrun.observe.hooks import taken_off
+from chaosrun.observe.hooks import without_hooks
 from chaosrun.protocol.state import StateDict, TrainingState
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -89,7 +89,7 @@ class ShardedState(TrainingState):
     def _load_prepared(self, directory: Path) -> None:
         reader, model, optimizers = _Reader(directory), self._root(), self.optimizers()
         hooks: list[Any] = [(each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks) for each in optimizers]
-        with taken_off(each for pair in hooks for each in pair):
+        with without_hooks(each for pair in hooks for each in pair):
             # Makes the future optimizer states, by a step that changes nothing.
             live: Any = get_optimizer_state_dict(model, optimizers)
         known = reader.read_metadata().state_dict_metadata

@@ -143,7 +143,7 @@ class Taken:
     def __init__(self, state: object) -> None:
         """Raises `pickle`'s error for a value that it cannot pickle."""
         skeleton = io.BytesIO()
-        pickler = _Taker(skeleton)
+        pickler = _StatePickler(skeleton)
         pickler.dump(state)
         self._skeleton, self._storages = skeleton.getvalue(), pickler.storages
         self.layout = Layout(pickler.end, pickler.end + len(self._skeleton))
@@ -199,7 +199,7 @@ class Copied(NamedTuple):
 def read(arena: Arena, layout: Layout, device: torch.device | None = None) -> Copied:
     """The copied state. With a device, tensors that were on a GPU are copied to it."""
     memory = arena.memory()
-    giver = _Giver(io.BytesIO(memory[layout.skeleton : layout.size]), memory, device)
+    giver = _StateUnpickler(io.BytesIO(memory[layout.skeleton : layout.size]), memory, device)
     return Copied(giver.load(), giver.lay)
 
 
@@ -234,7 +234,7 @@ _Place = tuple[int, int, str, torch.dtype | None]
 """Of a storage: offset, size, where it lay, dtype."""
 
 
-class _Taker(pickle.Pickler):
+class _StatePickler(pickle.Pickler):
     """A pickler that, like torch.save, leaves storages out, and records where their bytes will be."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -259,7 +259,7 @@ class _Taker(pickle.Pickler):
         return self._offsets.get(storage._cdata, 0), size, torch.serialization.location_tag(storage), dtype
 
 
-class _Giver(pickle.Unpickler):
+class _StateUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, memory: mmap.mmap, device: torch.device | None) -> None:
         super().__init__(file)
         self._memory, self._device = memory, device

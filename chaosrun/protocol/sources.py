@@ -141,7 +141,7 @@ def unseedable_sampler(loader: Any) -> str | None:
     """The type of the torch sampler, if any, whose order cannot be restored."""
     found = list(samplers(loader))
     for sampler in found:
-        if isinstance(sampler, UNSEEDABLE) and not _is_told_the_epoch(sampler, found):
+        if isinstance(sampler, UNSEEDABLE) and not _takes_epoch(sampler, found):
             return type(sampler).__name__
     return None
 
@@ -151,12 +151,12 @@ def _own_generator(loader: Any) -> tuple[str, str] | None:
     found = list(samplers(loader))
     for sampler in found:
         own = _generators(sampler)
-        if own and not _is_told_the_epoch(sampler, found):
+        if own and not _takes_epoch(sampler, found):
             return type(sampler).__name__, type(own[0]).__name__
     return None
 
 
-def _is_told_the_epoch(sampler: Any, found: list[Any]) -> bool:
+def _takes_epoch(sampler: Any, found: list[Any]) -> bool:
     """Whether it, or a sampler around it, has a `set_epoch`, which may seed its generator."""
     return _has(sampler, "set_epoch") or (bool(_generators(sampler)) and any(_has(other, "set_epoch") for other in found))
 

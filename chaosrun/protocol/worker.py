@@ -68,19 +68,19 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         context.heart.beat("started", 0)
         os.chdir(order.cwd)
         context.begin_a_writer(listen_fd)
-        _know_the_leg(context)
+        _set_up_leg(context)
         if order.by == "chaosrun":
             own_epoch()
             listen()
-            rendezvous.spare_equal_models()
+            rendezvous.skip_equal_broadcasts()
         context.preemption.begin()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
         context.faults.reach("rendezvous", 0, listen_fd=listen_fd)
         store = rendezvous.host_store(order, listen_fd)
         rendezvous.announce(order)
         if order.distributed_debug:
-            rendezvous.speak_in_detail()
-        rendezvous.feel_the_rendezvous(context)
+            rendezvous.name_parameters_in_errors()
+        rendezvous.watch_rendezvous(context)
         if order.by == "script":
             context.script = ScriptTraining(context)
         context.heart.beat("script", 0)
@@ -97,7 +97,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         # As the interpreter does at its end; not before the training's end, as our threads may save its last checkpoint.
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     # Anything the script did after its rank left normally does not count.
-    end = _unless_told(context.left or end, context)
+    end = _unless_left_on_notice(context.left or end, context)
     try:
         _write_end(context, end)
     except OSError as error:
@@ -116,10 +116,10 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
 
 def begin(context: WorkerContext) -> None:
     """Begin to observe a rank started by a command, when it begins to train."""
-    _know_the_leg(context)
+    _set_up_leg(context)
     context.preemption.begin()
     context.faults.reach("rendezvous", 0, listen_fd=None)
-    rendezvous.feel_the_rendezvous(context)
+    rendezvous.watch_rendezvous(context)
     context.script = ScriptTraining(context)
 
 
@@ -133,23 +133,23 @@ def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0)
         error = unfinished
     if error is not None:
         end = _raised("raised", error, context.order)
-    end = _unless_told(_unless_refused(end, context), context)
+    end = _unless_left_on_notice(_unless_refused(end, context), context)
     _write_end(context, end)
     if end.error is None:
         rendezvous.leave_process_group()
 
 
-def _leaves_at_once(context: WorkerContext, code: int) -> None:
+def _leave_by_os_exit(context: WorkerContext, code: int) -> None:
     """Handle a script that leaves by os._exit, skipping exit handlers and threads: with code 0 and its training done, that is
     its normal end."""
     order = context.order
     if code != 0 or context.leg.attempt(order.attempt).end(order.rank).exists():
         return
     if (end := _exited(context, waiting=False)) is not None:
-        end = _unless_told(_unless_refused(end, context), context)
+        end = _unless_left_on_notice(_unless_refused(end, context), context)
         _write_end(context, end)
         if end.error is None:
-            rendezvous.all_are_here()
+            rendezvous.all_ranks_arrive()
 
 
 def _finish(context: WorkerContext) -> None:
@@ -183,16 +183,16 @@ def _unless_refused(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
     return end if refused is None else _raised("raised", refused, context.order)
 
 
-def _unless_told(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
+def _unless_left_on_notice(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
     """The end record of a script that handled its preemption notice itself: it left on notice, and is not complete."""
     order = context.order
     markers = read_markers(context.leg).values() if order.by == "script" else ()
     own = [marker for marker in markers if marker and (marker.rank, marker.attempt) == (order.rank, order.attempt)]
-    told = context.preemption.overheard or any(marker.notice for marker in own)
+    told = context.preemption.has_handled_notice or any(marker.notice for marker in own)
     return context.preemption.end_of_script(end, context.step) if told else end
 
 
-def _know_the_leg(context: WorkerContext) -> None:
+def _set_up_leg(context: WorkerContext) -> None:
     """Pass the script its leg, attempt and file locations, and watch for reads of other legs' files."""
     order, leg = context.order, context.leg
     leg.output.mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def _know_the_leg(context: WorkerContext) -> None:
     os.environ.update({**told, **order.resume_env})
     # A variable may name the leg's own folder.
     os.environ.update({name: leg.filled_in(value) for name, value in os.environ.items() if "{output}" in value})
-    before_os_exit(functools.partial(_leaves_at_once, context))
+    before_os_exit(functools.partial(_leave_by_os_exit, context))
     if order.by == "script":
         context.file_guard = FileGuard(order)
         context.file_guard.install()
@@ -263,7 +263,7 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     made = f"at step {context.step}" if context.step else "without a step in this attempt"
     left = f"the script left with sys.exit({code}) {made}"
     if context.script is not None or context.finished:
-        hint = A_TEXT if said else _last_words(context)
+        hint = A_TEXT if said else _last_output(context)
         error = UserScriptError(f"{left}: only 0 says that its training is complete{said}", hint=hint)
     else:
         error = UserScriptError(
@@ -273,7 +273,7 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     return changed(_raised("exited", error, context.order), exit_code=code or error.exit_code)
 
 
-def _last_words(context: WorkerContext) -> str:
+def _last_output(context: WorkerContext) -> str:
     """The script's last output, as argparse prints there what is wrong with the arguments."""
     log = context.leg.attempt(context.order.attempt).log(context.order.rank)
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []

@@ -217,11 +217,11 @@ def _attempts(
             )
         )
         since = start.seq
-        problems.extend([*_strange_processes(found[-1]), *(() if traces is None else _lost_steps(layout, found[-1]))])
+        problems.extend([*_foreign_processes(found[-1]), *(() if traces is None else _lost_steps(layout, found[-1]))])
     return tuple(found)
 
 
-def _strange_processes(attempt: Attempt) -> Iterator[str]:
+def _foreign_processes(attempt: Attempt) -> Iterator[str]:
     for rank, trace in attempt.traces.items():
         started = attempt.pids.get(rank)
         if trace.start and started is not None and trace.start.pid != started:

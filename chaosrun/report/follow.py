@@ -22,7 +22,7 @@ from chaosrun.records.traces import RankTrace
 from chaosrun.report.facts import read_facts
 from chaosrun.report.landings import landing
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, fired, lanes_of
-from chaosrun.report.sentences import Told
+from chaosrun.report.sentences import EventText
 
 POLL_BYTES = 4 << 20
 AT_A_LOOK = 50
@@ -39,9 +39,9 @@ class RunFollower:
         self._written: tuple[int, ...] = ()
         self._legs = {name: _LegFollower(name, run.leg(name)) for name in legs}
 
-    def poll_events(self) -> list[Told]:
+    def poll_events(self) -> list[EventText]:
         """The new events of the journals and markers: all that line output needs."""
-        told: list[Told] = []
+        told: list[EventText] = []
         self._read_files()
         for name, leg in self._legs.items():
             was_there = leg.exists
@@ -51,17 +51,17 @@ class RunFollower:
                 self._read_files()
             if events and not was_there and name == LEGS[0] and self.picture.facts.reference_source:
                 about = {"whose": self.picture.facts.reference_run, "time_s": events[-1].time_s}
-                told.append(Told.notice({"event": "reference.cached", "leg": name, **about}))
+                told.append(EventText.notice({"event": "reference.cached", "leg": name, **about}))
             else:
-                told += [Told.of(name, event) for event in events]
+                told += [EventText.of(name, event) for event in events]
             if leg.exists:
-                told += [Told.of(name, event) for event in leg.poll_markers()]
+                told += [EventText.of(name, event) for event in leg.poll_markers()]
                 told += leg.poll_starts()
         resumed = [entry.record.time_s for entry in told if isinstance(entry.record, recorded.SupervisorResumed)]
         self.picture.resumed_s = resumed[-1] if resumed else self.picture.resumed_s
         return _in_order(told)
 
-    def poll(self) -> list[Told]:
+    def poll(self) -> list[EventText]:
         """As `poll_events`, and update the picture of each leg."""
         told = self.poll_events()
         for name, leg in self._legs.items():
@@ -235,7 +235,7 @@ class _LegFollower:
                 new.append(request)
         return [request for request in new if self._is_news(request)]
 
-    def poll_starts(self) -> Iterator[Told]:
+    def poll_starts(self) -> Iterator[EventText]:
         """The steps at which scripts that resume by themselves were observed to resume."""
         for attempt in sorted(self._starts):
             if start := read_start(self._layout.attempt(attempt).trace(0)):
@@ -247,7 +247,7 @@ class _LegFollower:
                     never = "was never recorded" if self._name == RUN else "the reference run never had"
                     place = f"a state that {never}{nearest}"
                 about = {"leg": self._name, "attempt": attempt, "step": step, "place": place, "time_s": start.time_s}
-                yield Told.notice({"event": "attempt.placed", **about})
+                yield EventText.notice({"event": "attempt.placed", **about})
 
 
 def has_come(run: RunLayout, *, attempt: int, step: int) -> Callable[[], bool]:
@@ -265,10 +265,10 @@ def has_come(run: RunLayout, *, attempt: int, step: int) -> Callable[[], bool]:
     return has_come
 
 
-def _in_order(told: list[Told]) -> list[Told]:
+def _in_order(told: list[EventText]) -> list[EventText]:
     """Sort events in the order in which they happened, as far as their times are known."""
     latest_s = 0.0
-    dated: list[tuple[float, Told]] = []
+    dated: list[tuple[float, EventText]] = []
     for entry in told:
         latest_s = latest_s if entry.time_s is None else entry.time_s
         dated.append((latest_s, entry))

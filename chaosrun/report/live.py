@@ -23,7 +23,7 @@ from chaosrun.report.draw import draw
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.output import LeavingStream, has_colour, size_of
-from chaosrun.report.sentences import Told, folded
+from chaosrun.report.sentences import EventText, folded
 
 REDRAW_S = 0.2
 """At most this often: five times a second."""
@@ -93,7 +93,7 @@ class Display:
         if not past:
             follower.poll_events()
 
-    def say(self, told: Told) -> None:
+    def say(self, told: EventText) -> None:
         """Print an event on its own line, except ranks that were stopped with their attempt; on a terminal only
         LASTING_EVENTS."""
         if self._live is None:
@@ -147,7 +147,7 @@ class Display:
             for told in folded(self.follower.poll() if whole else self.follower.poll_events()):
                 self.say(told)
 
-    def _line(self, told: Told) -> str:
+    def _line(self, told: EventText) -> str:
         began_s = self._began_s
         if began_s is None and self.follower is not None:
             began_s = self.follower.picture.facts.created_s
@@ -211,7 +211,7 @@ class LiveProgress:
             others = tuple(name for name in follower.legs if "/" in name)
             self._display.follow(RunFollower(follower.run, legs=(*others, leg)), past=True)
         if "seq" not in record and (follower is None or event != "reference.cached"):
-            self._display.say(Told.notice(record))
+            self._display.say(EventText.notice(record))
 
 
 @contextmanager

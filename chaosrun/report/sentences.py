@@ -34,7 +34,7 @@ MOST_ALONE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class EventText:
     leg: str | None
     event: str
     sentence: str
@@ -43,7 +43,7 @@ class Told:
     record: events.JournalEvent | events.EventRecord
 
     @classmethod
-    def of(cls, leg: str, event: events.JournalEvent) -> "Told":
+    def of(cls, leg: str, event: events.JournalEvent) -> "EventText":
         time_s = event.time_s
         if isinstance(event, events.WorkerExited):
             time_s = event.died_s
@@ -52,7 +52,7 @@ class Told:
         return cls(leg=leg, event=event.event, sentence=sentence(event), time_s=time_s, record=event)
 
     @classmethod
-    def notice(cls, record: events.EventRecord) -> "Told":
+    def notice(cls, record: events.EventRecord) -> "EventText":
         """A notice, which a listener gets but no journal holds."""
         name = str(record["event"])
         about = {**record, "faults": ", ".join(record.get("faults", ()))}
@@ -76,10 +76,10 @@ class Told:
         return {"leg": self.leg, "time_s": self.time_s, "sentence": self.sentence, "record": {**record, "leg": self.leg}}
 
 
-def folded(told: Iterable[Told]) -> Iterator[Told]:
+def folded(told: Iterable[EventText]) -> Iterator[EventText]:
     """Fold consecutive ranks that ended in the same way into one line: a thousand lines of them would hide the rest."""
 
-    def way(entry: Told) -> object:
+    def way(entry: EventText) -> object:
         event = entry.record
         if not isinstance(event, events.WorkerExited):
             return object()  # equal to nothing

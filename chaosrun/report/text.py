@@ -74,7 +74,7 @@ def _tables(view: RunView) -> list[RenderableType]:
 
 def _open_checks(view: RunView) -> list[RenderableType]:
     """Open checks that the first divergence does not explain; its consequences in one line."""
-    told = [f"{check.name}: {check.summary}" for check in view.beside]
+    told = [f"{check.name}: {check.summary}" for check in view.further_checks]
     if len(told) > MOST_CHECKS:
         told[MOST_CHECKS:] = [f"and {count(len(told) - MOST_CHECKS, 'further check')}; -v names them"]
     if view.following:

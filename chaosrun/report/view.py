@@ -155,7 +155,7 @@ class RunView:
         return f"{number} further check{'s differ' if number > 1 else ' differs'} as a consequence" if number else ""
 
     @property
-    def beside(self) -> tuple["Check", ...]:
+    def further_checks(self) -> tuple["Check", ...]:
         """Checks that did not pass, and add something to the verdict and the first divergence."""
         from chaosrun.verify.checks import FOLLOWING
 

@@ -21,7 +21,7 @@ MOST_FILES = 300
 """At most so many files of the script's folder are searched for a call of chaosrun.attach."""
 
 
-def not_there(job: Job) -> Iterator[Problem]:
+def missing_imports(job: Job) -> Iterator[Problem]:
     """Imports that fail at each start, and a script that imports chaosrun and never attaches."""
     path = job.spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     places = [str(job.directory / part) for part in path.split(os.pathsep) if part]

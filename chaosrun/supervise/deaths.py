@@ -74,7 +74,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
         return _of_notice(end, end.told)
     if end is not None and end.error is not None:
         failure = _of_error(end, end.error, rank, log)
-        if failure.outcome == "user_error" and (left := _who_had_left(leg.attempt(attempt), end, rank)):
+        if failure.outcome == "user_error" and (left := _rank_that_had_ended(leg.attempt(attempt), end, rank)):
             failure = replace(failure, hint=f"{left}; {failure.hint}")
         return replace(failure, refused=True) if attempt == 1 and _comes_each_time(failure) else failure
     step = last_step(leg, attempt, rank)
@@ -110,7 +110,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     return failed(message=message, hint=hint, outcome="user_error", error=error)
 
 
-def _who_had_left(attempt: AttemptLayout, failed: WorkerEnd, rank: int) -> str | None:
+def _rank_that_had_ended(attempt: AttemptLayout, failed: WorkerEnd, rank: int) -> str | None:
     """For a rank that died of a closed connection: the rank it waited for, whose script had already ended."""
     if failed.error is None or not _GONE.search(failed.error.message):
         return None

@@ -283,7 +283,7 @@ class Drill:
         earlier = (*earlier_legs(self.root, self.run.path, info.script, leg.path), *self._removed)
         reference = self.run.reference.path if name == "chaos" else None
         template = order_template(name, leg, spec, info, reference=reference)
-        template = early_end.told(template, spec, info.early, plan, self._leg("reference"))
+        template = early_end.with_early_end(template, spec, info.early, plan, self._leg("reference"))
         template = beginning.keeping(template, spec, info.early)
         template = replace(template, survey=self.survey, earlier=earlier)
         self.run.verdict_json.unlink(missing_ok=True)  # of an end that is gone on from

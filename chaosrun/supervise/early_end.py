@@ -22,7 +22,7 @@ from chaosrun.verify.compare import undecided
 from chaosrun.verify.corruption import corrupts
 
 
-def settle_in(template: WorkerOrder, attempt: int, plan: FaultPlan, observed: Collection[str]) -> Settle:
+def early_end_orders(template: WorkerOrder, attempt: int, plan: FaultPlan, observed: Collection[str]) -> Settle:
     """The early-end orders for the ranks of an attempt; none while a fault may still strike, that is until every planned and
     injected fault has been observed."""
     faults = {fault.id for fault in plan.faults}
@@ -60,7 +60,7 @@ def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) ->
     return "stop" if spec.verify.on_difference == "stop" else "go_on"
 
 
-def told(template: WorkerOrder, spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> WorkerOrder:
+def with_early_end(template: WorkerOrder, spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> WorkerOrder:
     """The early-end orders of a leg. `looks_after`: the step from which its checkpoints record what an early end needs; if only
     long jobs end early, step LONG. None for a leg that will not end early."""
     settle = asked(spec, early, plan, reference) if template.leg == "chaos" else ""

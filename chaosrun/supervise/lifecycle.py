@@ -82,7 +82,7 @@ class Stopped(Event, frozen=True):
     """Every process of the attempt is gone, on all nodes."""
 
 
-class Unstoppable(Event, frozen=True):
+class ProcessesRemain(Event, frozen=True):
     """Processes of the attempt have been killed and do not end."""
 
     message: str
@@ -215,7 +215,7 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
         case Placed():
             assert state.phase == "placing"
             return replace(state, phase="auditing", agent_lost=False), (Audit(),)
-        case Unstoppable():
+        case ProcessesRemain():
             hint = "a process in uninterruptible sleep: look at its storage or GPU driver, then `chaosrun resume`"
             stuck = Finish(outcome="recovery_failed", code="unkillable", message=event.message, hint=hint)
             return _finish(state, state.ending or stuck)

@@ -14,7 +14,7 @@ from chaosrun.cluster.messages import Exited
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.landed import death_problem, hang_problem, note_problem
-from chaosrun.faults.observed import Death, HungRank, LastWords, Observation
+from chaosrun.faults.observed import Death, HungRank, Observation, RecordedEnd
 from chaosrun.faults.process import TAKEN, NoticeNote
 from chaosrun.plan.missed import Missed, Outlook, first_missed
 from chaosrun.records.codec import changed, to_plain
@@ -57,7 +57,7 @@ class Observations:
     def of_death(self, exited: Exited) -> str | None:
         """The fault that this death proves; None when it proves none."""
         who = (exited.attempt, exited.rank, exited.pid)
-        for fault, marker in self._unseen(self._of_rank.get(exited.rank, ())):
+        for fault, marker in self._unobserved(self._of_rank.get(exited.rank, ())):
             if (marker.attempt, marker.rank, marker.pid) != who:
                 continue
             note = read_note(self._leg, fault.id, fault.facts.note)
@@ -85,7 +85,7 @@ class Observations:
         """Whether other ranks may still be leaving on the notice on which this one left."""
         if not self._faults[fault].facts.notice:
             return False
-        told = (marker for each, marker in self._unseen() if each.facts.notice and each.facts.evidence == "death")
+        told = (marker for each, marker in self._unobserved() if each.facts.notice and each.facts.evidence == "death")
         return exited.exit_code == PREEMPTED_EXIT_CODE or any(marker.attempt == exited.attempt for marker in told)
 
     def failure_of(self, exited: Exited) -> Failure | None:
@@ -99,7 +99,7 @@ class Observations:
         end = read_end(self._leg.attempt(exited.attempt), exited.rank)
         if end is None or exited.exit_code is None:
             return False
-        for fault, marker in self._unseen():
+        for fault, marker in self._unobserved():
             if fault.facts.notice and fault.facts.evidence == "death" and marker.attempt == exited.attempt:
                 other = read_end(self._leg.attempt(marker.attempt), marker.rank)
                 if end.status == "exited" or (other is not None and other.told is not None):
@@ -120,17 +120,17 @@ class Observations:
 
     def of_broken_groups(self, attempt: int) -> None:
         """After an attempt: let a fault that waited in vain for others of its group strike again with them."""
-        for fault, marker in self._unseen():
+        for fault, marker in self._unobserved():
             if fault.group is not None and marker.attempt == attempt and not self._is_complete(fault, attempt):
                 self.withdraw(fault.id, "its attempt ended before all that strike together had come")
 
-    def _end_of(self, attempt: int, rank: int) -> LastWords | None:
+    def _end_of(self, attempt: int, rank: int) -> RecordedEnd | None:
         if (end := read_end(self._leg.attempt(attempt), rank)) is None:
             return None
         if (error := end.error) is None:
-            return LastWords(status=end.status)
+            return RecordedEnd(status=end.status)
         words = f"{error.type}: {error.message}"
-        return LastWords(status=end.status, error=words, fault=error.fault, errno=error.errno, told=end.told == rank)
+        return RecordedEnd(status=end.status, error=words, fault=error.fault, errno=error.errno, told=end.told == rank)
 
     def attempt_ended(self, attempt: int, planned: str | None, failure: Failure | None) -> None:
         fault = self._faults.get(planned or "")
@@ -170,7 +170,7 @@ class Observations:
     def of_hang(self, attempt: int, rank: int, found: SilentRank) -> str | None:
         """The fault that explains why this rank stopped making progress; `found` is the state in which its process was
         found."""
-        for fault, marker in self._unseen():
+        for fault, marker in self._unobserved():
             if fault.facts.evidence == "hang" and (marker.attempt, marker.rank) == (attempt, rank):
                 hang = HungRank(**structs.asdict(found))
                 problem = hang_problem(Observation(fault=fault, pid=marker.pid, hang=hang))
@@ -183,7 +183,7 @@ class Observations:
         kind requires other evidence, only a note that explains its absence is recorded."""
         if not self._leg.notes.is_dir():
             return
-        for fault, marker in self._unseen():
+        for fault, marker in self._unobserved():
             note = read_note(self._leg, fault.id, fault.facts.note)
             if note and (note.final or at_last) and (fault.facts.evidence == "note" or note.problem):
                 self.see(fault.id, marker, how="note", found=note)
@@ -191,7 +191,7 @@ class Observations:
     def conclude(self) -> None:
         """At the end of the leg: journal the requests of faults that were claimed and never seen, and who took a notice."""
         self.of_notes(at_last=True)
-        for fault, marker in self._unseen():
+        for fault, marker in self._unobserved():
             if fault.facts.note is NoticeNote and self._was_taken(fault):
                 self.see(fault.id, marker, how="note", found=TAKEN)
             else:
@@ -226,7 +226,7 @@ class Observations:
         where = {"attempt": marker.attempt, "rank": marker.rank, "step": marker.step, "phase": marker.phase}
         self._record(FaultRequested(fault=fault, requested_s=marker.time_s, **where), durable=durable)
 
-    def _unseen(self, of: Iterable[str] | None = None) -> list[tuple[Fault, Marker]]:
+    def _unobserved(self, of: Iterable[str] | None = None) -> list[tuple[Fault, Marker]]:
         """Faults of the plan, or of these, that have a readable marker and have not been observed."""
         markers = read_markers(self._leg) if of is None else {fault: read_marker(self._leg, fault) for fault in sorted(of)}
         return [

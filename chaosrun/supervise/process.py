@@ -241,7 +241,7 @@ Supervise = Callable[[RunLayout, str | None, "Listener"], int]
 """(run, address, who is told every record) → exit code."""
 
 
-class Ties:
+class SupervisorPipes:
     """The supervising process's ends of the pipes."""
 
     def __init__(self) -> None:
@@ -260,8 +260,8 @@ class Ties:
         with suppress(BrokenPipeError):  # the follower is gone
             os.write(self._telling, encode(answer) + b"\n")
 
-    def hold(self) -> None:
-        """Act on the messages, until detached or `let_go`."""
+    def follow_commands(self) -> None:
+        """Act on the messages, until detached or `stop`."""
         for line in self.commands:
             if isinstance(decode_command(line), Detach):
                 self.tell(Detached())
@@ -270,7 +270,7 @@ class Ties:
         if not self._interrupted:
             self._interrupt()
 
-    def let_go(self) -> None:
+    def stop(self) -> None:
         """The drill is over: nothing is interrupted from now on."""
         with self._lock:
             self._over = True
@@ -288,8 +288,8 @@ def main(supervise: Supervise | None = None) -> int:
     # Replaces an inherited disposition. A handler, as the workers would inherit SIG_IGN.
     signal.signal(signal.SIGHUP, lambda *_: None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ties = Ties()
-    first = ties.commands.readline()
+    pipes = SupervisorPipes()
+    first = pipes.commands.readline()
     if not first.endswith(b"\n"):
         return 130  # its starter was gone before it sent its task
     task = decode_command(first)
@@ -298,43 +298,43 @@ def main(supervise: Supervise | None = None) -> int:
     try:
         if task.parent is not None:
             die_with_parent(task.parent)
-        threading.Thread(target=ties.hold, name="chaosrun-ties", daemon=True).start()
-        exit_code = _held(run, task, ties) if supervise is None else _tied(run, task, ties, supervise)
+        threading.Thread(target=pipes.follow_commands, name="chaosrun-pipes", daemon=True).start()
+        exit_code = _held(run, task, pipes) if supervise is None else _tied(run, task, pipes, supervise)
     except BaseException as error:
-        ties.let_go()
+        pipes.stop()
         if not isinstance(error, ChaosrunError | KeyboardInterrupt):
             traceback.print_exc()
         about = ToldError.of(error, run)
         if task.lock is None:
             print(f"error: {about.message}", file=sys.stderr)
-        ties.tell(Ended(error=about))
+        pipes.tell(Ended(error=about))
         return about.exit_code
-    ties.let_go()
-    ties.tell(Ended())
+    pipes.stop()
+    pipes.tell(Ended())
     return exit_code
 
 
-def _tied(run: RunLayout, task: Task, ties: Ties, supervise: Supervise) -> int:
+def _tied(run: RunLayout, task: Task, pipes: SupervisorPipes, supervise: Supervise) -> int:
     def on_record(record: EventRecord) -> None:
         if record["event"] == "run.created":
-            ties.tell(Supervising(pid=os.getpid()))
+            pipes.tell(Supervising(pid=os.getpid()))
 
     return supervise(run, task.address, on_record)
 
 
-def _held(run: RunLayout, task: Task, ties: Ties) -> int:
+def _held(run: RunLayout, task: Task, pipes: SupervisorPipes) -> int:
     from chaosrun.supervise.run import execute
 
     assert task.lock is not None
     # Held until this process ends; no process that it starts may hold it longer.
     os.set_inheritable(task.lock, False)
-    joining.on_joined.append(lambda head: ties.tell(Joined(head=head)))
+    joining.on_joined.append(lambda head: pipes.tell(Joined(head=head)))
     with Interrupts() as interrupts:
         execute(
             run,
             Path(task.root),
             task.address,
-            lambda record: ties.tell(Recorded(record=record)),
+            lambda record: pipes.tell(Recorded(record=record)),
             interrupts,
             has_successor=True,
             deadline_s=task.deadline_s,

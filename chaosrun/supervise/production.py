@@ -56,7 +56,7 @@ class Production:
 
 
 @contextmanager
-def alone(run: RunLayout, root: Path) -> Iterator[None]:
+def lock_job(run: RunLayout, root: Path) -> Iterator[None]:
     """Hold the job of a run in production: the same one is not run twice at once under a root. Raises UsageError, naming the
     other run where it is known."""
     info = read_run(run)

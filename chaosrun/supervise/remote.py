@@ -35,14 +35,14 @@ def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
     """Wait until a run is not supervised; False when `timeout_s` passes first. The kernel wakes the waiting processes."""
     free = threading.Event()
 
-    def stand_in_line() -> None:
+    def wait_for_lock() -> None:
         try:
             wait_until_free(run.lock)
         finally:
             free.set()
 
     if is_supervised(run):
-        threading.Thread(target=stand_in_line, name="chaosrun-wait", daemon=True).start()
+        threading.Thread(target=wait_for_lock, name="chaosrun-wait", daemon=True).start()
         if not free.wait(timeout_s):
             return False
     return True
@@ -121,7 +121,7 @@ def until(run: RunLayout, reached: Callable[[], bool], *, what: str, timeout_s: 
 def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
     """End a run that another process supervises, cleanly, as SIGINT there would; `resume` continues it. Returns at once, or
     with `timeout_s` when the run is no longer supervised. Raises UsageError when it is not supervised, RunTimeoutError."""
-    speak(run, Cancel())
+    send_command(run, Cancel())
     if timeout_s is not None and not unsupervised(run, timeout_s):
         seen = read_supervision(run)
         looking = f"`chaosrun status {run_argument(run)}` shows what it does"
@@ -131,7 +131,7 @@ def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
         )
 
 
-def speak(run: RunLayout, command: Command) -> Answer:
+def send_command(run: RunLayout, command: Command) -> Answer:
     """Send a command to a run's supervisor and return its answer. Raises UsageError when there is no supervisor, or it
     refuses."""
     deadline = time.monotonic() + SOCKET_LIMIT_S
@@ -164,7 +164,7 @@ def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = ()
     UsageError for what `plan.injection` refuses, and when the run or its leg takes no faults."""
     if rank == "random" and seed is None:
         seed = secrets.randbelow(2**31)
-    answer = speak(run, Inject(kind=kind, rank=rank, settings=tuple(settings), seed=seed))
+    answer = send_command(run, Inject(kind=kind, rank=rank, settings=tuple(settings), seed=seed))
     return {"faults": [msgspec.to_builtins(fault) for fault in answer.faults], "seed": answer.seed}
 
 

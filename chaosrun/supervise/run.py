@@ -29,7 +29,7 @@ from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import Early, Kind, read_run
 from chaosrun.spec.bounds import crowded
 from chaosrun.spec.command_line import TypedJob
-from chaosrun.spec.imports import not_there
+from chaosrun.spec.imports import missing_imports
 from chaosrun.spec.job_file import Job, load_job, refused
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.places import Problem, spec_error
@@ -40,7 +40,7 @@ from chaosrun.supervise.find_runs import find_run, remove_run
 from chaosrun.supervise.injections import Injections
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, Task
-from chaosrun.supervise.production import Production, alone
+from chaosrun.supervise.production import Production, lock_job
 from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.verdict import Verdict, judge
@@ -73,7 +73,7 @@ def expect_startable(job: Job, address: str | None) -> None:
 def _lacking(job: Job, address: str | None) -> list[Problem]:
     if expected_ray(address) != "private":
         return []  # another Ray's nodes may have other packages, and more cores
-    problems = list(not_there(job))
+    problems = list(missing_imports(job))
     if found := crowded(job.spec.workers, job.spec.per_worker.cpu, os.cpu_count() or 1):
         problems.append(job.problem("workers", *found))
     return problems
@@ -133,7 +133,7 @@ def carry_out(
     """
     interrupts.check(run)
     new = not run.supervisor_json.exists()
-    with alone(run, root), supervised(run) as (lock, warnings):
+    with lock_job(run, root), supervised(run) as (lock, warnings):
         if cluster is None and (expected_ray(address) is not None or _ending_the_supervisor(run)):
             try:
                 verdict = _in_a_process(run, root, address, listener, interrupts, lock)

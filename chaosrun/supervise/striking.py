@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chaosrun.cluster.messages import AgentLost, Exited
-from chaosrun.faults.control_plane import seen_by_successor
+from chaosrun.faults.control_plane import completed_by_successor
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.node_evidence import EndNote
-from chaosrun.faults.outside import LastAct, StrikeOrder
+from chaosrun.faults.outside import FinalStrike, StrikeOrder
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import AttemptStarted, FaultObserved, JournalEvent
 from chaosrun.records.heartbeat import read_heartbeat
@@ -84,7 +84,7 @@ class OutsideFaults:
             if not isinstance(note, EndNote) or not note.final:
                 continue
             if fault.facts.evidence == "successor":
-                self._observations.see(fault.id, marker, how="successor", found=seen_by_successor(note))
+                self._observations.see(fault.id, marker, how="successor", found=completed_by_successor(note))
             elif fault.facts.evidence == "node":
                 self._observations.see(fault.id, marker, how="node", found=note)
                 self._avoid(fault, note.node)
@@ -137,7 +137,7 @@ class OutsideFaults:
         """Why a fault of the plan, or one of these, cannot strike with the present placement of ranks."""
         for fault in (*self._timed, *self._waited_for) if faults is None else faults:
             open_still = fault.id not in self._observations.observed
-            if open_still and fault.facts.ends_node and self._workers.lives_beside(fault.rank):
+            if open_still and fault.facts.ends_node and self._workers.is_on_own_node(fault.rank):
                 return f"{fault.describe()}: rank {fault.rank} is on the node that the supervisor itself is connected to"
         return None
 
@@ -215,7 +215,7 @@ class OutsideFaults:
             self._observations.request(fault.id, marker, durable=True)
         for fault, _ in due:
             if fault.facts.last_act is not None:
-                fault.facts.last_act(LastAct(leg=self._leg, fault=fault.id, head=self._workers.head))
+                fault.facts.last_act(FinalStrike(leg=self._leg, fault=fault.id, head=self._workers.head))
         self._strike_ranks_and_nodes(due)
 
     def _strike_ranks_and_nodes(self, due: Sequence[tuple[Fault, Marker]]) -> None:

@@ -145,14 +145,14 @@ class Supervisor:
             running = state.phase == "running"
             patience_s = self.outside_faults.patience_s(TICK_S, running=running)
             raw = self.outside_faults.look(running=running) or self._workers.next_event(patience_s)
-            event = None if raw is None else self._understand(*raw)
+            event = None if raw is None else self._as_lifecycle_event(*raw)
             if (raw is None and patience_s >= TICK_S) or time.monotonic() > self._looked_s + TICK_S:
                 # Checked also while irrelevant events keep coming.
                 self._look_at_clocks(state)
             if event is not None:
                 return event
 
-    def _understand(self, node: str, event: "NodeEvent | Woken") -> lifecycle.Event | None:
+    def _as_lifecycle_event(self, node: str, event: "NodeEvent | Woken") -> lifecycle.Event | None:
         match event:
             case Exited() if event.attempt == self._attempt:
                 return self._death(event)
@@ -229,7 +229,7 @@ class Supervisor:
             missing = sorted(set(self._workers.nodes) - self._stopped_nodes)
             nodes = ", ".join(node[:8] for node in missing)
             message = f"processes of attempt {self._attempt} on node {nodes} did not go within {STOP_LIMIT_S:.0f} s of SIGKILL"
-            self._pending.append(lifecycle.Unstoppable(message=message))
+            self._pending.append(lifecycle.ProcessesRemain(message=message))
         if state.phase == "resting" and self._rest_until_s is not None and now >= self._rest_until_s:
             self._rest_until_s = None
             self._pending.append(lifecycle.Rested())
@@ -248,7 +248,7 @@ class Supervisor:
         self._record(recorded.SupervisorResumed(supervisor_pid=os.getpid()))
         for record in past:
             if isinstance(record, recorded.AttemptStarting):
-                self._pass_by(record.resume)
+                self._count_passed_phases(record.resume)
         if self._judge:
             self._judge.take_over(past)
         return take_over(
@@ -340,7 +340,7 @@ class Supervisor:
                 distributed_debug=action.distributed_debug,
             )
         )
-        settle = early_end.settle_in(self._template, action.attempt, self._plan, self._observations.observed)
+        settle = early_end.early_end_orders(self._template, action.attempt, self._plan, self._observations.observed)
         if self._judge:
             self._judge.began(action.attempt)
         template = replace(
@@ -352,7 +352,7 @@ class Supervisor:
             **{**resume_values(self._template, action.attempt, self._plan), "settle": settle, "audited": self._audited},
         )
         orders = [self._order(template, rank, armed) for rank in range(template.world_size)]
-        self._pass_by(action.resume)
+        self._count_passed_phases(action.resume)
         self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
         try:
             pids, address = self._workers.start(orders)
@@ -368,7 +368,7 @@ class Supervisor:
         self._record(recorded.AttemptStarted(attempt=action.attempt, pids=dict(pids), address=address))
         self._pending.append(lifecycle.Started())
 
-    def _pass_by(self, resume: str | None) -> None:
+    def _count_passed_phases(self, resume: str | None) -> None:
         """Count the phases that occur once an attempt, for the attempts after it."""
         self._passed.update(("rendezvous", "restore.begin", "restore.end") if resume else ("rendezvous",))
 

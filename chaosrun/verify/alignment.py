@@ -28,7 +28,7 @@ _OF_DDP = " (DDP hands on rank 0's weights alone, where it wraps the model), beh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class AttemptStart:
     """The state that an attempt began with, on all ranks that began."""
 
     attempt: int
@@ -64,13 +64,13 @@ class Standing:
         where = "" if len(wrong) in (0, len(self.began)) else f" on {listed([f'rank {rank}' for rank in wrong])}"
         return ("no step" if step is None else f"step {step}") + where
 
-    def beside(self, told: str) -> str:
+    def also_wrong(self, told: str) -> str:
         """The other wrong quantities: the end of a hint."""
         others = [f"{QUANTITIES[each][0]} of {self._which(each)}" for each in self.wrong if each != told]
         return f"; also wrong: {', '.join(others)}" if others else ""
 
 
-def standing(drill: Drill, attempt: Attempt) -> Standing | None:
+def attempt_start(drill: Drill, attempt: Attempt) -> AttemptStart | None:
     """The state that an attempt began with; None if no rank recorded it: at the very first start, and if no rank began to
     train."""
     found = {rank: start.found for rank, start in attempt.starts.items() if start.found}
@@ -96,7 +96,7 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
         for quantity, by_rank in agreeing.items()
         for of in [next(iter(ranks[quantity]), min(by_rank))]
     }
-    return Standing(attempt=attempt.number, step=step, held=held, ranks=ranks, began=frozenset(found))
+    return AttemptStart(attempt=attempt.number, step=step, held=held, ranks=ranks, began=frozenset(found))
 
 
 def _streams_rest(drill: Drill, start: StartRecord, step: int) -> bool:
@@ -138,33 +138,33 @@ def _steps(found: Found, quantity: str) -> set[int]:
     return {*getattr(found, quantity), *(() if found.step is None else (found.step,))}
 
 
-def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) -> Cause:
+def cause_of(drill: Drill, attempt: Attempt, begun: AttemptStart, quantity: str) -> Cause:
     """The cause, as a code, of a wrong quantity in the state that an attempt began with."""
     by_hand = quantity == "rates" and not scheduled(drill)
     # A scheduler that starts anew gives the rates of the first steps; a later step with the same rate may be nearer.
-    nearest = 0 if by_hand and 0 in standing.held[quantity] else standing.nearest(quantity)
-    about = {"step": nearest, "base": standing.step, "scope": standing.beside(quantity), "stood": standing.words}
-    wrong = standing.ranks[quantity]
-    common = set.intersection(*(set(standing.held[each]) for each in standing.wrong))
-    if {"optimizer", "data"} <= {*standing.wrong} and common and standing.began - {*wrong}:
+    nearest = 0 if by_hand and 0 in begun.held[quantity] else begun.nearest(quantity)
+    about = {"step": nearest, "base": begun.step, "scope": begun.also_wrong(quantity), "stood": begun.words}
+    wrong = begun.ranks[quantity]
+    common = set.intersection(*(set(begun.held[each]) for each in begun.wrong))
+    if {"optimizer", "data"} <= {*begun.wrong} and common and begun.began - {*wrong}:
         # The weights may be equal nevertheless: DDP broadcasts those of rank 0.
-        about |= {"rank": min(standing.began - {*wrong}), "step": standing.step, "other": wrong[0], "there": max(common)}
-        return Cause("ranks_resume_apart", {**about, "attempt": standing.attempt})
-    about |= {"rank": wrong[0], "attempt": standing.attempt, "by": "script", "streams": "random streams"}
+        about |= {"rank": min(begun.began - {*wrong}), "step": begun.step, "other": wrong[0], "there": max(common)}
+        return Cause("ranks_resume_apart", {**about, "attempt": begun.attempt})
+    about |= {"rank": wrong[0], "attempt": begun.attempt, "by": "script", "streams": "random streams"}
     if quantity == "rng" and (start := attempt.traces[about["rank"]].start):
-        about |= _of_streams(drill, attempt, start, standing.step)
+        about |= _of_streams(drill, attempt, start, begun.step)
         if "other" in about:
             return Cause("rng_of_another_rank", about)
     code = QUANTITIES[quantity][1]
     if quantity == "optimizer" and (lost := lost_optimizers(drill, attempt, wrong)):
         return Cause(f"{code}_not_restored", {**about, "which": lost}, "of_some")
-    if nearest is None and quantity == "weights" and (why := _why_of_no_step(drill, attempt, wrong[0], standing.step)):
+    if nearest is None and quantity == "weights" and (why := _why_of_no_step(drill, attempt, wrong[0], begun.step)):
         return Cause(f"{code}_not_restored", {**about, "name": why[1]}, why[0])
-    if nearest is None and (other := _held_by(drill, attempt, wrong[0], standing.step, quantity)) is not None:
+    if nearest is None and (other := _held_by(drill, attempt, wrong[0], begun.step, quantity)) is not None:
         return Cause(f"{code}_of_another_rank", {**about, "other": other})
-    if quantity == "rng" and nearest in (None, 0) and (right := sorted(standing.began - {*wrong})):
+    if quantity == "rng" and nearest in (None, 0) and (right := sorted(begun.began - {*wrong})):
         return Cause(f"{code}_not_restored", {**about, "right": rank_list(right), "others": rank_list(wrong)}, "on_some_ranks")
-    if nearest in (None, 0) and (right := sorted(standing.began - {*wrong})):
+    if nearest in (None, 0) and (right := sorted(begun.began - {*wrong})):
         about["scope"] = f"; {rank_list(right)} began with the right one: load it on every rank{_OF_DDP}{about['scope']}"
     if nearest is None:
         return Cause(f"{code}_not_restored", about, "of_none")
@@ -207,14 +207,14 @@ def _held_by(drill: Drill, attempt: Attempt, rank: int, step: int, quantity: str
     return next((other for other, values in held.items() if quantity in began and values[quantity] == began[quantity]), None)
 
 
-def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> Cause | None:
+def saved_while_training(drill: Drill, attempt: Attempt, begun: AttemptStart) -> Cause | None:
     """Whether another thread wrote the checkpoint that the attempt resumed from while training changed the tensors, so that
     they are of a later step than the file's name says; or, if it names none, than both the data and the random streams."""
-    told = standing.nearest("data")
-    held = max(standing.nearest(quantity) or 0 for quantity in ("weights", "optimizer"))
+    told = begun.nearest("data")
+    held = max(begun.nearest(quantity) or 0 for quantity in ("weights", "optimizer"))
     if told is None or held <= told:
         return None
-    streams = standing.held["rng"] if standing.nearest("rng") == told else ()
+    streams = begun.held["rng"] if begun.nearest("rng") == told else ()
     earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
     # The reference saves in the same way; a killed rank may not have recorded the end of its own save.
     for save in (
@@ -223,7 +223,7 @@ def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> 
         named = {int(number) for number in re.findall(r"\d+", save.path)}
         unnamed = not named and save.step == held and told in streams and held not in streams
         if save.aside and save.how != REMOVED and (unnamed or (told in named and held not in named)):
-            return Cause("saved_while_training", {"path": save.path, "base": told, "step": held, "stood": standing.words})
+            return Cause("saved_while_training", {"path": save.path, "base": told, "step": held, "stood": begun.words})
     return None
 
 
@@ -237,7 +237,7 @@ def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -
     # A stream that is not restored differs to the end, unless a later restart restores it.
     ends = [leg.ends[rank] for leg in (drill.reference, drill.chaos) if rank in leg.ends]
     last = drill.chaos.attempts[-1]
-    again = attempt is last or ((found := standing(drill, last)) is not None and "rng" in found.wrong)
+    again = attempt is last or ((found := attempt_start(drill, last)) is not None and "rng" in found.wrong)
     apart = differing_keys(*(end.digests.get("rng", {}) for end in ends)) if again and len(ends) == 2 else []
     return {"streams": f"random streams ({', '.join(apart)})"} if apart else {}
 
@@ -330,7 +330,7 @@ def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
         low, high = min(began, key=lambda rank: began[rank]), max(began, key=lambda rank: began[rank])
         apart = {"attempt": attempt.number, "rank": low, "step": began[low], "other": high, "there": began[high]}
         return Cause("ranks_resume_apart", apart)
-    found = standing(drill, attempt)
+    found = attempt_start(drill, attempt)
     wrong = [quantity for quantity in found.wrong if quantity != "rng" or drill.streams_count] if found else []
     if found and wrong:
         return Cause.of("resumed_state_differs", attempt=attempt.number, stood=found.words, wrong=wrong)

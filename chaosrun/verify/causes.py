@@ -154,7 +154,7 @@ def _rng(moment: Moment, first: Mismatch) -> Cause:
         return Cause.of("rng_not_restored", because="freshly_seeded", scope="")
     if moment.first_after_restore and not moment.restored_right:
         return Cause.of("rng_not_restored", because="elsewhere")
-    return _drifted(_streams_apart(moment, first.rank))
+    return _drifted(_differing_streams(moment, first.rank))
 
 
 def _streams(names: Sequence[str]) -> str:
@@ -166,7 +166,7 @@ def _drifted(names: list[str]) -> Cause:
     return Cause.of("rng_drifted", because="drawn", which=which, streams=names)
 
 
-def _streams_apart(moment: Moment, rank: int) -> list[str]:
+def _differing_streams(moment: Moment, rank: int) -> list[str]:
     """The streams that differ in the next recorded state of this attempt after the step; empty if there is none."""
     trace = moment.attempt.traces[rank]
     for saved in trace.checkpoints:
@@ -248,7 +248,7 @@ def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
         layouts = [*_layouts(moment)]
         primed = all(seen.primed and expected.primed and not _as_built(seen) for seen, expected in layouts)
         wrapped = primed and any(not reduces_alike(seen, expected) for seen, expected in layouts)
-        return Cause.of("bucket_layout", because="wrapped" if wrapped else None, apart=_apart(moment))
+        return Cause.of("bucket_layout", because="wrapped" if wrapped else None, apart=_loss_distance(moment))
     return _buffers(moment) or Cause.of("gradient", because=_since_restore(moment))
 
 
@@ -259,7 +259,7 @@ def _since_restore(moment: Moment) -> str | None:
     return "restored" if moment.restored else None
 
 
-def _apart(moment: Moment) -> str:
+def _loss_distance(moment: Moment) -> str:
     """Distance of this attempt's losses from the reference's, in units in the last place."""
     pairs = [
         (float.fromhex(left), float.fromhex(right))

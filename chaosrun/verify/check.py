@@ -129,7 +129,7 @@ class Drill:
             plan=plan,
             confirming=confirming,
             in_both=sum(expected.common(span) for rank in range(spec.workers) for span in seen.of(rank).spans),
-            apart=_apart(expected, chaos.attempts if looked_at is None else looked_at, idle),
+            apart=_differing_steps(expected, chaos.attempts if looked_at is None else looked_at, idle),
             began=began,
             retired=idle,
         )
@@ -209,11 +209,11 @@ class Drill:
         """The same for plain values of the script, not all of which need be state."""
         return [name for _, end in sorted(self.reference.ends.items()) for name in end.values]
 
-    def apart_in(self, attempt: Attempt) -> set[int]:
+    def steps_that_differ(self, attempt: Attempt) -> set[int]:
         """Steps whose records differ from the reference's, and are to be compared field by field."""
         return set[int]().union(*(self.apart.get((attempt.number, rank), ()) for rank in attempt.traces))
 
-    def is_apart(self, record: StepRecord) -> bool:
+    def differs(self, record: StepRecord) -> bool:
         """Whether this record of the chaos leg differs from the reference's."""
         return record.step in self.apart.get((record.attempt, record.rank), ())
 
@@ -249,7 +249,7 @@ class Drill:
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", second))
 
 
-def _apart(expected: Lineage, attempts: Sequence[Attempt], idle: Retired) -> dict[tuple[int, int], set[int]]:
+def _differing_steps(expected: Lineage, attempts: Sequence[Attempt], idle: Retired) -> dict[tuple[int, int], set[int]]:
     """Steps whose records differ, by attempt and rank: only these must be compared field by field. Blocks with equal digests
     are not opened. The state of `idle` optimizers is left out."""
     found: dict[tuple[int, int], set[int]] = {}
@@ -297,7 +297,7 @@ def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | N
     return None
 
 
-def streams_apart(check: Check, drill: Drill) -> Check:
+def excuse_unused_streams(check: Check, drill: Drill) -> Check:
     """The result of a check that found random streams to differ: passed if nothing depends on them (`Drill.streams_count`)."""
     if check.status != "fail" or drill.streams_count:
         return check

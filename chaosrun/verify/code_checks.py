@@ -17,13 +17,13 @@ UNREPEATABLE_HINT = (
 )
 
 
-def wandering(kind: str) -> str:
+def irreproducible(kind: str) -> str:
     """The row with the advice for runs without faults in which this quantity is the first to differ."""
     return f"wanders.{kind.replace(' ', '_')}"
 
 
 WANDERS: Mapping[str, Row] = {
-    wandering(kind): detail(hint=hint)
+    irreproducible(kind): detail(hint=hint)
     for kind, hint in {
         "rng": "chaosrun seeds python, numpy and torch before the script begins: the script reseeds one from the clock or the "
         "system (torch.seed(), random.seed() without a number), or draws from it more or less often; give each seed a "

@@ -95,7 +95,7 @@ class Injection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sighting:
+class _FirstDifference:
     """The place of a difference in time, to compare it with another."""
 
     attempt: int
@@ -178,7 +178,7 @@ def silent_corruption(drill: Drill) -> Check:
     evidence: Params = {"injected": [injection.to_json() for injection in injected]}
     if not injected:
         return inconclusive("corruption_absent", **evidence)
-    first, parted = _first_sighting(drill), chaos_drift(drill)
+    first, parted = _first_difference_of_any(drill), chaos_drift(drill)
     if first is None:
         return inconclusive("corruption_unseen", what=injected[0].what, **evidence)
     source = _source(first, drill)
@@ -194,12 +194,12 @@ def silent_corruption(drill: Drill) -> Check:
     return failed("corruption_seen", **told, **evidence, source=source.fault.id, seen=first.to_json(), prompt=prompt)
 
 
-def _source(sighting: _Sighting, drill: Drill) -> Injection | None:
+def _source(sighting: _FirstDifference, drill: Drill) -> Injection | None:
     suspects = [entry for entry in injections(drill) if entry.may_show(sighting.attempt, sighting.step, sighting.field)]
     return suspects[-1] if suspects else None
 
 
-def _first_sighting(drill: Drill) -> _Sighting | None:
+def _first_difference_of_any(drill: Drill) -> _FirstDifference | None:
     """The first difference, between the legs or between the ranks of the chaos leg; if no step differs, that of the final
     state."""
     legs, ranks = first_divergence(drill), chaos_drift(drill)
@@ -213,12 +213,12 @@ def _first_sighting(drill: Drill) -> _Sighting | None:
     return min(between_legs, between_ranks, key=lambda sighting: sighting.order)
 
 
-def _at_the_end(drill: Drill) -> Iterator[_Sighting]:
+def _at_the_end(drill: Drill) -> Iterator[_FirstDifference]:
     for finder in FINALS:
         check = finder(drill)
         if check.status == "fail":
             first = check.evidence.get("first") or {}
-            yield _Sighting(
+            yield _FirstDifference(
                 attempt=drill.chaos.attempts[-1].number,
                 step=drill.chaos_lineage.final_step,
                 field=None,
@@ -229,8 +229,8 @@ def _at_the_end(drill: Drill) -> Iterator[_Sighting]:
             )
 
 
-def _of_ranks(found: Drift) -> _Sighting:
-    return _Sighting(
+def _of_ranks(found: Drift) -> _FirstDifference:
+    return _FirstDifference(
         attempt=found.attempt,
         step=found.step,
         field=None if found.at_start else "param",
@@ -243,7 +243,7 @@ def _of_ranks(found: Drift) -> _Sighting:
     )
 
 
-def _of_legs(found: Divergence, drill: Drill) -> _Sighting:
+def _of_legs(found: Divergence, drill: Drill) -> _FirstDifference:
     field, what, check = _KINDS[found.kind]
     trace = drill.chaos.trace(found.attempt, found.rank)
     names = trace.start.tensors if trace and trace.start else ()
@@ -251,6 +251,6 @@ def _of_legs(found: Divergence, drill: Drill) -> _Sighting:
         # A step's fields name parameters or nothing; this is the name of a saved value.
         what = "the optimizer's state" if found.kind == "optimizer" else what
         field, check = None, "checkpointed_state"
-    return _Sighting(
+    return _FirstDifference(
         attempt=found.attempt, step=found.step, field=field, ranks=found.ranks, tensor=found.tensor, what=what, check=check
     )

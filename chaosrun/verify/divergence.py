@@ -11,7 +11,7 @@ from chaosrun.records.codec import to_plain
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord
 from chaosrun.verify import causes
-from chaosrun.verify.alignment import QUANTITIES, Standing, cause_of, saved_while_training, standing
+from chaosrun.verify.alignment import QUANTITIES, AttemptStart, attempt_start, cause_of, saved_while_training
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, Mismatch, first_difference
@@ -96,7 +96,7 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
     steps = attempt.steps
     saved = {checkpoint.step for trace in attempt.traces.values() for checkpoint in trace.checkpoints}
     began = {start.position.step + 1 for start in attempt.starts.values()}
-    apart = drill.apart_in(attempt)
+    apart = drill.steps_that_differ(attempt)
     # At the other steps nothing differs.
     for step in (step for step in steps if step in saved or step in began or step in apart):
         moment = Moment(drill=drill, attempt=attempt, step=step, records=steps[step] if step in apart else {})
@@ -140,7 +140,7 @@ _NEVER_DRAWN = ("optimizer_settings_not_restored", "accumulation_window")
 
 def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     """The difference if a script that resumes by itself began with state that is not of one step of the reference."""
-    found = standing(drill, attempt)
+    found = attempt_start(drill, attempt)
     if found is None or not found.wrong:
         return None
     if found.wrong == ("rng",) and (drill.exact_weights or not drill.streams_count):
@@ -186,7 +186,7 @@ def _drawn_again(moment: Moment) -> bool:
     return unnumbered and values_restored(moment.drill, moment.attempt)
 
 
-def _stood(found: Standing) -> dict[str, str]:
+def _stood(found: AttemptStart) -> dict[str, str]:
     return {"expected": f"all of step {found.step}", "seen": found.words}
 
 
@@ -214,7 +214,7 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
     follows = attempt.by == "script" and found.code not in _NEVER_DRAWN and found.reason.because != "each_pass"
     if not follows or not may_explain(drill, attempt, found.rank, moment.step, found.kind):
         return None
-    began = standing(drill, attempt)
+    began = attempt_start(drill, attempt)
     if began and began.wrong == ("rng",):
         if past_the_order(drill, began, found.rank, found.reason):
             return None
@@ -252,7 +252,7 @@ def _mismatches(moment: Moment, field: Field) -> list[Mismatch]:
     return [
         mismatch
         for rank, record in moment.records.items()
-        if drill.is_apart(record)
+        if drill.differs(record)
         and (expected := drill.reference_lineage.at(rank, moment.step))
         and (mismatch := drill.mismatch(expected, record, (field,)))
     ]

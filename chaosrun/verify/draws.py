@@ -4,7 +4,7 @@ from itertools import islice
 from operator import attrgetter
 
 from chaosrun.records.history import Attempt
-from chaosrun.verify.alignment import Standing
+from chaosrun.verify.alignment import AttemptStart
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Kind
@@ -24,10 +24,10 @@ def may_explain(drill: Drill, attempt: Attempt, rank: int, step: int, kind: Kind
     if kind in ("data order", "batch"):
         before, here = (drill.reference_lineage.at(rank, each) for each in (step - 1, step))
         return (before is not None and here is not None and before.rng != here.rng) or _draws(drill, rank, step)
-    return _draws(drill, rank, step) and not _shown_to_be_idle(drill, attempt, rank, step)
+    return _draws(drill, rank, step) and not _stream_is_idle(drill, attempt, rank, step)
 
 
-def past_the_order(drill: Drill, began: Standing, rank: int, reason: Cause) -> bool:
+def past_the_order(drill: Drill, began: AttemptStart, rank: int, reason: Cause) -> bool:
     """Whether the order is an earlier epoch's that streams of a later step, with which the attempt began, cannot give again."""
     stands, epoch = began.nearest("rng"), reason.params.get("epoch")
     steps = [each.step for each in drill.reference_lineage.of(rank).values() if each.epoch == epoch]
@@ -44,7 +44,7 @@ def _draws(drill: Drill, rank: int, step: int) -> bool:
     return len({record.rng for record in known if record}) > 1
 
 
-def _shown_to_be_idle(drill: Drill, attempt: Attempt, rank: int, before: int) -> bool:
+def _stream_is_idle(drill: Drill, attempt: Attempt, rank: int, before: int) -> bool:
     """Whether earlier steps of this attempt drew from other streams than the reference's without any other difference."""
     drew = (
         seen

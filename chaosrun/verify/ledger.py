@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaosrun.records.traces import RankTrace, SourceRecord, StepRecord
-from chaosrun.verify.alignment import standing
+from chaosrun.verify.alignment import attempt_start
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, left_out
@@ -117,7 +117,7 @@ def _contents(moment: Moment, record: StepRecord, micro_batch: int) -> Cause:
 
 def _streams_lost(moment: Moment) -> bool:
     """Whether this is the first step after a restart and the random streams were not the reference's."""
-    found = standing(moment.drill, moment.attempt) if moment.first_after_restore else None
+    found = attempt_start(moment.drill, moment.attempt) if moment.first_after_restore else None
     return found is not None and "rng" in found.wrong
 
 
@@ -159,7 +159,7 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     trace = drill.chaos.trace(first.attempt, first.rank)
     following = [record for record in trace.steps.values() if record.step >= first.step] if trace else [first]
     expected = _reference_steps(drill, first.rank)
-    by_ids = all(record.knows_ids for record in (*following, *expected)) and not _numbered_anew(following, expected)
+    by_ids = all(record.knows_ids for record in (*following, *expected)) and not _renumbered(following, expected)
     entries = _entries(following, by_ids)[micro_batch : micro_batch + WINDOW]
     seen = [entry.key for entry in entries]
     ledger = _entries(expected, by_ids)
@@ -292,7 +292,7 @@ def _reference_steps(drill: Drill, rank: int) -> list[StepRecord]:
     return [*drill.reference_lineage.of(rank).values()]
 
 
-def _numbered_anew(seen: Sequence[StepRecord], expected: Sequence[StepRecord]) -> bool:
+def _renumbered(seen: Sequence[StepRecord], expected: Sequence[StepRecord]) -> bool:
     """Whether a batch has other sample ids than the only equal one of the reference, at another step: the script cut its
     dataset to what is left."""
     known: dict[str, list[tuple[int, Any]]] = {}

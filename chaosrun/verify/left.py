@@ -38,7 +38,7 @@ class _File:
         """The ranks that saved it in an attempt, and when, by step. A folder may have been renamed as a whole."""
         if self.path in leg.left.saves and not self.by_kind:
             return {leg.left.ranks[self.path]: dict(leg.left.saves[self.path])} if attempt is leg.attempts[-1] else {}
-        return self._seen_in(attempt) if self.was_seen(leg) else self._told_by_its_time(leg, attempt)
+        return self._seen_in(attempt) if self.was_seen(leg) else self._saved_by_time(leg, attempt)
 
     def was_seen(self, leg: LegHistory) -> bool:
         return (self.path in leg.left.saves and not self.by_kind) or any(self._seen_in(attempt) for attempt in leg.attempts)
@@ -55,7 +55,7 @@ class _File:
         }
         return {rank: times for rank, times in found.items() if times}
 
-    def _told_by_its_time(self, leg: LegHistory, attempt: Attempt) -> Mapping[int, Mapping[int, float]]:
+    def _saved_by_time(self, leg: LegHistory, attempt: Attempt) -> Mapping[int, Mapping[int, float]]:
         """The last save of a file that another process or native code wrote, of any rank."""
         sought = self._called(self.path)
         times = [changed_s for path, changed_s in leg.left.changed.items() if self._called(path) == sought]
@@ -97,7 +97,7 @@ def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = Fa
             name = _named(path, differing[0])
             values = {"expected": expected[differing[0]][1], "seen": held[differing[0]][1]}
             where = f"at the end, {name} differs from what every fault-free run leaves there"
-            return _told(drill, rank, path, where, differing, name=name, **values)
+            return _left_difference(drill, rank, path, where, differing, name=name, **values)
     return None
 
 
@@ -115,7 +115,7 @@ def _of_names(drill: Drill) -> KeptDifference | None:
             there = ("there", "not there") if path in expected else ("not there", "there")
             where = f"at the end, {path} is {there[1]}, but {there[0]} after every fault-free run"
             values = {"name": path, "expected": there[0], "seen": there[1]}
-            return _told(drill, rank, path, where, sorted(seen ^ expected), because="when", **values)
+            return _left_difference(drill, rank, path, where, sorted(seen ^ expected), because="when", **values)
     return None
 
 
@@ -226,7 +226,7 @@ def _by_kind(drill: Drill) -> Iterator[tuple[set[str], set[str]]]:
             yield expected, seen
 
 
-def _told(
+def _left_difference(
     drill: Drill, rank: int, path: str, where: str, differing: list[str], *, because: str = "left", **values: str
 ) -> KeptDifference:
     step = drill.chaos_lineage.final_step

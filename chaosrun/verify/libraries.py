@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord, StepRecord
-from chaosrun.verify.alignment import Standing, scheduled, standing
+from chaosrun.verify.alignment import AttemptStart, attempt_start, scheduled
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.code_resume import OF_RATES
@@ -43,8 +43,8 @@ def _expected(drill: Drill, found: Divergence) -> StepRecord:
     return record
 
 
-def _began(drill: Drill, found: Divergence) -> Standing | None:
-    return next((standing(drill, each) for each in drill.chaos.attempts if each.number == found.attempt), None)
+def _began(drill: Drill, found: Divergence) -> AttemptStart | None:
+    return next((attempt_start(drill, each) for each in drill.chaos.attempts if each.number == found.attempt), None)
 
 
 def _may_be_drawn(drill: Drill, found: Divergence) -> bool:
@@ -53,7 +53,7 @@ def _may_be_drawn(drill: Drill, found: Divergence) -> bool:
     return began is not None and "rng" in began.wrong and not past_the_order(drill, began, found.rank, found.reason)
 
 
-def _begun_anew(drill: Drill, found: Divergence) -> bool:
+def _started_over(drill: Drill, found: Divergence) -> bool:
     """Whether the attempt began with the first data of the training."""
     began = _began(drill, found)
     return began is not None and 0 in began.held["data"]
@@ -70,12 +70,12 @@ def _skips_at_once(drill: Drill, found: Divergence) -> bool:
 
 
 def _later_pass_of_a_stream(drill: Drill, found: Divergence) -> bool:
-    return _expected(drill, found).epoch > 0 and _stream(drill, found) and _begun_anew(drill, found)
+    return _expected(drill, found).epoch > 0 and _stream(drill, found) and _started_over(drill, found)
 
 
 def _resumed_twice(drill: Drill, found: Divergence) -> bool:
     resumed = any(each.went_on for each in drill.chaos.attempts if each.number < found.attempt)
-    return resumed and _stream(drill, found) and _begun_anew(drill, found)
+    return resumed and _stream(drill, found) and _started_over(drill, found)
 
 
 def _within_a_later_pass(drill: Drill, found: Divergence) -> bool:
@@ -159,7 +159,7 @@ KNOWN: tuple[Known, ...] = (
         before="1.13.0",
         beside=("torchdata",),
         codes=("batches_repeated",),
-        fits=lambda drill, found: drill.spec.workers > 1 and not _begun_anew(drill, found),
+        fits=lambda drill, found: drill.spec.workers > 1 and not _started_over(drill, found),
         what="a stateful loader's state is taken ahead of the batches that were trained on, and then moved back",
         thread="accelerate#3952",
     ),
@@ -266,7 +266,7 @@ def known_of(divergence: Divergence, drill: Drill) -> Known | None:
     return None
 
 
-def told(reason: Cause) -> Cause:
+def for_own_resume(reason: Cause) -> Cause:
     """The cause with the row for a script that resumes by itself."""
     nowhere = reason.code == "data_order_not_restored" and "step" not in reason.params
     return replace(
@@ -276,10 +276,10 @@ def told(reason: Cause) -> Cause:
     )
 
 
-def told_of(divergence: Divergence, drill: Drill) -> Divergence:
+def with_library_bug(divergence: Divergence, drill: Drill) -> Divergence:
     """The divergence in these words, with the library bug that it looks like, advice for the library's users, and the entries
     that are suspects."""
-    reason, bug = told(divergence.reason), known_of(divergence, drill)
+    reason, bug = for_own_resume(divergence.reason), known_of(divergence, drill)
     # The hint for constant rates fits both: a scheduler of an optimizer that wraps another is not recorded.
     if f"{reason.code}.by_hand" in TABLE and reason.because != "still" and not scheduled(drill):
         seen, _ = OF_RATES.get(reason.because or "", (reason.params.get("where"), ""))

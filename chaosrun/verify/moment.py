@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord, StepRecord
-from chaosrun.verify.alignment import standing
+from chaosrun.verify.alignment import attempt_start
 from chaosrun.verify.check import Drill
 from chaosrun.verify.restored import reference_state, restored_difference, saved_before
 
@@ -29,7 +29,7 @@ class Moment:
     def restored_right(self) -> bool:
         """It restored the reference's state of that step, or the chaos leg's own save if the reference saved none."""
         if self.attempt.by == "script":
-            found = standing(self.drill, self.attempt)
+            found = attempt_start(self.drill, self.attempt)
             return found is not None and found.wrong in ((), ("rng",))  # random streams that matter have their own cause
         starts = [start for start in self.attempt.starts.values() if start.digests]
         known = starts and all(

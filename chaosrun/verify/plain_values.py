@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import ENVIRON, RankTrace
-from chaosrun.verify.alignment import standing
+from chaosrun.verify.alignment import attempt_start
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import PARTS, QUANTITIES
 from chaosrun.verify.codes import Cause, Params
@@ -39,7 +39,7 @@ _COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
 """Names of counts in a learning rate scheduler, and in a gradient scaler; each with another name that is stored with it."""
 
 
-def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
+def with_values(drill: Drill, found: "Divergence") -> "Divergence":
     """Add the script's plain values that differed from the reference run's when the restart resumed."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     if attempt.number < 2 or not (reason.code in _OF_VALUES or _draws_otherwise(drill, attempt, reason)):
@@ -47,9 +47,9 @@ def told_of_values(drill: Drill, found: "Divergence") -> "Divergence":
     if (reason.code, reason.because) in _WITHOUT_VALUES:
         return found
     right = attempt.traces.keys() - {*found.ranks} if reason.code not in _OF_ALL_RANKS else ()
-    apart = _values_apart(drill, attempt, found.rank, arrays=reason.code in QUANTITIES, right=right)
+    apart = _differing_values(drill, attempt, found.rank, arrays=reason.code in QUANTITIES, right=right)
     others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
-    told = ((rank, _values_apart(drill, attempt, rank)) for rank in others)
+    told = ((rank, _differing_values(drill, attempt, rank)) for rank in others)
     apart = apart or next(({**each, "of_rank": f" on rank {rank}"} for rank, each in told if each), {})
     return replace(found, reason=reason.explained(reason.because, **apart))
 
@@ -58,14 +58,14 @@ def _draws_otherwise(drill: Drill, attempt: Attempt, reason: Cause) -> bool:
     """Whether the streams may have been restored, and drawn from otherwise to get data that no step had: the number of samples
     in a buffer, for instance, decides which are drawn, and how many numbers that takes."""
     strange = reason.code == "rng_of_another_step" or (reason.code, reason.because) == ("rng_not_restored", "of_none")
-    began = standing(drill, attempt) if strange else None
+    began = attempt_start(drill, attempt) if strange else None
     return began is not None and "data" in began.wrong and not began.held["data"]
 
 
-def told_of_end(drill: Drill, reason: Cause) -> Cause:
+def with_values_at_end(drill: Drill, reason: Cause) -> Cause:
     """Add to an end at another step the plain values of the first restart that had different ones."""
     begun = ((attempt, rank) for attempt in drill.chaos.attempts[1:] for rank in sorted(attempt.traces))
-    about = next(filter(None, (_values_apart(drill, attempt, rank) for attempt, rank in begun)), {})
+    about = next(filter(None, (_differing_values(drill, attempt, rank) for attempt, rank in begun)), {})
     return reason.explained(reason.because, **about)
 
 
@@ -77,34 +77,34 @@ def values_restored(drill: Drill, attempt: Attempt) -> bool:
         return step in _values_by_step(trace) and step in _fault_free(drill, rank)[0]
 
     known = [rank for rank, trace in attempt.traces.items() if is_known(rank, trace)]
-    return bool(known) and not any(_values_apart(drill, attempt, rank) for rank in known)
+    return bool(known) and not any(_differing_values(drill, attempt, rank) for rank in known)
 
 
-def _values_apart(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False, right: Iterable[int] = ()) -> Params:
+def _differing_values(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False, right: Iterable[int] = ()) -> Params:
     """Values that differ; those that differ on ranks that are `right` nevertheless come last. `arrays`: with NumPy's, which
     differ if the samples do."""
-    names, expected, seen, step = _names_apart(drill, attempt, rank)
+    names, expected, seen, step = _differing_names(drill, attempt, rank)
     names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
-    harmless = {name for other in right for name in _names_apart(drill, attempt, other)[0]} if names else set[str]()
+    harmless = {name for other in right for name in _differing_names(drill, attempt, other)[0]} if names else set[str]()
     names.sort(key=lambda name: (name in harmless, _order(name, seen[name])))
     saved = _saved_before(drill, attempt, rank)
     as_saved = [name for name in names if (name.rpartition("/")[2], seen[name]) in saved]
     had = [name for name in names if name not in as_saved]
-    told = {"had": _told_once(had, expected, seen), "as_saved": _told_once(as_saved, expected, seen)}
+    told = {"had": _described_once(had, expected, seen), "as_saved": _described_once(as_saved, expected, seen)}
     return {**{name: what for name, what in told.items() if what}, "at": step} if names else {}
 
 
-def _names_apart(drill: Drill, attempt: Attempt, rank: int) -> tuple[list[str], Mapping[str, str], Mapping[str, str], int]:
+def _differing_names(drill: Drill, attempt: Attempt, rank: int) -> tuple[list[str], Mapping[str, str], Mapping[str, str], int]:
     """Names of values that differ at the step that the restart resumed at, without those that never change in the reference
     run, and those that differ between any two runs; the values there in both legs; and that step."""
     trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
     known, *again = _fault_free(drill, rank)
     here = _values_by_step(trace) if trace else {}
     expected, seen = known.get(step, {}), here.get(step, {})
-    changing = {name for held in known.values() for name in _apart(expected, held)}
+    changing = {name for held in known.values() for name in _differing(expected, held)}
     after = {at: held for at, held in here.items() if at > step}
-    apart = _apart(expected, seen) & changing | _gone(known, expected, seen, after, step)
-    apart = (apart or _other_constants(expected, seen)) - _wandering(known, again)
+    apart = _differing(expected, seen) & changing | _gone(known, expected, seen, after, step)
+    apart = (apart or _other_constants(expected, seen)) - _flaky(known, again)
     seen = {**{name: _NOT_SET if name.startswith(ENVIRON) else _NOT_THERE for name in apart}, **seen}
     later = [*after.values()]
     later = [held for at, held in known.items() if at >= step] + later if later else []
@@ -130,7 +130,7 @@ def _gone(known: _ByStep, expected: Mapping[str, str], seen: Mapping[str, str], 
 
 def _other_constants(expected: Mapping[str, str], seen: Mapping[str, str]) -> set[str]:
     """Numbers with a fraction that differ: a restart has drawn or computed them otherwise."""
-    return {name for name in _apart(expected, seen) if _has_a_fraction(expected[name]) and _has_a_fraction(seen[name])}
+    return {name for name in _differing(expected, seen) if _has_a_fraction(expected[name]) and _has_a_fraction(seen[name])}
 
 
 def _has_a_fraction(text: str) -> bool:
@@ -147,16 +147,16 @@ def _saved_before(drill: Drill, attempt: Attempt, rank: int) -> set[tuple[str, s
     return {(name.rpartition("/")[2], value) for save in saves for name, value in save.held.items()}
 
 
-def _told_once(names: Iterable[str], expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str]:
+def _described_once(names: Iterable[str], expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str]:
     """Values without duplicates: one that several variables refer to, or hold a copy of, appears under the first of the
     `names`."""
     first: dict[tuple[str, ...], str] = {}
     for name in names:
         first.setdefault((name.rpartition("/")[2], expected[name], seen[name]), name)
-    return [_told(name, expected[name], seen[name]) for name in first.values()]
+    return [_described(name, expected[name], seen[name]) for name in first.values()]
 
 
-def _told(name: str, expected: str, seen: str) -> str:
+def _described(name: str, expected: str, seen: str) -> str:
     was, there = (_ARRAY.fullmatch(each) for each in (expected, seen))
     if was and there:
         return f"other contents of {name} ({there[1]}" + (f", reference: {was[1]})" if was[1] != there[1] else ")")
@@ -169,8 +169,8 @@ def _fault_free(drill: Drill, rank: int) -> list[_ByStep]:
     return [*(_values_by_step(leg[0].traces[rank]) for leg in legs if leg and rank in leg[0].traces), {}]
 
 
-def _wandering(known: _ByStep, again: Iterable[_ByStep]) -> set[str]:
-    return {name for other in again for at in known.keys() & other.keys() for name in _apart(known[at], other[at])}
+def _flaky(known: _ByStep, again: Iterable[_ByStep]) -> set[str]:
+    return {name for other in again for at in known.keys() & other.keys() for name in _differing(known[at], other[at])}
 
 
 def _values_by_step(trace: RankTrace) -> _ByStep:
@@ -202,7 +202,7 @@ def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
     return not seen.startswith("weights "), harmless, array, name.startswith("_"), len(above), path
 
 
-def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
     return {name for name in one.keys() & other.keys() if one[name] != other[name] and not _is_to_come(name, one, other)}
 
 
@@ -212,13 +212,13 @@ def _is_to_come(path: str, *held: Mapping[str, str]) -> bool:
     return name in ("_scale", "_growth_tracker") and any(each[path] == "None" for each in held)
 
 
-def values_left_behind(drill: Drill) -> Iterator[str]:
+def values_never_restored(drill: Drill) -> Iterator[str]:
     """Values that the last restart did not restore and that differ to the end, although no step of the drill depended on
     them."""
     restarts = drill.chaos.attempts[1:]
     for rank in sorted(restarts[-1].traces) if restarts else ():
         seen = (_values_by_step(attempt.traces[rank]) for attempt in reversed(restarts) if rank in attempt.traces)
-        what, last = _left_behind(_fault_free(drill, rank), next(seen), seen, str(restarts[-1].start_of(rank)))
+        what, last = _never_restored(_fault_free(drill, rank), next(seen), seen, str(restarts[-1].start_of(rank)))
         if what:
             remedy = "save and load it with the checkpoint" if drill.by_script else "prepare or register what holds it"
             yield (
@@ -229,7 +229,7 @@ def values_left_behind(drill: Drill) -> Iterator[str]:
             return
 
 
-def _left_behind(
+def _never_restored(
     fault_free: Sequence[_ByStep], seen: _ByStep, earlier: Iterable[_ByStep], resumed_at: str
 ) -> tuple[list[str], int]:
     """Values that differ at the last step at which both legs were observed, schedules first; and that step. `earlier`: those of
@@ -238,8 +238,8 @@ def _left_behind(
     if not (steps := known.keys() & seen.keys()):
         return [], 0
     last = max(steps)
-    changing = {name for held in known.values() for name in _apart(known[min(steps)], held)} - _wandering(known, again)
-    apart = _apart(known[last], seen[last]) & changing
+    changing = {name for held in known.values() for name in _differing(known[min(steps)], held)} - _flaky(known, again)
+    apart = _differing(known[last], seen[last]) & changing
     counts = {path for path in apart if _is_count(path, seen[last])}
     others = {
         path
@@ -249,7 +249,7 @@ def _left_behind(
     # Without a second run a clock cannot be distinguished.
     others &= {path for each in (seen, *earlier) for path in _lasting(known, each)} if others and any(again) else set[str]()
     ordered = [*sorted(counts), *sorted(others, key=lambda path: _order(path, seen[last][path]))]
-    return _told_once(ordered, known[last], seen[last]), last
+    return _described_once(ordered, known[last], seen[last]), last
 
 
 def _lasting(known: _ByStep, seen: _ByStep) -> set[str]:
@@ -258,7 +258,7 @@ def _lasting(known: _ByStep, seen: _ByStep) -> set[str]:
     steps = known.keys() & seen.keys()
     if len(steps) < 2:
         return set()
-    return _apart(known[min(steps)], seen[min(steps)]) & _apart(known[max(steps)], seen[max(steps)])
+    return _differing(known[min(steps)], seen[min(steps)]) & _differing(known[max(steps)], seen[max(steps)])
 
 
 def _is_of_a_loop(path: str) -> bool:

@@ -13,7 +13,7 @@ from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, unproven
-from chaosrun.verify.code_checks import wandering
+from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import FIELDS, KINDS, Kind, differing_keys, unlike_orders
 from chaosrun.verify.corruption import injections
@@ -203,14 +203,14 @@ def reproducible(drill: Drill) -> Check:
     for kind, where, expected, seen in _starts(drill, first):
         if expected != seen:
             how = f"before the first step, {where} already differs from the reference"
-            return inconclusive("job_not_repeatable", because=wandering(kind), how=how, expected=expected, seen=seen)
+            return inconclusive("job_not_repeatable", because=irreproducible(kind), how=how, expected=expected, seen=seen)
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     compared = _in_both(drill, first, drill.reference_lineage.final_step if damage is None else damage.clean_step)
     for expected_step, step in _pairs_apart(drill, first):
         damaged = [field for field in FIELDS if damage and damage.may_show(first.number, step.step, field)]
         if found := drill.mismatch(expected_step, step, (field for field in drill.fields if field not in damaged)):
             how = f"{found.field} differs at {found.place}, before the first fault"
-            return inconclusive("job_not_repeatable", because=wandering(KINDS[found.field]), how=how, first=asdict(found))
+            return inconclusive("job_not_repeatable", because=irreproducible(KINDS[found.field]), how=how, first=asdict(found))
     for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):
         if damage and damage.may_show(first.number, step, None):
             continue
@@ -277,8 +277,8 @@ def _in_both(drill: Drill, attempt: Attempt, until: int) -> int:
 def _pairs_apart(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
     """Records of the attempt that differ, each with the reference's, in time order."""
     steps = attempt.steps
-    apart = drill.apart_in(attempt)
+    apart = drill.steps_that_differ(attempt)
     for step in (step for step in steps if step in apart):
         for rank, record in steps[step].items():
-            if drill.is_apart(record) and (expected := drill.reference_lineage.at(rank, step)):
+            if drill.differs(record) and (expected := drill.reference_lineage.at(rank, step)):
                 yield expected, record

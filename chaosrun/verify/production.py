@@ -97,14 +97,14 @@ def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, sin
 def _began(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
     """The step that an attempt resumed at, once all of its ranks have begun."""
     drill, attempt = _drill_of(whole, spec, plan, since, looked_at=()), whole.attempts[-1]
-    return Recovery(attempt=number, began=attempt.resume_step, source=attempt.source, astray=_astray(drill, whole))
+    return Recovery(attempt=number, began=attempt.resume_step, source=attempt.source, astray=_wrong_at_resume(drill, whole))
 
 
 def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
-    drill, divergence = _held_against(_near(whole), spec, plan, since)
+    drill, divergence = _compared_with_earlier(_near(whole), spec, plan, since)
     if divergence or (drill.by_script and any(drill.apart.values())):
         # The cause may be found anywhere in the run.
-        drill, divergence = _held_against(whole, spec, plan, since)
+        drill, divergence = _compared_with_earlier(whole, spec, plan, since)
     attempt = drill.chaos.attempts[-1]
     again = {step for trace in attempt.traces.values() for step in _done_before(drill.reference_lineage, trace)}
     return Recovery(
@@ -117,25 +117,25 @@ def _compared(whole: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, si
         trained=bool(attempt.steps),
         lost=any(trace.spans for each in whole.attempts[:-1] for trace in each.traces.values()),
         divergence=divergence,
-        astray=_astray(drill, whole),
+        astray=_wrong_at_resume(drill, whole),
     )
 
 
-def _astray(drill: Drill, whole: LegHistory) -> Cause | None:
+def _wrong_at_resume(drill: Drill, whole: LegHistory) -> Cause | None:
     """The error in the step that the last attempt resumed at. If its state is not of one step, the comparison says more."""
     drill = replace(drill, chaos=whole, reference=_up_to(whole, whole.attempts[-1].number - 1))
     if not drill.by_script:
         return [wrong for _, wrong in recovery.went_on_from(drill)][-1]
     wrong = alignment.wrong_resume(drill, whole.attempts[-1])
-    return libraries.told(wrong) if wrong and wrong.code != "resumed_state_differs" else None
+    return libraries.for_own_resume(wrong) if wrong and wrong.code != "resumed_state_differs" else None
 
 
-def _held_against(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int) -> tuple[Drill, Divergence | None]:
+def _compared_with_earlier(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int) -> tuple[Drill, Divergence | None]:
     """The last of these attempts compared as a drill with those before, and its first difference."""
     attempts = history.attempts[-1:]
     drill = _drill_of(history, spec, plan, since, looked_at=attempts)
     divergence = divergence_of(drill, attempts)
-    return drill, libraries.told_of(divergence, drill) if divergence and drill.by_script else divergence
+    return drill, libraries.with_library_bug(divergence, drill) if divergence and drill.by_script else divergence
 
 
 def _drill_of(history: LegHistory, spec: JobSpec, plan: FaultPlan, since: int, *, looked_at: Sequence[Attempt]) -> Drill:
@@ -210,7 +210,7 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
     checks += tuple(_check_of(each) for each in found)
     ruling = _rule(drill, checks, found)
     if drill.by_script:
-        ruling = replace(ruling, reason=libraries.told(ruling.reason))
+        ruling = replace(ruling, reason=libraries.for_own_resume(ruling.reason))
     return Account(drill=drill, checks=checks, recoveries=tuple(found), ruling=ruling)
 
 

@@ -35,7 +35,7 @@ def of_schedule(drill: Drill, attempt: Attempt, rank: int, first: int) -> Cause 
         return Cause.of("lr_scheduler_not_restored", because="of_the_beginning")
     shifts = [step - first for step in expected if step != first and _fits(step - first, expected, seen)]
     # A new scheduler continues from the right rate: for an exponential one, only a wrong first rate shows a wrong step.
-    if _begins_anew(expected, seen, start) and (kept or len(shifts) != 1):
+    if _starts_over(expected, seen, start) and (kept or len(shifts) != 1):
         return Cause.of("lr_scheduler_not_restored", because="begun_anew")
     if len(shifts) == 1 and (kept is None or _changes(seen) > 1):
         return Cause.of("lr_scheduler_of_another_step", step=first + shifts[0], base=first)
@@ -99,7 +99,7 @@ def _stands_still(expected: _Rates, seen: _Rates) -> bool:
     return _changes(seen) == 0 and _changes(meanwhile) >= _OFTEN
 
 
-def _begins_anew(expected: _Rates, seen: _Rates, start: int) -> bool:
+def _starts_over(expected: _Rates, seen: _Rates, start: int) -> bool:
     """Whether the rates, after the first one that the optimizer kept, change by the same factors as the reference run's after
     its first."""
     if 1 not in expected or start + 1 not in seen or all(rates == seen[start + 1] for rates in seen.values()):

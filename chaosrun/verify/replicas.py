@@ -48,7 +48,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class WeightMismatch:
     """A step or start at which ranks that should hold the same weights do not."""
 
     records: Mapping[int, StartRecord | StepRecord]
@@ -108,13 +108,13 @@ class Replicas:
         return own
 
     @cached_property
-    def longest_parting(self) -> int:
+    def longest_unsynchronized(self) -> int:
         """The largest number of steps for which the script lets the ranks' weights differ before it synchronises them: 1 where
         each rank updates a share of the weights and broadcasts it, more with Local SGD, 0 if they never differ."""
         longest = 0
         for attempt in self._leg.attempts if self.exist else ():
             until = 0
-            for parting in self._partings(attempt):
+            for parting in self._weight_mismatches(attempt):
                 joined = _joined_after(attempt, parting) if parting.step >= until else None
                 if joined is not None:
                     longest, until = max(longest, joined - parting.step), joined
@@ -122,11 +122,11 @@ class Replicas:
 
     def drift(self, usual: int | None = None) -> Drift | None:
         """The first drift; None if all ranks agree in everything that they recorded, or if no two hold the same part. `usual`:
-        the reference leg's `longest_parting`; None: this leg's."""
-        usual = self.longest_parting if usual is None else usual
+        the reference leg's `longest_unsynchronized`; None: this leg's."""
+        usual = self.longest_unsynchronized if usual is None else usual
         for attempt in self._leg.attempts if self.exist else ():
             until = 0
-            for parting in self._partings(attempt):
+            for parting in self._weight_mismatches(attempt):
                 if parting.step < until:
                     continue
                 last, ended = _end_of(attempt, parting)
@@ -154,17 +154,17 @@ class Replicas:
         """Ranks that hold the same parts of all tensors."""
         return list(grouped(attempt.starts, lambda rank: self._held(attempt.starts[rank])).values())
 
-    def _partings(self, attempt: Attempt) -> Iterator[Parting]:
+    def _weight_mismatches(self, attempt: Attempt) -> Iterator[WeightMismatch]:
         groups = self._groups(attempt)
         for records in _perhaps_apart(attempt):
             for group in groups:
                 values = {rank: record.param for rank, record in records.items() if rank in group}
                 if len(set(values.values())) > 1:
-                    yield Parting(records=records, values=values)
+                    yield WeightMismatch(records=records, values=values)
             if len(groups) > 1 and (found := self._apart_in(attempt, records)):
                 yield found
 
-    def _apart_in(self, attempt: Attempt, records: Mapping[int, StartRecord | StepRecord]) -> Parting | None:
+    def _apart_in(self, attempt: Attempt, records: Mapping[int, StartRecord | StepRecord]) -> WeightMismatch | None:
         """The first tensor that differs between ranks that share some, if digests of single tensors were recorded."""
         words: dict[str, dict[int, tuple[int, int]]] = {}
         for rank, record in records.items():
@@ -175,7 +175,7 @@ class Replicas:
         for by_rank in words.values():
             if len({word for _, word in by_rank.values()}) > 1:
                 index = next(iter(by_rank.values()))[0]
-                return Parting(
+                return WeightMismatch(
                     records=records, values={rank: f"{word:08x}" for rank, (_, word) in by_rank.items()}, index=index
                 )
         return None
@@ -195,9 +195,9 @@ def rank_agreement(drill: Drill) -> Check:
     replicas = of_reference(drill)
     if not replicas.exist:
         return skipped("no two ranks hold the same part of any parameter")
-    if parted_for_good(drill):
+    if never_synchronized(drill):
         return passed("the ranks part in the reference run, without DDP: each is compared with itself there")
-    usual = replicas.longest_parting
+    usual = replicas.longest_unsynchronized
     for leg in (drill.reference, drill.chaos):
         if message := unlike_orders(start for attempt in leg.attempts for start in attempt.starts.values()):
             return failed("parameter_order", message=message)
@@ -225,7 +225,7 @@ def rank_agreement(drill: Drill) -> Check:
     return passed(summary, starts=starts, comparisons=comparisons)
 
 
-def parted_for_good(drill: Drill) -> Drift | None:
+def never_synchronized(drill: Drill) -> Drift | None:
     """Where the ranks of a script that resumes by itself part and never hold equal weights again, without a fault and without
     DDP (gossip, a model of each rank's own): every rank's state is its own, and right if it is what it was."""
     leg = drill.reference
@@ -238,7 +238,7 @@ def parted_for_good(drill: Drill) -> Drift | None:
 
 def chaos_drift(drill: Drill) -> Drift | None:
     """The drift of the chaos leg, in which ranks may differ for as many steps as in the reference leg."""
-    return Replicas(drill.chaos).drift(of_reference(drill).longest_parting)
+    return Replicas(drill.chaos).drift(of_reference(drill).longest_unsynchronized)
 
 
 def is_sharded(leg: LegHistory) -> bool:
@@ -255,7 +255,7 @@ def _words_by_name(attempt: Attempt, words: Mapping[int, bytes]) -> dict[str, di
     return found
 
 
-def _joined_after(attempt: Attempt, parting: Parting) -> int | None:
+def _joined_after(attempt: Attempt, parting: WeightMismatch) -> int | None:
     """The first later step at whose beginning the ranks are equal, because the script has synchronised them; the last step plus
     one if they are equal at the end only. None: no record shows it."""
     held = parting.values
@@ -273,7 +273,7 @@ def _joined_after(attempt: Attempt, parting: Parting) -> int | None:
     return last + 1 if ended and ends[0] and all(each == ends[0] for each in ends) else None
 
 
-def _end_of(attempt: Attempt, parting: Parting) -> tuple[int, bool]:
+def _end_of(attempt: Attempt, parting: WeightMismatch) -> tuple[int, bool]:
     """The last step that all of these ranks recorded, and whether they came to the end of the training: a rank that outlives
     another records some steps alone, at which the ranks cannot have been synchronised."""
     traces = [attempt.traces[rank] for rank in parting.values]
@@ -297,7 +297,7 @@ def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | Step
     yield from (steps[step] for step in steps if len(values[step]) > 1 or (b"" in {param for _, param in values[step]}))
 
 
-def _drift(leg: LegHistory, attempt: Attempt, parting: Parting) -> Drift:
+def _drift(leg: LegHistory, attempt: Attempt, parting: WeightMismatch) -> Drift:
     records, values, index = parting.records, parting.values, parting.index
     seen = list(values.values())
     # The weights of the majority; on a tie, those of the lowest rank.

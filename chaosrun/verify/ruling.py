@@ -23,11 +23,11 @@ from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.early_end import early_end, settled_step, up_to
 from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.own_saves import cut_short
-from chaosrun.verify.plain_values import told_of_end, told_of_values
+from chaosrun.verify.plain_values import with_values, with_values_at_end
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore, refused_by_load
 from chaosrun.verify.replicas import Replicas
-from chaosrun.verify.suspects import told_of_files, told_of_modules, told_of_outside
+from chaosrun.verify.suspects import with_later_files, with_module_settings, with_outside_state
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -85,12 +85,12 @@ def rule(
     elif divergence and (injection := explained(divergence, drill)):
         divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
     if divergence and not blameless:
-        divergence = told_of_files(drill, told_of_values(drill, divergence))
+        divergence = with_later_files(drill, with_values(drill, divergence))
     if divergence:
-        divergence = told_of_modules(drill, divergence)
-        divergence = libraries.told_of(divergence, drill) if drill.by_script else told_of_outside(drill, divergence)
+        divergence = with_module_settings(drill, divergence)
+        divergence = libraries.with_library_bug(divergence, drill) if drill.by_script else with_outside_state(drill, divergence)
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
-        divergence = replace(divergence, reason=libraries.told(_cause_of(resumed)))
+        divergence = replace(divergence, reason=libraries.for_own_resume(_cause_of(resumed)))
     if divergence and not blameless and drill.by_script and (damage := damage_taken(drill, divergence)):
         divergence = replace(divergence, reason=divergence.reason.explained("damaged.taken", damage=damage))
     corrupted = None if blameless else _of_corruption(checks, drill)
@@ -109,9 +109,9 @@ def rule(
         or _pass(drill, attempts, landed=landed)
     )
     if ruling.reason.code == "ended_at_another_step":
-        ruling = replace(ruling, reason=told_of_end(drill, ruling.reason))
+        ruling = replace(ruling, reason=with_values_at_end(drill, ruling.reason))
     if drill.by_script:
-        ruling = replace(ruling, reason=libraries.told(ruling.reason))
+        ruling = replace(ruling, reason=libraries.for_own_resume(ruling.reason))
     return ruling, divergence
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StepRecord
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, streams_apart
+from chaosrun.verify.check import Check, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import Field, Mismatch, compared_fields, first_difference, unlike_orders
 from chaosrun.verify.restored import reference_state, saved_before
@@ -36,7 +36,7 @@ def data_order(drill: Drill) -> Check:
 
 def rng(drill: Drill) -> Check:
     """The random streams had the same state before each step's first micro-batch."""
-    return streams_apart(_compare(drill, ("rng",), "RNG states"), drill)
+    return excuse_unused_streams(_compare(drill, ("rng",), "RNG states"), drill)
 
 
 def losses(drill: Drill) -> Check:
@@ -89,7 +89,7 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
         expected, seen = (each.of(rank) for each in (drill.reference_lineage, drill.chaos_lineage))
         # At the other steps nothing differs.
         for step in sorted({step for (_, each), steps in drill.apart.items() if each == rank for step in steps}):
-            if step not in expected or step not in seen or not drill.is_apart(seen[step]):
+            if step not in expected or step not in seen or not drill.differs(seen[step]):
                 continue
             if mismatch := drill.mismatch(expected[step], seen[step], fields):
                 differing += 1

@@ -58,7 +58,7 @@ def saved_last(drill: Drill, found: Divergence) -> Params | None:
     return None
 
 
-def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
+def with_outside_state(drill: Drill, found: Divergence) -> Divergence:
     """Add the state that the training changes in the reference run and no checkpoint holds, if all else was restored."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     right = attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
@@ -75,7 +75,7 @@ def told_of_outside(drill: Drill, found: Divergence) -> Divergence:
     return found
 
 
-def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
+def with_module_settings(drill: Drill, found: Divergence) -> Divergence:
     """Add the settings of the script's modules that differ from the reference run's, if the script restored all else, or all
     but random streams, which nothing may draw from."""
     generic = found.reason.code in QUANTITIES and found.reason.because in (*_RIGHT, "drew_before", None)
@@ -101,7 +101,7 @@ def told_of_modules(drill: Drill, found: Divergence) -> Divergence:
     return replace(found, reason=told)
 
 
-def told_of_files(drill: Drill, found: Divergence) -> Divergence:
+def with_later_files(drill: Drill, found: Divergence) -> Divergence:
     """Add the files that the script had written after the step that the attempt resumed at, and has read since."""
     attempt = drill.chaos.attempt(found.attempt)
     if found.reason.code not in _READ_FROM_FILES or attempt.number < 2:

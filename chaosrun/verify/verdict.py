@@ -17,7 +17,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import run_checks
-from chaosrun.verify.code_checks import wandering
+from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.early_end import EARLY, up_to
@@ -193,7 +193,7 @@ def _irreproducible(info: RunInfo) -> Cause | None:
         return None
     if reference.source is not None:
         return Cause.of("reference_of_another_job", run=reference.run, difference=difference)
-    return Cause.of("undisturbed_runs_differ", because=info.wanders and wandering(info.wanders), difference=difference)
+    return Cause.of("undisturbed_runs_differ", because=info.wanders and irreproducible(info.wanders), difference=difference)
 
 
 def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed: int = 0) -> Verdict:

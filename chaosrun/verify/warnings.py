@@ -8,16 +8,16 @@ from chaosrun.faults.fault import BY_DEFAULT
 from chaosrun.records.history import Attempt
 from chaosrun.records.left import MOST_BYTES
 from chaosrun.records.traces import ProbeRecord
-from chaosrun.verify.alignment import newer_elsewhere, standing
+from chaosrun.verify.alignment import attempt_start, newer_elsewhere
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import same_batches
 from chaosrun.verify.left import fewer_bytes, left_over, other_figures
 from chaosrun.verify.own_saves import saved_by_several
-from chaosrun.verify.plain_values import values_left_behind
+from chaosrun.verify.plain_values import values_never_restored
 from chaosrun.verify.rates import schedule_behind
 from chaosrun.verify.recovery import set_aside_unplanned
-from chaosrun.verify.replicas import is_sharded, of_reference, parted_for_good
+from chaosrun.verify.replicas import is_sharded, never_synchronized, of_reference
 from chaosrun.wording import count, listed, rank_list
 
 ENOUGH = 8000
@@ -230,7 +230,7 @@ def newer_files(drill: Drill) -> Iterator[str]:
 def streams_not_restored(drill: Drill) -> Iterator[str]:
     """Random streams that a script does not restore, if nothing has drawn from them in the steps that followed."""
     for attempt in [] if drill.streams_count else [each for each in drill.chaos.attempts if each.steps]:
-        found = standing(drill, attempt)
+        found = attempt_start(drill, attempt)
         if found and "rng" in found.wrong:
             yield (
                 f"the random streams were not restored (attempt {found.attempt} began with {found.words}), but nothing that "
@@ -273,7 +273,7 @@ def seeded_by_chaosrun(drill: Drill) -> Iterator[str]:
         )
 
 
-def hashed_anew(drill: Drill) -> Iterator[str]:
+def hash_seeds_differ(drill: Drill) -> Iterator[str]:
     """Each restart had a different PYTHONHASHSEED, because the script depends on hashes (`spec.hash_order`)."""
     if drill.hash_seeds:
         first, last = drill.hash_seeds
@@ -284,10 +284,10 @@ def hashed_anew(drill: Drill) -> Iterator[str]:
         )
 
 
-def ranks_apart(drill: Drill) -> Iterator[str]:
+def ranks_differ(drill: Drill) -> Iterator[str]:
     """Weights that ranks do not share, as with experts or Local SGD, or by mistake."""
     replicas = of_reference(drill)
-    own, usual = replicas.own, replicas.longest_parting
+    own, usual = replicas.own, replicas.longest_unsynchronized
     if own:
         yield (
             f"{count(len(own), 'tensor')} (the first is {min(own)}) {'differs' if len(own) == 1 else 'differ'} between ranks "
@@ -299,7 +299,7 @@ def ranks_apart(drill: Drill) -> Iterator[str]:
             f"the ranks' weights differ for up to {usual} steps until the script synchronises them (right for Local SGD; a "
             "mistake for replicas under DistributedDataParallel)"
         )
-    if parted := parted_for_good(drill):
+    if parted := never_synchronized(drill):
         yield (
             f"the ranks' weights part at step {parted.step} and are never equal again (right for gossip, or a model of each "
             "rank's own; a mistake for replicas)"
@@ -326,7 +326,7 @@ def files_left_over(drill: Drill) -> Iterator[str]:
         )
 
 
-def gathered_anew(drill: Drill) -> Iterator[str]:
+def collected_again(drill: Drill) -> Iterator[str]:
     """For losses or samples that a script collects while it trains, and writes repeatedly."""
     for name, expected, seen in fewer_bytes(drill):
         yield (
@@ -335,7 +335,7 @@ def gathered_anew(drill: Drill) -> Iterator[str]:
         )
 
 
-def figures_begun_anew(drill: Drill) -> Iterator[str]:
+def figures_started_over(drill: Drill) -> Iterator[str]:
     """For figures in text files and in checkpoints: a mean of a metric, a count, a best value. The first is named."""
     found = list(other_figures(drill))
     if found:
@@ -350,7 +350,7 @@ def figures_begun_anew(drill: Drill) -> Iterator[str]:
 def inputs_without_effect(drill: Drill) -> Iterator[str]:
     """For inputs of a model other than its tensors. The first step is named."""
     for attempt in drill.chaos.attempts:
-        for step in sorted(drill.apart_in(attempt)):
+        for step in sorted(drill.steps_that_differ(attempt)):
             pairs = ((seen, drill.reference_lineage.at(rank, step)) for rank, seen in attempt.steps.get(step, {}).items())
             if any(expected and seen.batch != expected.batch and same_batches(expected, seen) for seen, expected in pairs):
                 yield (
@@ -375,22 +375,22 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     streams_not_restored,
     optimizers_left_behind,
     schedule_behind,
-    values_left_behind,
+    values_never_restored,
     damaged_by_nobody,
-    ranks_apart,
+    ranks_differ,
     files_not_compared,
     files_left_over,
-    gathered_anew,
-    figures_begun_anew,
+    collected_again,
+    figures_started_over,
     seeded_by_chaosrun,
-    hashed_anew,
+    hash_seeds_differ,
     inputs_without_effect,
 )
 
 
 OF_RESULTS = (
-    *(nothing_saved_since, newer_files, files_left_over, gathered_anew, figures_begun_anew, schedule_behind),
-    values_left_behind,
+    *(nothing_saved_since, newer_files, files_left_over, collected_again, figures_started_over, schedule_behind),
+    values_never_restored,
 )
 """Warnings that may follow from the difference that fails a drill."""
 

@@ -69,17 +69,17 @@ def launch(
     try:
         code = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"took longer than {limit_s:.0f} s{_last_words(err)}") from error
+        raise LaunchError(f"took longer than {limit_s:.0f} s{_last_output(err)}") from error
     finally:
         # Whatever happened, nothing of it may be running during the next measurement.
         process.kill()
         process.wait()
         kill_marked(str(folder), titles=(b"ray::",))
     if code != 0:
-        raise LaunchError(f"ended with {code} after {time.monotonic() - began:.1f} s{_last_words(err) or _last_words(out)}")
+        raise LaunchError(f"ended with {code} after {time.monotonic() - began:.1f} s{_last_output(err) or _last_output(out)}")
     return out.read_text()
 
 
-def _last_words(output: Path) -> str:
+def _last_output(output: Path) -> str:
     said = output.read_text(errors="replace").strip()[-OUTPUT_SHOWN:]
     return f":\n{said}" if said else ""

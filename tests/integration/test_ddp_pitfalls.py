@@ -252,7 +252,7 @@ from torch.nn.parallel import DistributedDataParallel
 from chaosrun.protocol import rendezvous
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
-rendezvous.feel_the_rendezvous(SimpleNamespace(session=None, script=None, heart=SimpleNamespace(beat=lambda *_: None)))
+rendezvous.watch_rendezvous(SimpleNamespace(session=None, script=None, heart=SimpleNamespace(beat=lambda *_: None)))
 
 
 def train_nothing(number):
@@ -307,7 +307,7 @@ distributed.init_process_group("gloo", init_method=f"file://{folder}/store", ran
 if rank == 0 and not slow:
     distributed.all_reduce(torch.ones(3))
 time.sleep(1.0 if rank == 0 else 0.0)
-print(rendezvous.all_are_here(), flush=True)
+print(rendezvous.all_ranks_arrive(), flush=True)
 os._exit(0)
 """
 

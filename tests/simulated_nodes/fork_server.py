@@ -257,7 +257,7 @@ class SimulatedAgent(NodeAgent):
         if isinstance(event, Started):
             server.ranks = {rank: ProcessIdentity(pid, 1) for rank, pid in event.pids.items()}
 
-    async def _bury(self, server: Server) -> None:
+    async def _server_ended(self, server: Server) -> None:
         server.writer.close()
         if self._server is server:
             self._server = None

@@ -60,13 +60,13 @@ def early_commit() -> Iterator[None]:
 
 def ignored_late_death() -> Any:
     """Once an attempt is being stopped, nobody looks at who else dies."""
-    real = Supervisor._understand
+    real = Supervisor._as_lifecycle_event
 
     def understand(self: Supervisor, node: str, event: Any) -> lifecycle.Event | None:
         late = isinstance(event, Exited) and self._stop_reason.startswith("planned fault")
         return None if late else real(self, node, event)
 
-    return patch.object(Supervisor, "_understand", understand)
+    return patch.object(Supervisor, "_as_lifecycle_event", understand)
 
 
 def skipped_fsync() -> Any:

@@ -15,7 +15,7 @@ from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.housekeeping import cleaning
 from chaosrun.housekeeping.cleaning import Cleaning, clean
-from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
+from chaosrun.housekeeping.inventory import Found, Storage, choose, inventory_of
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.spec.job_file import load_job
@@ -345,7 +345,7 @@ class TestLinks:
         age(folder / f"{kind}.json", OLD_S)
         (folder / "runs").symlink_to(other.path.parent)
         before = everything(other.path)
-        assert [found.storage for found in take_stock(root)] == [Storage()]
+        assert [found.storage for found in inventory_of(root)] == [Storage()]
         assert cleaned(root, failed=True).done
         assert not folder.exists() and everything(other.path) == before
 
@@ -484,7 +484,7 @@ class TestDamaged:
         shutil.copytree(run.path, root / "runs" / "copy")
         age(root / "runs" / "copy" / "run.json", OLD_S)
         kept = run.path.rename(tmp_path / "kept")
-        assert [entry.status for entry in take_stock(root)] == ["damaged"]
+        assert [entry.status for entry in inventory_of(root)] == ["damaged"]
         cleaned(root, failed=True)
         assert kept.is_dir() and len(list((tmp_path / "big").rglob("model.safetensors"))) == 2
 

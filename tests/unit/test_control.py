@@ -330,8 +330,8 @@ from pathlib import Path
 from chaosrun.supervise import process
 from chaosrun.supervise.interrupts import Interrupts
 
-ties = process.Ties()
-process.Ties = lambda: ties
+ties = process.SupervisorPipes()
+process.SupervisorPipes = lambda: ties
 
 def stuck(run, address, listener):
     with Interrupts() as interrupts:

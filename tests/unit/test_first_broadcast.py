@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel, distributed
 
 from chaosrun.observe.fingerprint import fingerprint
-from chaosrun.protocol.rendezvous import _sync, spare_equal_models
+from chaosrun.protocol.rendezvous import _sync, skip_equal_broadcasts
 
 WHERE_SENT = {"": 0, "seed": 1, "bit": 1, "buffer": 1}
 """By what differs between two ranks' models: how often they are sent."""
@@ -27,7 +27,7 @@ def _rank(rank: int, store: Path, told: Any) -> None:
         send(*args, **named)
 
     distributed._sync_module_states = noted
-    spare_equal_models()
+    skip_equal_broadcasts()
     for differs in WHERE_SENT:
         torch.manual_seed(rank if differs == "seed" else 0)
         linear, norm = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)

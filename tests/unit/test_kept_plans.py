@@ -71,7 +71,7 @@ def test_a_drill_that_cannot_be_planned_is_named_with_its_place(suite: Path) -> 
 @pytest.mark.parametrize("name", ["a", "b[workers=2,faults=torture]", "b[workers=1,faults=spot]"])
 def test_a_failure_is_repeated_exactly_until_it_has_passed(suite: Path, tmp_path: Path, name: str) -> None:
     loaded = load_suite(suite)
-    kept = KeptPlans.beside(tmp_path / "history" / "toys.jsonl")
+    kept = KeptPlans.next_to(tmp_path / "history" / "toys.jsonl")
     drill = next(drill for drill in plan_drills(loaded.drills, 1) if drill.name == name)
     kept.take(outcome(drill, tmp_path, ok=False), drill, suite="toys.yaml", night="2026-11-20")
     assert kept.folder == tmp_path / "history" / "toys.kept"
@@ -101,7 +101,7 @@ def test_what_is_planned_anyway_runs_once_and_first(suite: Path, tmp_path: Path)
     before = plan_suite(wish, tmp_path, 0.0)
     assert before.drills[0].name == "a"
     last = before.drills[-1]
-    KeptPlans.beside(Path(before.history)).take(outcome(last, tmp_path, ok=False), last, suite="toys.yaml", night="2026-11-20")
+    KeptPlans.next_to(Path(before.history)).take(outcome(last, tmp_path, ok=False), last, suite="toys.yaml", night="2026-11-20")
     after = plan_suite(wish, tmp_path, 0.0)
     assert after.drills == (last, *before.drills[:-1])
     # With fresh faults the failure is one drill more; where its drill does not run, it does not either.
@@ -117,12 +117,12 @@ def test_two_failures_of_one_drill_in_one_night_are_two_drills(suite: Path, tmp_
     history = Path(plan_suite(SuiteRequest(path=suite), tmp_path, 0.0).history)
     for seed in (1, 2):
         drill = plan_drills(load_suite(suite).drills, seed)[0]
-        KeptPlans.beside(history).take(outcome(drill, tmp_path, ok=False), drill, suite="toys.yaml", night="2026-11-20")
+        KeptPlans.next_to(history).take(outcome(drill, tmp_path, ok=False), drill, suite="toys.yaml", night="2026-11-20")
     agenda = plan_suite(SuiteRequest(path=suite, seed=3), tmp_path, 0.0)
     repeated = [drill for drill in agenda.drills if drill.rerun is not None]
     assert len({drill.name for drill in repeated}) == 2 and [drill.drill for drill in repeated] == ["a", "a"]
     # A copy of a file by another name is no drill more.
-    (file, _) = sorted(KeptPlans.beside(history).folder.iterdir())
+    (file, _) = sorted(KeptPlans.next_to(history).folder.iterdir())
     shutil.copy(file, file.with_name("copy.json"))
     assert plan_suite(SuiteRequest(path=suite, seed=3), tmp_path, 0.0).drills == agenda.drills
     with pytest.raises(ValueError, match="one name"):
@@ -131,7 +131,7 @@ def test_two_failures_of_one_drill_in_one_night_are_two_drills(suite: Path, tmp_
 
 def test_a_drill_that_came_to_no_verdict_is_kept(suite: Path, tmp_path: Path) -> None:
     loaded = load_suite(suite)
-    kept = KeptPlans.beside(tmp_path / "toys.jsonl")
+    kept = KeptPlans.next_to(tmp_path / "toys.jsonl")
     first, second, *_ = plan_drills(loaded.drills, 1)
     for drill in (first, second):
         nothing = DrillResult(name=drill.name, run=None, status=None, expected="PASS", error="no room", surprises=("no room",))
@@ -196,7 +196,7 @@ def test_a_history_that_cannot_be_written_is_told_before_the_night(suite: Path, 
 
 def test_what_cannot_be_repeated_is_told(suite: Path, tmp_path: Path) -> None:
     loaded = load_suite(suite)
-    kept = KeptPlans.beside(tmp_path / "toys.jsonl")
+    kept = KeptPlans.next_to(tmp_path / "toys.jsonl")
     for drill in plan_drills(loaded.drills, 1)[:2]:
         kept.take(outcome(drill, tmp_path, ok=False), drill, suite="toys.yaml", night="2026-11-20")
     whole = json.loads(next(kept.folder.iterdir()).read_bytes())
@@ -230,7 +230,7 @@ def test_a_plan_that_cannot_be_said_fault_by_fault_keeps_its_seed(suite: Path, t
         "  - {name: some, faults: {random: {count: 1, at_once: 2}}}\n"
     )
     loaded = load_suite(suite)
-    kept = KeptPlans.beside(tmp_path / "toys.jsonl")
+    kept = KeptPlans.next_to(tmp_path / "toys.jsonl")
     for drill in plan_drills(loaded.drills, 5):
         kept.take(outcome(drill, tmp_path, ok=False), drill, suite="toys.yaml", night="2026-11-20")
     again, notes = reruns(kept.read()[0], loaded.drills, plan_drills(loaded.drills, 6))

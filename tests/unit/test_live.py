@@ -20,7 +20,7 @@ from chaosrun.records.supervision import supervision
 from chaosrun.report import live as live_module
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.live import Display, LiveProgress, is_live_terminal, watch
-from chaosrun.report.sentences import Told, folded, sentence
+from chaosrun.report.sentences import EventText, folded, sentence
 from chaosrun.report.status import read_status, status_lines
 from tests.records import PlainTraceWriter
 from tests.terminal import Grid
@@ -125,7 +125,7 @@ def test_ranks_that_are_stopped_are_told_in_the_line_of_their_attempt() -> None:
     stream = io.StringIO()
     display = Display(stream, terminal=False, began_s=0.0)
     for record in (CHAOS[5], {**CHAOS[5], "stopped": True}, CHAOS[7]):
-        display.say(Told.of("chaos", event(**record)))
+        display.say(EventText.of("chaos", event(**record)))
     first, second = stream.getvalue().splitlines()
     assert "rank 1 died of SIGKILL" in first and "stopped ranks 0 and 2" in second
 
@@ -134,7 +134,7 @@ def test_many_ranks_that_end_in_the_same_way_share_a_line() -> None:
     stopped = [{**CHAOS[5], "rank": rank, "stopped": True} for rank in range(100)]
     done = [{**CHAOS[5], "rank": rank, "signal": None, "exit_code": 0} for rank in (0, 1, 2, *range(4, 20))]
     records = [CHAOS[5], *stopped, CHAOS[7], *done, {**done[0], "attempt": 2}]
-    told = list(folded(Told.of("chaos", event(**record)) for record in records))
+    told = list(folded(EventText.of("chaos", event(**record)) for record in records))
     assert [entry.sentence for entry in told] == [
         "attempt 1: rank 1 died of SIGKILL",
         "attempt 1: ranks 0-99 were stopped with their attempt",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from chaosrun.observe.live_modules import MOST_ALIKE, beside
+from chaosrun.observe.live_modules import MOST_ALIKE, digests_of_others
 from chaosrun.records.traces import ALIVE
 
 
@@ -41,7 +41,7 @@ class InADictionary(InAList):
 
 def told(net: Net) -> dict[str, str]:
     weights = list(net.parameters())
-    return {name.removeprefix(ALIVE): value for name, value in beside(weights, {*map(id, weights)}).items()}
+    return {name.removeprefix(ALIVE): value for name, value in digests_of_others(weights, {*map(id, weights)}).items()}
 
 
 @pytest.mark.parametrize(

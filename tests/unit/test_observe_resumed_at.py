@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.observe.resumed_at import Standing, find
+from chaosrun.observe.resumed_at import RankStart, find
 from chaosrun.protocol import earlier_traces
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_reader import Moment
@@ -23,9 +23,9 @@ def moment(step: int, last: int, **changes: object) -> Moment:
 TRACE = [moment(step, 20) for step in range(21)]
 
 
-def standing(step: int, **changes: object) -> Standing:
+def standing(step: int, **changes: object) -> RankStart:
     about = {"weights": f"w{step}", "optimizer": f"o{step}", "rates": (f"r{step + 1}",), "rng": f"g{step}"}
-    return Standing(**{**about, "data": f"d{step % 6}", **changes})
+    return RankStart(**{**about, "data": f"d{step % 6}", **changes})
 
 
 def test_a_step_that_agrees_in_everything_though_its_data_come_again():

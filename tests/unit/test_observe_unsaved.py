@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from chaosrun.observe import unsaved as module
-from chaosrun.observe.loop_variables import made_anew
+from chaosrun.observe.loop_variables import set_in_each_round
 from chaosrun.observe.unsaved import Outside
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import judge
@@ -420,7 +420,7 @@ def test_an_optimizer_that_a_prepared_one_is_made_of_is_its_own(monkeypatch: pyt
     ],
 )
 def test_what_a_loop_makes_anew(body: str, made: set[str]) -> None:
-    assert made_anew(ast.parse(f"for x in tqdm(run.batches(loader, epochs=3)):\n    {body}\n")) == made
+    assert set_in_each_round(ast.parse(f"for x in tqdm(run.batches(loader, epochs=3)):\n    {body}\n")) == made
 
 
 @pytest.mark.parametrize(
@@ -439,13 +439,13 @@ def test_what_a_loop_makes_anew(body: str, made: set[str]) -> None:
 )
 def test_what_another_function_calls_its_own_is_another_variable(beside: str, made: bool) -> None:
     loop = "for x in run.batches(loader):\n    if good(x):\n        shown = f(x)\n        use(shown)\n"
-    assert made_anew(ast.parse(f"{beside}\n{loop}")) == ({"x", "shown"} if made else {"x"})
+    assert set_in_each_round(ast.parse(f"{beside}\n{loop}")) == ({"x", "shown"} if made else {"x"})
     inside = "\n".join(f"    {line}" for line in f"{loop}print(shown)".splitlines())
-    assert made_anew(ast.parse(f"def main(shown):\n{inside}")) == {"x"}, "the function of the loop has it, too"
+    assert set_in_each_round(ast.parse(f"def main(shown):\n{inside}")) == {"x"}, "the function of the loop has it, too"
 
 
 def test_a_source_without_the_loop_tells_nothing() -> None:
-    assert made_anew(ast.parse("for x in loader: y = x")) is None
+    assert set_in_each_round(ast.parse("for x in loader: y = x")) is None
 
 
 def test_a_verdict_warns_and_passes(tmp_path: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaosrun.cluster.agent import IMPORT_ENVIRONMENT
-from chaosrun.cluster.preloads import _is_own, _why_unfit_to_share
+from chaosrun.cluster.preloads import _is_own, _why_not_shareable
 
 COMPARE = """
 import importlib, json, sys
@@ -109,7 +109,7 @@ def test_what_is_drawn_while_a_module_is_imported_is_named_and_ordinary_ones_are
     [(["a.b"], "a.b differs after every import"), (["a.b", "c.d"], "a.b (and 1 more) differs after every import")],
 )
 def test_it_is_said_which(differing: list[str], words: str) -> None:
-    assert words in (_why_unfit_to_share(differing) or "")
+    assert words in (_why_not_shareable(differing) or "")
 
 
 @pytest.mark.parametrize("module", ["sklearn.datasets", "pyarrow", "datasets"])
@@ -119,7 +119,7 @@ def test_libraries_are_imported_without_threads_of_theirs(module: str) -> None:
     script = f"""
 from chaosrun.cluster.preloads import _Imports
 imports = _Imports()
-imports.one_by_one(["{module}"])
+imports.import_each(["{module}"])
 print([each.module for each in imports.unsafe])
 """
 

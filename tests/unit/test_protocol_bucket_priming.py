@@ -54,7 +54,7 @@ def test_gradients_that_were_restored_lie_in_the_buckets_before_the_last_pass(ba
     loss: torch.Tensor = model(INPUTS).sum()
     sent: list[bool] = []
     hooks = [parameter.register_hook(lambda _: sent.append(True)) for parameter in bare.parameters()]
-    with patch.object(bucket_priming, "_send_again", side_effect=bucket_priming._send_again) as send:
+    with patch.object(bucket_priming, "_replay_gradients", side_effect=bucket_priming._replay_gradients) as send:
         primer.prime(lambda root: root.backward(), loss)
     assert [call.kwargs for call in send.mock_calls] == [{}, {"within": True}][: 1 + restored]
     assert len(sent) == len(hooks) == len([*bare.parameters()])

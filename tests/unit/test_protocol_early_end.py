@@ -10,7 +10,7 @@ from legs import KILLS, edit_trace, only, put, write_run
 from msgspec import structs
 
 from chaosrun.observe.own import OwnState
-from chaosrun.protocol.early_end import Decided, Settling, Standing
+from chaosrun.protocol.early_end import Decided, EarlyEnd, StateOrLost
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.order import Settle, WorkerOrder
 from chaosrun.records.run_file import read_run
@@ -32,12 +32,12 @@ def run(tmp_path: Path) -> RunLayout:
     return written
 
 
-class Team(Settling):
+class Team(EarlyEnd):
     """This rank, and what the others say."""
 
-    others: tuple[Standing, ...] = ("equal", "equal")
+    others: tuple[StateOrLost, ...] = ("equal", "equal")
 
-    def _gather(self, state: Standing) -> list[Standing]:
+    def _gather(self, state: StateOrLost) -> list[StateOrLost]:
         return [state, *self.others]
 
 
@@ -50,7 +50,7 @@ def order_of(run: RunLayout, settle: Settle) -> WorkerOrder:
 
 
 def left_at(
-    run: RunLayout, settle: Settle, *, differs: Sequence[int] = (), others: tuple[Standing, ...] = Team.others
+    run: RunLayout, settle: Settle, *, differs: Sequence[int] = (), others: tuple[StateOrLost, ...] = Team.others
 ) -> tuple[int | None, str | None]:
     """The step at which this rank leaves, and how; `differs`: steps at which its weights are others."""
     settling = Team(order_of(run, settle), run.leg("chaos"))
@@ -114,7 +114,7 @@ def test_it_leaves_where_that_is_decided(
         (("differs", "lost"), (None, None)),
     ],
 )
-def test_all_ranks_leave_or_none(run: RunLayout, others: tuple[Standing, ...], left: tuple[int | None, str | None]) -> None:
+def test_all_ranks_leave_or_none(run: RunLayout, others: tuple[StateOrLost, ...], left: tuple[int | None, str | None]) -> None:
     assert left_at(run, "stop", others=others) == left
 
 
@@ -130,7 +130,7 @@ def test_between_checkpoints_the_state_is_due_a_few_times(run: RunLayout, every_
 
 
 def due_of(order: WorkerOrder) -> tuple[int, ...]:
-    settling = Settling(order, LegLayout(Path(order.leg_path)))
+    settling = EarlyEnd(order, LegLayout(Path(order.leg_path)))
     return tuple(step for step in range(1, order.every_steps) if settling.is_due(step))
 
 

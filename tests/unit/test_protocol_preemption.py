@@ -28,7 +28,7 @@ def store(server: torch.distributed.Store, request: pytest.FixtureRequest) -> to
 def ranks(store: torch.distributed.Store, workers: int) -> list[Preemption]:
     found = [Preemption(order) for order in make_orders(Path("/nowhere"), "", workers=workers)]
     for preemption in found:
-        preemption.meet(store)
+        preemption.use_store(store)
     return found
 
 
@@ -72,7 +72,7 @@ def test_of_ranks_that_are_told_at_once_each_says_so_of_itself(store: torch.dist
 
 def test_one_rank_alone_leaves_at_once() -> None:
     (alone,) = (Preemption(order) for order in make_orders(Path("/nowhere"), "", workers=1))
-    alone.meet()
+    alone.use_store()
     assert not alone.due(1)
     tell(alone)
     assert alone.due(2)
@@ -137,20 +137,20 @@ def own(number, frame):
 
 before = signal.signal(signal.SIGTERM, own)
 preemption = Preemption(make_orders(Path("/nowhere"), "", workers=1)[0])
-preemption.overhear()
+preemption.record_handled_notices()
 print(signal.getsignal(signal.SIGTERM) is own, signal.signal(signal.SIGTERM, lambda *_: print("another")) is own)
 signal.signal(signal.SIGUSR1, own)
 os.kill(os.getpid(), signal.SIGUSR1)
 print(signal.signal(signal.SIGTERM, signal.SIG_IGN) is not own, signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)
 os.kill(os.getpid(), signal.SIGTERM)
-print("overheard", preemption.overheard)
+print("overheard", preemption.has_handled_notice)
 signal.signal(signal.SIGTERM, own)
 os.kill(os.getpid(), signal.SIGTERM)
-print("overheard", preemption.overheard)
+print("overheard", preemption.has_handled_notice)
 production = Preemption(dataclasses.replace(make_orders(Path("/nowhere"), "", workers=1)[0], leg="run"))
-production.overhear()
+production.record_handled_notices()
 os.kill(os.getpid(), signal.SIGUSR1)
-print("overheard", production.overheard)
+print("overheard", production.has_handled_notice)
 """
 
 
@@ -163,9 +163,9 @@ from tests.integration.ranks import make_orders
 
 def heard(act):
     preemption = Preemption(make_orders(Path("/nowhere"), "", workers=1)[0])
-    preemption.overhear()
+    preemption.record_handled_notices()
     act()
-    return preemption.overheard
+    return preemption.has_handled_notice
 
 def handled():
     signal(SIGTERM, own)

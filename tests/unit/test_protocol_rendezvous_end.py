@@ -14,7 +14,7 @@ def test_what_needs_the_group_is_done_before_the_script_destroys_it(monkeypatch:
     for name in ("init_process_group", "destroy_process_group"):
         monkeypatch.setattr(torch.distributed, name, lambda group=None, name=name: done.append(name))
     context: Any = SimpleNamespace(session=None, script=None)
-    rendezvous.feel_the_rendezvous(context)
+    rendezvous.watch_rendezvous(context)
     rendezvous.before_group_ends(lambda: done.append("last checkpoint"))
     with pytest.raises(ValueError, match="of the script"):
         try:

@@ -123,6 +123,6 @@ def test_a_script_that_leaves_is_told_by_its_last_words(tmp_path: Path) -> None:
     log = context.leg.attempt(order.attempt).log(order.rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("usage: mine [-h]\nmine: error: unrecognized arguments: --epochs\n\n")
-    assert worker._last_words(context).endswith("last: mine: error: unrecognized arguments: --epochs")
+    assert worker._last_output(context).endswith("last: mine: error: unrecognized arguments: --epochs")
     log.write_text("")
-    assert worker._last_words(context).endswith("its log is empty")
+    assert worker._last_output(context).endswith("its log is empty")

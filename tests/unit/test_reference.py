@@ -12,7 +12,7 @@ from legs import write_run
 
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records.layout import LegLayout, RunLayout
-from chaosrun.report.sentences import Told
+from chaosrun.report.sentences import EventText
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import Drill, LegRunner, run_files
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, reference_key
@@ -72,7 +72,7 @@ def test_a_full_disk_costs_the_place_in_the_cache_alone(made: RunLayout, tmp_pat
     assert [path.name for path in (tmp_path / "references").iterdir()] == [".lock"]
     (event,) = events
     assert event["event"] == "reference.uncached"
-    said = Told.notice(event).sentence
+    said = EventText.notice(event).sentence
     assert said.startswith("not kept in the cache for other drills: ") and said.endswith(": No space left on device")
 
 

@@ -291,7 +291,7 @@ def test_commands_repeat_the_root(run: RunLayout, tmp_path: Path) -> None:
     account = text(PASSED, elsewhere)
     assert f"inspect   chaosrun verify -v {RUN_ID} --root 'my runs'\n" in text(NOT_SHOWN, elsewhere)
     assert "repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]' --root 'my runs'\n" in account
-    # Told in the middle of a command, and of a run that lies under no root.
+    # EventText in the middle of a command, and of a run that lies under no root.
     assert f"logs {RUN_ID} --leg chaos --attempt 2 --rank 0 --root 'my runs'\n" in text(FAILED, elsewhere)
     copied = RunLayout(elsewhere.path.rename(tmp_path / "copy"))
     account = text(NOT_SHOWN, copied)

@@ -108,7 +108,7 @@ def test_values_that_are_none(value: object) -> None:
         RecoverySpec.model_validate({"standby": value})
 
 
-class Told(AgentClient):
+class EventText(AgentClient):
     """Of a node whose raylet is said to listen at `place`."""
 
     def __init__(self, node_id: str, answers: bool = False) -> None:
@@ -129,14 +129,14 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_node_is_gone_when_its_raylet_refuses_and_that_is_told_once(listener: socket.socket) -> None:
-    agent = Told("n")
+    agent = EventText("n")
     assert not agent.look()
     assert agent.told == []
     listener.close()
     assert agent.look()
     assert agent.look()
     assert agent.told == [("n", AgentLost(message="its raylet is gone"))]
-    assert not Told("unknown").look()
+    assert not EventText("unknown").look()
 
 
 def test_silence_is_no_death(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,12 +144,12 @@ def test_silence_is_no_death(listener: socket.socket, monkeypatch: pytest.Monkey
         raise TimeoutError
 
     monkeypatch.setattr(agent_client.socket, "create_connection", silent)
-    assert not Told("n").look()
+    assert not EventText("n").look()
 
 
 def test_only_who_does_not_answer_is_looked_after(listener: socket.socket) -> None:
     listener.close()
-    silent, other, over = Told("n"), Told("n", answers=True), threading.Event()
+    silent, other, over = EventText("n"), EventText("n", answers=True), threading.Event()
     watching = threading.Thread(target=look_after, args=([(silent, 1), (other, 2)], over))
     watching.start()
     while not silent.told:

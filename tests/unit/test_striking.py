@@ -58,7 +58,7 @@ class Hands:
     def avoid(self, node: str, why: str) -> None:
         self.avoided[node] = why
 
-    def lives_beside(self, rank: int) -> bool:
+    def is_on_own_node(self, rank: int) -> bool:
         return rank == 2
 
     def head(self) -> ProcessIdentity | None:

@@ -76,7 +76,7 @@ def test_a_history_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: P
     assert "--history" in str(caught.value.hint)
     with pytest.raises(UsageError, match="cannot read the history"):
         read_history(tmp_path)
-    # Told before the night.
+    # EventText before the night.
     for path in (tmp_path, tmp_path / "file" / "history.jsonl"):
         with pytest.raises(UsageError, match="the history"):
             expect_writable(path)

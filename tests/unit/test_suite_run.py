@@ -60,7 +60,7 @@ def test_a_history_that_cannot_be_written_costs_no_kept_plan(run: SuiteRun) -> N
     history.mkdir()
     drill = run.plan.drills[0]
     run.keep(drill, failed(drill))
-    assert [kept.drill for kept in KeptPlans.beside(history).read()[0]] == ["a"]
+    assert [kept.drill for kept in KeptPlans.next_to(history).read()[0]] == ["a"]
     result = run.result(results(run, drill))
     assert len(result.drills) == 1 and result.left == ("b",)
     assert any("is not in the history" in note for note in result.notes)
@@ -105,7 +105,7 @@ def test_a_cancelled_drill_is_told_and_means_nothing_for_the_nights(run: SuiteRu
     assert (cancelled.cancelled, cancelled.status, cancelled.exit_code, cancelled.ok) == (True, None, 130, False)
     run.keep(drill, cancelled)
     history = Path(run.plan.history)
-    assert read_history(history).entries == () and KeptPlans.beside(history).read()[0] == []
+    assert read_history(history).entries == () and KeptPlans.next_to(history).read()[0] == []
     assert checked(DrillResult, plain(cancelled)) == cancelled
     whole = run.result({drill.name: cancelled, other.name: replace(failed(other), error=None, surprises=(), status="PASS")})
     assert whole.exit_code == 6 and [result.label for result in whole.drills] == [None, None]

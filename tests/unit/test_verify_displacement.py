@@ -44,7 +44,7 @@ def test_a_later_epoch_may_come_of_the_count_of_all_steps_and_ends_earlier() -> 
     ahead, behind = _name(first, later, 5), _name(later, first, -5)
     assert (ahead.code, behind.code) == ("sampler_epoch_ahead", "sampler_epoch_not_set")
     assert "the global step count" in f"{ahead.hint}" and "the global step count" not in f"{behind.hint}"
-    assert "the global step count" in f"{libraries.told(ahead).hint}"
+    assert "the global step count" in f"{libraries.for_own_resume(ahead).hint}"
     again = _name(replace(first, index=1), replace(first, epoch=0, index=0), -6)
     assert (again.code, again.because) == ("batches_repeated", "at_first"), "of a short epoch before, too"
     one = SimpleNamespace(at=lambda rank, step: SimpleNamespace(batch=("a",)))

@@ -201,10 +201,10 @@ def test_only_drills_that_may_end_early_look(
     info = read_run(run)
     spec = JobSpec.model_validate(info.spec)
     template = order_template(leg, run.leg(leg), spec, info, reference=None)
-    orders = early_end.told(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
+    orders = early_end.with_early_end(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
     assert (orders.looks_after, orders.settle) == (looks_after, settle)
     run.leg("reference").repeats.unlink()
-    again = early_end.told(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
+    again = early_end.with_early_end(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
     assert again.settle == ("watch" if settle else ""), "of a job that was not shown to repeat itself"
 
 

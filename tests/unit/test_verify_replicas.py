@@ -12,7 +12,7 @@ from script_legs import SCRIPT_KILLS, write_script_run
 from chaosrun.records.history import Attempt
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import replicas
-from chaosrun.verify.replicas import Parting
+from chaosrun.verify.replicas import WeightMismatch
 from chaosrun.verify.verdict import judge
 
 
@@ -161,10 +161,10 @@ def test_a_tensor_that_is_whole_on_every_rank_is_compared_between_shards(run: Ru
 def test_a_rank_that_outlives_another_is_not_apart_from_it() -> None:
     traces = {rank: SimpleNamespace(steps=SimpleNamespace(last=last), end=None) for rank, last in ((0, 10), (1, 8))}
     parting = SimpleNamespace(step=5, values={0: "a", 1: "b"})
-    assert replicas._end_of(cast(Attempt, SimpleNamespace(traces=traces)), cast(Parting, parting)) == (8, False)
+    assert replicas._end_of(cast(Attempt, SimpleNamespace(traces=traces)), cast(WeightMismatch, parting)) == (8, False)
     for trace in traces.values():
         trace.end = "an end"
-    assert replicas._end_of(cast(Attempt, SimpleNamespace(traces=traces)), cast(Parting, parting)) == (10, True)
+    assert replicas._end_of(cast(Attempt, SimpleNamespace(traces=traces)), cast(WeightMismatch, parting)) == (10, True)
 
 
 @pytest.mark.parametrize("layout", [[[2, 1], [0]], [[1, 2], [0]]], ids=["rebuilt", "as made, with find_unused_parameters"])

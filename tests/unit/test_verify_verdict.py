@@ -20,7 +20,7 @@ from chaosrun.verify import landed, ruling
 from chaosrun.verify import verdict as verdict_module
 from chaosrun.verify.check import Check, Drill, skipped
 from chaosrun.verify.checks import CHECKS, REQUIRED, run_checks
-from chaosrun.verify.code_checks import WANDERS, wandering
+from chaosrun.verify.code_checks import WANDERS, irreproducible
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.verdict import Verdict, judge
@@ -125,11 +125,11 @@ def test_confirmed_irreproducible(tmp_path: Path) -> None:
     assert verdict.divergence.hint == verdict.hint
 
 
-@pytest.mark.parametrize("kind", [kind for kind in get_args(Kind) if wandering(kind) in WANDERS])
+@pytest.mark.parametrize("kind", [kind for kind in get_args(Kind) if irreproducible(kind) in WANDERS])
 def test_what_wanders_first_is_what_to_set(tmp_path: Path, kind: str) -> None:
     about: dict[str, Any] = {"irreproducible": f"{kind} at step 3, rank 0", "wanders": kind}
     verdict = judge(write_run(tmp_path, bugs=Bugs(keep_optimizer=False), reference_bugs=Bugs(), **about))
-    assert verdict.hint == WANDERS[wandering(kind)].hint
+    assert verdict.hint == WANDERS[irreproducible(kind)].hint
 
 
 def test_a_reference_that_was_replaced_is_told(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def _nodes_without_the_root(setting: Setting, pool: Pool) -> dict[str, str]:
 def judge(setting: Setting, nodes: Sequence[Node], facts: DrillFacts) -> list[Finding]:
     if facts.unwritable:
         return [ROWS.error(f"runs cannot be written: {facts.unwritable}", "name a writable folder with --root")]
-    findings = [*_unplaced(setting, facts), *_unseen(facts)]
+    findings = [*_unplaced(setting, facts), *_unobserved(facts)]
     sound = any(told.status == "PASS" for told in facts.nodes.values())
     remedy = LEAVE_OUT if sound else f"{LEAVE_OUT}; {SHARED}"
     for name, told in facts.nodes.items():
@@ -260,7 +260,7 @@ def _unplaced(setting: Setting, facts: DrillFacts) -> Iterator[Finding]:
         yield rows.error(why, "lower per_worker in the job file, or add nodes") if nowhere else rows.skip(why)
 
 
-def _unseen(facts: DrillFacts) -> Iterator[Finding]:
+def _unobserved(facts: DrillFacts) -> Iterator[Finding]:
     """A folder visible only on this machine is not shared; one that other nodes see but one does not is missing on that
     node."""
     shared = len(facts.nodes) > 1

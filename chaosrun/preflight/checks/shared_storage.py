@@ -128,7 +128,7 @@ def judge(setting: Setting, nodes: Sequence[Node], shared: Shared) -> list[Findi
         for name in group:
             row = same.of(node=name)
             if rivals:
-                found.append(_apart(row, shared, name, group, rivals, WAIT_S[setting.level], several))
+                found.append(_outside_largest_group(row, shared, name, group, rivals, WAIT_S[setting.level], several))
             elif len(sees) == 1:
                 found.append(row.skip("no other node came so far"))
             else:
@@ -166,7 +166,7 @@ def _among(row: Rows, setting: Setting, shared: Shared, name: str, missed: Seque
         yield row.judged(status, measured, f"at most {duration(LATEST_SEEN_S)} after all have written", _LATE)
 
 
-def _apart(
+def _outside_largest_group(
     row: Rows, shared: Shared, name: str, group: Sequence[str], rivals: Sequence[Sequence[str]], waited_s: float, several: bool
 ) -> Finding:
     """The finding on a node outside the largest group."""

@@ -34,7 +34,7 @@ def _verdict(result: Result) -> Case:
     output = [report.headline, report.about, report.counted, unchecked]
     if result.fit:
         return Case(name="verdict", output=output)
-    against = [f"{node}: {_told(findings[0])}" for node, findings in result.bad().items()]
+    against = [f"{node}: {_text_of(findings[0])}" for node, findings in result.bad().items()]
     return Case(
         name="verdict", result="failure", message=report.headline, type="NOT FIT", about=[*output, *against], output=output
     )
@@ -56,14 +56,14 @@ def _case(node: str | None, findings: Sequence[Finding], strict: bool) -> Case:
 
 def _first(findings: Sequence[Finding]) -> str:
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    return f"{_told(findings[0])}{more}"
+    return f"{_text_of(findings[0])}{more}"
 
 
-def _told(finding: Finding) -> str:
+def _text_of(finding: Finding) -> str:
     where = "" if finding.device is None else f" ({finding.device})"
     measured = f"{finding.measured}, must be {finding.threshold}" if finding.threshold else finding.measured
     return f"{finding.name}{where}: {'; '.join(filter(None, (measured, finding.reason)))}"
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:
-    return [f"{each.status}: {_told(each)}" + (f"\n  do: {each.remedy}" if each.remedy else "") for each in findings]
+    return [f"{each.status}: {_text_of(each)}" + (f"\n  do: {each.remedy}" if each.remedy else "") for each in findings]

@@ -36,7 +36,7 @@ class Source:
         return ("as first done", "as it continued") if self.view.facts.in_production else ("reference", "under faults")
 
     @property
-    def told(self) -> Leg:
+    def shown(self) -> Leg:
         """The leg whose course is shown: the chaos leg, or the reference leg if the chaos leg never began."""
         return self.chaos if self.chaos.history.journal else self.reference
 

@@ -9,7 +9,7 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord
 from chaosrun.report.html.page import Scale, Shown, since, ticks
 from chaosrun.report.html.source import Source
-from chaosrun.report.sentences import Told, folded, sentence
+from chaosrun.report.sentences import EventText, folded, sentence
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.recovery_times import from_first_attempt, paused_s, pauses
 from chaosrun.wording import count, listed
@@ -71,7 +71,7 @@ class _Mark:
 def timeline(source: Source) -> Shown | None:
     """The timeline of the shown leg; None when it is empty. `shapes`: kinds of marks used; `left_out`: how many are not drawn;
     `told`: the same in words."""
-    leg = source.told.history
+    leg = source.shown.history
     if not leg.attempts or not leg.journal:
         return None
     clock = Clock(leg.journal)
@@ -94,7 +94,7 @@ def timeline(source: Source) -> Shown | None:
     placed.sort(key=lambda mark: (mark.at, mark.y))
     bottom = HEAD + LANE * (len(place) + 1)
     began = [(attempt.number, at) for attempt in leg.attempts if (at := _attempt_began(attempt, clock)) is not None]
-    words = list(_told(leg.journal, clock))
+    words = list(_event_lines(leg.journal, clock))
     return {
         "scale": scale,
         "bottom": bottom,
@@ -146,7 +146,7 @@ def _times(journal: Sequence[recorded.JournalEvent]) -> Times:
 
 
 def _bars(source: Source, attempt: Attempt, after: Attempt | None, clock: Clock, times: Times) -> Iterator[_Bar]:
-    chain = source.told.chain
+    chain = source.shown.chain
     begin_s = times.get(("attempt.started", attempt.number), times.get(("attempt.starting", attempt.number)))
     if begin_s is None:
         return
@@ -215,7 +215,7 @@ def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> _Mark:
     place = f"step {attempt.resume_step}" if attempt.by == "script" and attempt.went_on else "the beginning"
     parts = [f"Attempt {attempt.number}, from {attempt.resume or place}"]
     parts.append(f"steps {min(steps)} to {max(steps)}" if steps else "no step recorded")
-    if summary is not None and source.told is source.chaos:
+    if summary is not None and source.shown is source.chaos:
         parts.append(f"ended by {summary.ended_by.replace('_', ' ')}")
         if summary.lost_steps:
             parts.append(f"{count(summary.lost_steps, 'step')} rolled back")
@@ -230,7 +230,7 @@ def _clock_labels(high_s: float) -> list[tuple[float, str]]:
 
 
 def _marks(source: Source, clock: Clock) -> Iterator[_Mark]:
-    leg = source.told.history
+    leg = source.shown.history
     rows = {row.id: row for row in source.view.faults}
     seen: set[str] = set()
     for record in leg.events(recorded.FaultObserved):
@@ -253,7 +253,7 @@ def _marks(source: Source, clock: Clock) -> Iterator[_Mark]:
 
 
 def _mishaps(source: Source, clock: Clock) -> Iterator[_Mark]:
-    leg = source.told.history
+    leg = source.shown.history
     planned = {record.attempt for record in leg.events(recorded.FaultObserved) if record.how == "hang"}
     found: list[tuple[recorded.JournalEvent, int | None, str]] = [
         *((record, record.rank or 0, "unplanned") for record in leg.events(recorded.DeathUnplanned)),
@@ -267,8 +267,8 @@ def _mishaps(source: Source, clock: Clock) -> Iterator[_Mark]:
 
 
 def _saves(source: Source, clock: Clock) -> Iterator[_Mark]:
-    chosen = {attempt.resume: attempt.number for attempt in source.told.history.attempts if attempt.resume}
-    for attempt in source.told.history.attempts:
+    chosen = {attempt.resume: attempt.number for attempt in source.shown.history.attempts if attempt.resume}
+    for attempt in source.shown.history.attempts:
         last_rank_first = sorted(attempt.traces.items(), reverse=True)
         for name, saved in {saved.name: saved for _, trace in last_rank_first for saved in trace.checkpoints}.items():
             at = clock.at(saved.time_s)
@@ -290,7 +290,7 @@ def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
     return {step: [each for each in written if each.step == step] for step in {record.step for record in written}}
 
 
-def _told(journal: Sequence[recorded.JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
-    for told in folded(Told.of("", record) for record in journal):
+def _event_lines(journal: Sequence[recorded.JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
+    for told in folded(EventText.of("", record) for record in journal):
         at_s = told.time_s or 0.0
         yield "before" if at_s < clock.began_s else since(clock.at(at_s)), told.sentence
