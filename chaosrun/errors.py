@@ -17,6 +17,12 @@ Each carries a message (what happened, where) and a hint (what to do). Any other
 """
 
 import builtins
+import errno
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a disk, or of a user's share of it, that is full."""
+DISK_FAILS = (*DISK_FULL, errno.EIO)
+"""Those of a disk that takes no more, full or failing."""
 
 
 class ChaosrunError(Exception):

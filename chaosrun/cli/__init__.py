@@ -3,7 +3,6 @@
 Data goes to stdout, progress and errors to stderr. Everything heavy is imported inside the commands: `--help` must be instant.
 """
 
-import errno
 import os
 import shutil
 import sys
@@ -14,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from chaosrun import __version__
 from chaosrun.cli import campaigns, drills, files, housekeeping, preflight, runs
-from chaosrun.errors import ChaosrunError, InterruptedRunError, ResourcesError, UsageError
+from chaosrun.errors import DISK_FULL, ChaosrunError, InterruptedRunError, ResourcesError, UsageError
 from chaosrun.report.output import has_colour, write_error, write_json
 
 __all__ = ["app", "main"]
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         found = InterruptedRunError("interrupted")
     except Exception as error:
-        if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename):
+        if not (isinstance(error, OSError) and error.errno in DISK_FULL and error.filename):
             import traceback
 
             traceback.print_exception(error)

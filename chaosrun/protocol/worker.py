@@ -10,7 +10,6 @@ first that did.
 
 import atexit
 import contextlib
-import errno
 import functools
 import hashlib
 import json
@@ -27,7 +26,7 @@ from pathlib import Path
 import torch
 
 from chaosrun.checkpoint.storage_errors import before_again, place_of
-from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
+from chaosrun.errors import DISK_FULL, ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.observe.file_guard import FileGuard
 from chaosrun.observe.held import real_path
@@ -45,7 +44,6 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.markers import WorkerEnd, read_markers
 from chaosrun.records.order import WorkerOrder
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 PACKAGE, TORCH, STANDARD = Path(__file__).parents[1], Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib"))
 HANDS_ON = ("hooks", "ledger", "probe", "writers")
 """Modules of `observe` through which the script's own calls, or calls of its code, go."""
@@ -101,7 +99,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     try:
         _write_end(context, end)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
         # No more can be reported; the supervisor checks the disk.
         return ResourcesError.exit_code
@@ -289,7 +287,7 @@ def _raised(status: str, error: BaseException, order: WorkerOrder) -> WorkerEnd:
 
 
 def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         leg = Path(order.leg_path)
         return RaisedError(
             type=type(error).__name__,

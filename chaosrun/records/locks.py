@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.errors import DISK_FAILS, DISK_FULL, ResourcesError, UsageError
 
 TRIES = 5
 """Attempts to take a lock: a process that only checks it holds it for a moment."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 @contextmanager
@@ -106,8 +105,9 @@ def open_own_file(path: Path, flags: int) -> int:
         # O_NONBLOCK: opening a pipe must not block before it is recognised.
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        if error.errno in _FULL:
-            raise ResourcesError(f"{path} cannot be written: {error.strerror}", hint="free some space") from error
+        if error.errno in DISK_FAILS:
+            hint = "free some space" if error.errno in DISK_FULL else "have the disk looked at (dmesg says what it answered)"
+            raise ResourcesError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _no_file(path) from error
         if error.errno == errno.ENOENT:

@@ -1,12 +1,11 @@
 """Writes the reports of a run: the formats, where each is kept, and how failures are handled."""
 
-import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.errors import DISK_FAILS, DISK_FULL, ChaosrunError, ResourcesError, UsageError
 from chaosrun.records.destination import expect_folder, write_to
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 ReportFormat = Literal["html", "junit", "markdown", "tensorboard", "text"]
 TEXT_WIDTH = 120
-STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 _FILES: Mapping[str, str] = {"html": "report_html", "markdown": "report_md", "junit": "junit_xml", "text": "report_txt"}
@@ -111,6 +109,7 @@ def write_reports(run: RunLayout, verdict: "Verdict") -> list[str]:
 def _unwritable(path: Path, error: OSError) -> ChaosrunError:
     named = str(error.filename or "")
     place = named if named and not named.endswith(".tmp") else path
-    if error.errno in STORAGE_FAILURES:
-        return ResourcesError(f"{place}: {error.strerror}", hint="free some space, or write it elsewhere with --to")
+    if error.errno in DISK_FAILS:
+        space = "free some space, or " if error.errno in DISK_FULL else ""
+        return ResourcesError(f"{place}: {error.strerror}", hint=f"{space}write it elsewhere with --to")
     return UsageError(f"{place} cannot be written: {error.strerror}", hint="write it elsewhere with --to")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.checkpoint.storage_errors import before_again, place_of
-from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
+from chaosrun.errors import DISK_FAILS, InterruptedRunError, ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.faults.strace import expect_strace
 from chaosrun.plan.default import default_plan
@@ -47,7 +47,8 @@ from chaosrun.wording import count
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
 
-STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+UNWRITABLE = (*DISK_FAILS, errno.EROFS)
+"""What a disk answers that takes no more of the supervisor's records."""
 
 
 def lock_run(run: RunLayout) -> AbstractContextManager[int]:
@@ -355,7 +356,7 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
                 f"the run's files were removed while it ran: {run.path}",
                 hint="start again, and leave a run's folder alone until it has ended: `chaosrun cancel RUN` ends it",
             ) from error
-        if isinstance(error, UsageError) or error.errno not in STORAGE_FAILURES:
+        if isinstance(error, UsageError) or error.errno not in UNWRITABLE:
             raise
         again = f"`chaosrun {command} {run_argument(run)}`, or start again with --root elsewhere"
         raise ResourcesError(

@@ -23,7 +23,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec, RecoverySpec
-from chaosrun.supervise.drill import STORAGE_FAILURES
+from chaosrun.supervise.drill import UNWRITABLE
 from chaosrun.supervise.supervisor import Supervisor
 from tests.simulation.cluster import Network, Ray, SimulatedCluster
 from tests.simulation.disk import SimulatedDisk
@@ -421,7 +421,7 @@ class Simulation:
         try:
             result = self.supervisor.run()
         except (ChaosrunError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in STORAGE_FAILURES:
+            if isinstance(error, OSError) and error.errno not in UNWRITABLE:
                 raise
             cluster.close()
             self.is_supervisor_alive = False
