@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chaosrun.supervise.remote import cancel, inject
     from chaosrun.supervise.run import Listener, plan
     from chaosrun.verify.diagnosis import Diagnosis
-    from chaosrun.verify.trajectory import Comparison
+    from chaosrun.verify.trajectory import TrajectoryComparison
 
 __all__ = [
     "RunResult",
@@ -136,13 +136,13 @@ def report(run: RunLayout, *, format: "ReportFormat" = "html", to: str | None = 
     return make_report(run, verify(run), format, to)
 
 
-def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "reference") -> "Comparison":
+def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "reference") -> "TrajectoryComparison":
     """Compare the losses of the runs' reference legs (or of another leg), step by step, with the first run's.
 
     Raises UsageError for fewer than two runs, a negative or undefined tolerance, and a leg that did not run to its end.
     """
     from chaosrun.records.run_file import read_run
-    from chaosrun.verify.trajectory import ComparedRun, Comparison, compare_trajectories, trajectory
+    from chaosrun.verify.trajectory import ComparedRun, TrajectoryComparison, compare_trajectories, trajectory
 
     if len(runs) < 2:
         raise UsageError("there is nothing to compare a single run with", hint="name two runs or more")
@@ -160,7 +160,7 @@ def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "refere
         )
         for run, info, losses in zip(runs, facts, found, strict=True)
     ]
-    return Comparison(leg=leg, atol=atol, runs=tuple(compared))
+    return TrajectoryComparison(leg=leg, atol=atol, runs=tuple(compared))
 
 
 def diagnose(run: RunLayout, *, address: str | None = None, on_event: "Listener | None" = None) -> "Diagnosis":

@@ -100,12 +100,12 @@ class WarmDrills:
         from chaosrun import api
         from chaosrun.cluster.workers import ClusterWorkers
         from chaosrun.supervise.creation import create_run
-        from chaosrun.supervise.drill import Drill, LegRunner
+        from chaosrun.supervise.drill import DrillExecution, LegRunner
 
         loaded, plan = api.plan(job, overrides)
         run = create_run(root, loaded, plan=plan, overrides=list(overrides), reference=reference, early=early)
         workers = ClusterWorkers(self._cluster(loaded.spec.workers), loaded.spec)
-        verdict = Drill(run=run, root=root, legs=LegRunner(workers=workers, on_record=on_event)).execute()
+        verdict = DrillExecution(run=run, root=root, legs=LegRunner(workers=workers, on_record=on_event)).execute()
         # Whatever it is, the files alone say the same.
         assert api.verify(run) == verdict
         return api.RunResult(run, verdict)

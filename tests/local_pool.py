@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chaosrun.cluster.probe_agent import ProbeAgent
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from tests.preflight_answers import Answering
 
 FAULTY = Path(__file__).parent / "integration" / "faulty"
@@ -33,10 +33,10 @@ class LocalPool(Answering):
             for index, name in enumerate(nodes, start=2)
         )
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         return asyncio.run(self._probe(calls))
 
-    async def _probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    async def _probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         agent = ProbeAgent("CHAOSRUN_LOCAL_CREW")
         told = await asyncio.gather(
             *(agent.probe(replace(call, env={**self._env[name], **call.env})) for name, call in calls.items())

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from chaosrun.preflight.model import Answers, Check, F, Finding, Level, Setting, read_answers
 from chaosrun.records.codec import convert
 from chaosrun.spec.job_file import Job
@@ -31,7 +31,7 @@ def job_of(workers: int = 2, **parts: Any) -> Job:
 def told(
     facts: type[Any], answered: Mapping[str, Any], unanswered: Mapping[str, Any] | None = None, **more: Any
 ) -> Answers[Any]:
-    silent = {name: Outcome(**{"ended": "died", **why}) for name, why in (unanswered or {}).items()}
+    silent = {name: ProbeOutcome(**{"ended": "died", **why}) for name, why in (unanswered or {}).items()}
     return Answers(
         answered={name: each if isinstance(each, facts) else convert(each, facts) for name, each in answered.items()},
         unanswered=silent,
@@ -53,7 +53,7 @@ def judged(
 class Answering:
     """A pool whose `probe` a test writes."""
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         raise AssertionError(calls)
 
     def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:

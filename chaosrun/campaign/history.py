@@ -24,7 +24,7 @@ Label = Literal["new", "still", "fixed", "flaky"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class NightResult:
     """One drill in one night."""
 
     suite: str
@@ -48,7 +48,7 @@ class Entry:
     """The run had only some drills, chosen by name, so it does not count as a night."""
 
     @classmethod
-    def of(cls, result: DrillResult, plan: SuitePlan) -> "Entry":
+    def of(cls, result: DrillResult, plan: SuitePlan) -> "NightResult":
         same = ("ok", "status", "expected", "faults", "landed", "restarts", "recovery_s", "took_s", "rerun")
         return cls(
             suite=plan.suite_id,
@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[NightResult, ...] = ()
     """In the order of writing; for each drill and run of a suite only the last."""
     damaged: tuple[int, ...] = ()
     """Numbers of lines that could not be read."""
@@ -78,7 +78,7 @@ class Night:
     suite: str
     """Id of the latest run of the suite."""
     night: str
-    drills: Mapping[str, Entry] = field(default_factory=dict)
+    drills: Mapping[str, NightResult] = field(default_factory=dict)
 
     @property
     def passed(self) -> int:
@@ -107,13 +107,13 @@ def read_history(path: Path) -> History:
         raise UsageError(
             f"cannot read the history {path}: {error.strerror}", hint="name another file with --history"
         ) from error
-    entries: dict[tuple[str, str], Entry] = {}
+    entries: dict[tuple[str, str], NightResult] = {}
     damaged: list[int] = []
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
-            entry = decode(Entry, line)
+            entry = decode(NightResult, line)
         except ValueError:
             damaged.append(number)
             continue
@@ -127,7 +127,7 @@ def expect_writable(path: Path) -> None:
     _write(path, b"")
 
 
-def append(path: Path, entry: Entry) -> None:
+def append(path: Path, entry: NightResult) -> None:
     """Append a line durably; if the last line was cut off, begin a new one. Raises UsageError when it cannot be written."""
     _write(path, encode(entry) + b"\n")
 
@@ -149,7 +149,7 @@ def _write(path: Path, line: bytes) -> None:
         raise UsageError(f"cannot write the history {path}: {error.strerror}", hint=hint) from error
 
 
-def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool = False) -> list[Night]:
+def nights(entries: Iterable[NightResult], last: int = SHOWN_NIGHTS, *, by_hand: bool = False) -> list[Night]:
     """The newest `last` nights, oldest first; dates with only runs by hand count if `by_hand`, or if there are no others."""
     dates = grouped(sorted(entries, key=lambda entry: entry.time_s), lambda entry: entry.night)
     whole = {night: found for night, found in dates.items() if not all(entry.by_hand for entry in found)}
@@ -162,7 +162,7 @@ def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool 
     return found
 
 
-def trend(drill: str, known: Sequence[Night]) -> list[Entry]:
+def trend(drill: str, known: Sequence[Night]) -> list[NightResult]:
     """The drill's results, oldest night first; nights without it are left out."""
     return [night.drills[drill] for night in known if drill in night.drills]
 

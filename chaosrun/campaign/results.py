@@ -22,7 +22,7 @@ from chaosrun.verify.codes import public_codes
 from chaosrun.verify.compare import Kind, exact_weights
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES, PASS_CODES, VerdictStatus
-from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
+from chaosrun.verify.trajectory import LossDifference, compare_trajectories, trajectory
 from chaosrun.verify.verdict import Verdict
 from chaosrun.wording import listed
 
@@ -91,7 +91,7 @@ class Compared:
     """A drill's losses compared with those of the suite's first drill."""
 
     name: str
-    difference: Difference
+    difference: LossDifference
     control: bool
     """Whether it is expected to be outside the tolerance."""
 

@@ -48,7 +48,7 @@ AGAIN = "`chaosrun shrink {run}` begins again; the run is as it was"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class FailedRun:
     run: RunLayout
     job: Job
     overrides: tuple[str, ...]
@@ -113,7 +113,7 @@ def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
     return None
 
 
-def open_case(run: RunLayout) -> Case:
+def open_case(run: RunLayout) -> FailedRun:
     """Open a run for shrinking. Raises UsageError if it did not fail, or its job file has changed since."""
     info = read_run(run)
     plan = FaultPlan.read(run.plan_json)
@@ -131,14 +131,14 @@ def open_case(run: RunLayout) -> Case:
     if job.text != run.job_yaml.read_text():
         raise UsageError(f"{path} has changed since run {run.run_id}", hint="submit it again and shrink that run")
     schedule = tuple(as_entries(plan.faults, JobSpec.model_validate(info.spec).workers))
-    return Case(run=run, job=job, overrides=info.overrides, schedule=schedule, symptom=symptom)
+    return FailedRun(run=run, job=job, overrides=info.overrides, schedule=schedule, symptom=symptom)
 
 
 @dataclass(slots=True)
 class _Trials:
     """The drills run so far; each plan is tried once."""
 
-    case: Case
+    case: FailedRun
     drill: RunDrills
     limit: int
     symptom: str | None = None
@@ -219,7 +219,7 @@ def shrink(
 
 
 def reduce_faults(
-    case: Case, drill: RunDrills, verify: Callable[[Sequence[str]], tuple[RunLayout, str | None]], *, limit: int
+    case: FailedRun, drill: RunDrills, verify: Callable[[Sequence[str]], tuple[RunLayout, str | None]], *, limit: int
 ) -> Shrunk:
     """`drill` runs candidates, `verify` the drill of the remaining plan, whose run is kept. Writes shrunk.yaml."""
     trials = _Trials(case=case, drill=drill, limit=max(1, limit), smallest=case.schedule)
@@ -238,7 +238,7 @@ def reduce_faults(
     return shrunk
 
 
-def _outcome(case: Case, trials: _Trials, *, smallest: bool, seen: str | None, verified: RunLayout | None) -> Shrunk:
+def _outcome(case: FailedRun, trials: _Trials, *, smallest: bool, seen: str | None, verified: RunLayout | None) -> Shrunk:
     schedule, seed = trials.smallest, case.job.spec.faults.seed
     about = f"# Run {case.run.run_id} with {count(len(case.schedule), 'fault')}, shrunk: {trials.symptom}\n"
     return Shrunk(
@@ -265,7 +265,7 @@ def _key(plan: FaultPlan) -> str:
 
 @dataclass(slots=True)
 class _Drills:
-    case: Case
+    case: FailedRun
     early: Early
     address: str | None
     pool: PlacementPool

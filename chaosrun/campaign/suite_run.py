@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from chaosrun.campaign.drill import new_run, takes_agents
 from chaosrun.campaign.files import DrillEnded, DrillStarted, SuiteBegan, SuiteEnded, SuiteFolder, SuitePlan, plain
-from chaosrun.campaign.history import Entry, History, append, expect_writable, label, nights, read_history, trend
+from chaosrun.campaign.history import History, NightResult, append, expect_writable, label, nights, read_history, trend
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.report.pages import write_pages
@@ -188,7 +188,7 @@ class SuiteRun:
 
     def _remember(self, result: DrillResult) -> None:
         try:
-            append(Path(self.plan.history), Entry.of(result, self.plan))
+            append(Path(self.plan.history), NightResult.of(result, self.plan))
         except (UsageError, OSError) as error:
             self._notes.append(f"{result.name} is not in the history: {error}")
 

@@ -98,12 +98,12 @@ def job_asked(
     job: Path | None, overrides: Sequence[str], after: Sequence[str], asked: WayIn, *, quiet: bool
 ) -> "tuple[Path | TypedJob, tuple[str, ...]]":
     """The command's job, and the changes to it; prints guesses. Raises UsageError."""
-    from chaosrun.spec.command_line import Asked, is_job_file, keep, typed_job
+    from chaosrun.spec.command_line import JobOptions, is_job_file, keep, typed_job
     from chaosrun.spec.job_file import load_job
 
     if job is not None and after and re.match(r"[a-z][a-z_.0-9\[\]]*=", str(job)) and not job.exists():
         job, overrides = None, (str(job), *overrides)  # of a command, which follows the dashes
-    options = Asked(workers=asked.workers, kill=tuple(asked.kill or ()), preempt=tuple(asked.preempt or ()))
+    options = JobOptions(workers=asked.workers, kill=tuple(asked.kill or ()), preempt=tuple(asked.preempt or ()))
     if job is not None and is_job_file(job):
         if after:
             raise UsageError(f"{job} is a job file: what comes after -- is for a script", hint="write it into the job's args")

@@ -28,16 +28,16 @@ from chaosrun.cluster.messages import (
     Announced,
     Configure,
     Exited,
-    Failed,
     LauncherFailed,
+    RanksStarted,
+    RanksStopped,
     RankStack,
     Ready,
     ServerEvent,
-    Start,
-    Started,
+    ServerFailed,
     StartFailed,
-    Stop,
-    Stopped,
+    StartRanks,
+    StopRanks,
     decode_event,
     line,
 )
@@ -91,7 +91,7 @@ class Server:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     ready: asyncio.Future[Ready]
-    started: asyncio.Future[Started] | None = None
+    started: asyncio.Future[RanksStarted] | None = None
     stopped: dict[int, asyncio.Future[tuple[int, ...]]] = field(default_factory=dict)
     live: dict[int, int] = field(default_factory=dict)
     """By rank, pids of ranks of the running attempt that have not exited."""
@@ -196,7 +196,7 @@ class NodeAgent:
         match event:
             case Ready():
                 server.ready.set_result(event)
-            case Failed(message=why, traceback=trace):
+            case ServerFailed(message=why, traceback=trace):
                 hint = (
                     "the modules named in the traceback must import here" if trace else "docs/job.md says what may be preloaded"
                 )
@@ -205,7 +205,7 @@ class NodeAgent:
             case StartFailed():
                 if server.started is not None:
                     server.started.set_exception(ResourcesError(f"{platform.node()}: {event.message}"))
-            case Started():
+            case RanksStarted():
                 server.live.update(event.pids)
                 # None of them can have been reaped yet, as that is reported later.
                 found = {rank: identify(pid) for rank, pid in server.live.items()}
@@ -222,7 +222,7 @@ class NodeAgent:
                 server.live.pop(event.rank, None)
                 server.ends[event.rank] = RankEnd(exit_code=event.exit_code, signal=event.signal)
                 self._tell(event)
-            case Stopped():
+            case RanksStopped():
                 server.attempt = None
                 server.stopped.pop(event.attempt).set_result(event.killed)
                 self._over = event.attempt
@@ -256,7 +256,7 @@ class NodeAgent:
                 self._tell(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
             server.stopped.pop(attempt).set_result(killed)
             self._over = attempt
-            self._tell(Stopped(attempt=attempt, killed=killed))
+            self._tell(RanksStopped(attempt=attempt, killed=killed))
 
     async def _close_server(self, server: Server) -> None:
         if server.ready.done():
@@ -268,7 +268,7 @@ class NodeAgent:
         assert server.listening is not None
         await server.listening
 
-    async def start(self, attempt: int, orders: Sequence[WorkerOrder], listen: bool) -> Started:
+    async def start(self, attempt: int, orders: Sequence[WorkerOrder], listen: bool) -> RanksStarted:
         """Fork the node's ranks of an attempt; its port is None unless `listen`.
 
         Starts a lost fork server again. Raises ResourcesError if a log cannot be opened, or no process or port is available:
@@ -292,7 +292,7 @@ class NodeAgent:
             server.ends = {}
             server.stopped[attempt] = loop.create_future()
             server.started = started = loop.create_future()
-            server.writer.write(line(Start(attempt=attempt, orders=tuple(orders), listen=listen)))
+            server.writer.write(line(StartRanks(attempt=attempt, orders=tuple(orders), listen=listen)))
             return await started
 
     async def stop(self, attempt: int) -> Sequence[int]:
@@ -302,9 +302,9 @@ class NodeAgent:
         if server is None or waiting is None:
             if self._over != attempt:
                 self._over = attempt
-                self._tell(Stopped(attempt=attempt, killed=()))
+                self._tell(RanksStopped(attempt=attempt, killed=()))
             return ()
-        server.writer.write(line(Stop(attempt=attempt)))
+        server.writer.write(line(StopRanks(attempt=attempt)))
         return await asyncio.shield(waiting)
 
     async def identify_rank(self, attempt: int, rank: int, listening: bool = False) -> tuple[int, int] | None:

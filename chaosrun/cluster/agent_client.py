@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
-from chaosrun.cluster.messages import AgentEvent, AgentLost, NodeEvent
+from chaosrun.cluster.messages import AgentDied, AgentEvent, NodeEvent
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 
 AGAIN_S = 0.2
@@ -93,7 +93,7 @@ class AgentClient:
         gone = self.node_id in found and _refuses(found[self.node_id])
         if gone and not self._closing:
             self._closing = True
-            self._sink(self.node_id, AgentLost(message="its raylet is gone"))
+            self._sink(self.node_id, AgentDied(message="its raylet is gone"))
         return gone
 
     def _carry_events(self) -> None:
@@ -115,7 +115,7 @@ class AgentClient:
             return not self._closing
         except RayActorError as error:
             if not self._closing:
-                self._sink(self.node_id, AgentLost(message=_first_line(error)))
+                self._sink(self.node_id, AgentDied(message=_first_line(error)))
             return False
         self._heard += len(events)
         for event in events:

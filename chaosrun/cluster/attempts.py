@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from chaosrun.cluster.command import Command, Ended
+from chaosrun.cluster.command import Command, EndedRank
 from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, ServerEvent
 from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.processes import is_dying
@@ -47,9 +47,9 @@ class RunningAttempt:
         dead = sorted((seen for seen in looked if seen is not None), key=lambda seen: seen.si_code == os.CLD_EXITED)
         for seen in dead:
             kill_group(seen.si_pid)
-        self._tell([Ended.of(self.ranks[seen.si_pid], seen) for seen in dead], send)
+        self._tell([EndedRank.of(self.ranks[seen.si_pid], seen) for seen in dead], send)
 
-    def _tell(self, ended: Sequence[Ended], send: Send) -> set[int]:
+    def _tell(self, ended: Sequence[EndedRank], send: Send) -> set[int]:
         """Kill the other ranks if one of these ended badly, then report the ends; returns ranks that have completed."""
         died_s, completed, in_order = time.time(), set[int](), True
         self.live.difference_update(seen.pid for seen in ended)
@@ -78,7 +78,7 @@ class RunningAttempt:
         told = [marker for marker in read_markers(self.leg).values() if marker and marker.notice]
         return any(marker.attempt == self.number and marker.pid in self.live for marker in told)
 
-    def _left_well(self, seen: Ended, end: WorkerEnd) -> bool:
+    def _left_well(self, seen: EndedRank, end: WorkerEnd) -> bool:
         """Whether a rank that recorded a complete training also exited well."""
         return seen.exit_code == 0
 
@@ -108,7 +108,7 @@ class CommandAttempt(RunningAttempt):
     def see_deaths(self, send: Send) -> None:
         """As in the base class; also accepts announcements of ranks, and detects the end of the command."""
         news = list(self.command.look())
-        ranks = [seen for seen in news if isinstance(seen, Ended)]
+        ranks = [seen for seen in news if isinstance(seen, EndedRank)]
         self.unsure |= any(seen.is_unknown or seen.exit_code for seen in ranks)
         self.command.completed |= self._tell(ranks, send)
         for event in news:
@@ -122,11 +122,11 @@ class CommandAttempt(RunningAttempt):
         if seen is not None:
             self.live.remove(self.launcher)
             kill_group(self.launcher)
-            ended = Ended.of(-1, seen)
+            ended = EndedRank.of(-1, seen)
             if not self.leaving and (not self.command.has_completed or (self.unsure and ended.exit_code != 0)):
                 self._fail(self.command.failed("launcher_ended", ended=ended), send)
 
-    def _left_well(self, seen: Ended, end: WorkerEnd) -> bool:
+    def _left_well(self, seen: EndedRank, end: WorkerEnd) -> bool:
         # A signal is fine: torch's threads may crash an interpreter at its end. (Ranks that chaosrun forks leave by os._exit.)
         return seen.exit_code in (0, None, end.exit_code)
 

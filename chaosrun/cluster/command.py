@@ -35,7 +35,7 @@ from chaosrun.processes import (
     outlive_parent,
     stat_fields,
 )
-from chaosrun.records.announcements import VARIABLE, Announcement, Answer, LauncherCode, Startup, decode_announcement
+from chaosrun.records.announcements import VARIABLE, Announcement, LauncherCode, Startup, StartupAnswer, decode_announcement
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -132,7 +132,7 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class EndedRank:
     """A rank that has ended; both exit code and signal are None if the kernel does not say how."""
 
     rank: int
@@ -141,7 +141,7 @@ class Ended:
     signal: int | None = None
 
     @classmethod
-    def of(cls, rank: int, seen: os.waitid_result) -> "Ended":
+    def of(cls, rank: int, seen: os.waitid_result) -> "EndedRank":
         """From the status of a child."""
         how = {"exit_code" if seen.si_code == os.CLD_EXITED else "signal": seen.si_status}
         return cls(rank=rank, pid=seen.si_pid, **how)
@@ -187,7 +187,7 @@ class Command:
         """A descriptor that is readable when `look` has something to report."""
         return self._news.fileno()
 
-    def look(self) -> Iterator[Announced | LauncherFailed | Ended]:
+    def look(self) -> Iterator[Announced | LauncherFailed | EndedRank]:
         """What has happened; deaths first."""
         ready = [descriptor for descriptor, _ in self._news.poll(0)]
         for pidfd in ready:
@@ -196,7 +196,7 @@ class Command:
                 code = _exit_code(process, pidfd)
                 os.close(pidfd)
                 how = {} if code is None else {"exit_code": code} if code >= 0 else {"signal": -code}
-                yield Ended(rank=rank, pid=process.pid, **how)
+                yield EndedRank(rank=rank, pid=process.pid, **how)
         if self._socket.fileno() in ready and (answered := self._take_announcement()) is not None:
             yield answered
 
@@ -223,12 +223,12 @@ class Command:
             if found is None or refused is not None:
                 os.close(pidfd)
                 if refused is not None:
-                    _answer(connection, Answer(refused=refused.code))
+                    _answer(connection, StartupAnswer(refused=refused.code))
                 return refused
             self._live[pidfd] = announcement.rank, found
             self._news.register(pidfd, select.EPOLLIN)
             self._announced.add(announcement.rank)
-            _answer(connection, Answer(order=self._orders[announcement.rank]))
+            _answer(connection, StartupAnswer(order=self._orders[announcement.rank]))
             return Announced(attempt=self._order.attempt, rank=announcement.rank, pid=pid, start_ticks=found.start_ticks)
         return None
 
@@ -244,7 +244,7 @@ class Command:
         return next((self.failed(code, announcement=announcement) for code, holds in why if holds), None)
 
     def failed(
-        self, code: LauncherCode, *, announcement: Announcement | None = None, ended: Ended | None = None
+        self, code: LauncherCode, *, announcement: Announcement | None = None, ended: EndedRank | None = None
     ) -> LauncherFailed:
         """The event for the supervisor, with the last lines of the command's output."""
         return LauncherFailed(
@@ -278,7 +278,7 @@ def last_lines(log: Path) -> str:
     return "\n".join([line for line in lines if line.strip()][-SAID_LINES:])
 
 
-def _answer(connection: socket.socket, answer: Answer) -> None:
+def _answer(connection: socket.socket, answer: StartupAnswer) -> None:
     connection.sendall(encode(answer) + b"\n")
 
 

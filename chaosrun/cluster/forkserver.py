@@ -35,15 +35,15 @@ from chaosrun.cluster.attempts import CommandAttempt, RunningAttempt, kill_group
 from chaosrun.cluster.command import Command
 from chaosrun.cluster.messages import (
     Configure,
-    Failed,
+    RanksStarted,
+    RanksStopped,
     Ready,
     ServerCommand,
     ServerEvent,
-    Start,
-    Started,
+    ServerFailed,
     StartFailed,
-    Stop,
-    Stopped,
+    StartRanks,
+    StopRanks,
     decode_command,
     encode,
     line,
@@ -140,16 +140,16 @@ class ForkServer:
 
     def _obey(self, command: ServerCommand) -> None:
         match command:
-            case Start():
+            case StartRanks():
                 self._start(command)
-            case Stop():
+            case StopRanks():
                 if self._attempt is not None and self._attempt.number == command.attempt:
                     self._attempt.kill_all()
                     self._see_deaths()
             case Configure():
                 raise AssertionError("it is configured once")
 
-    def _start(self, command: Start) -> None:
+    def _start(self, command: StartRanks) -> None:
         assert self._attempt is None, "the agent starts an attempt only after the last one has stopped"
         number, orders = command.attempt, command.orders
         leg = LegLayout(Path(orders[0].leg_path))
@@ -187,7 +187,7 @@ class ForkServer:
             self._see_deaths()
         else:
             self._replenish_s = time.monotonic() + REPLENISH_AFTER_S
-            self.send(Started(attempt=number, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
+            self.send(RanksStarted(attempt=number, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
         finally:
             if listener is not None:
                 listener.close()
@@ -254,7 +254,7 @@ class ForkServer:
                 attempt.command.close()
             remove_shared_memory_leftovers(attempt.shared_memory)
             self._empty_temporary()
-            self.send(Stopped(attempt=attempt.number, killed=tuple(sorted(attempt.killed))))
+            self.send(RanksStopped(attempt=attempt.number, killed=tuple(sorted(attempt.killed))))
 
     def _forget_dead_standbys(self) -> None:
         """Drop standbys that were killed while they waited (for lack of memory, say); the next start replaces them."""
@@ -347,12 +347,12 @@ def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
         found = import_all(usual, own, configure.target, without={each.module for each in configure.left_out})
     except Exception as error:
         # Any error of a user's module on import is reported as the answer.
-        channel.sendall(line(Failed(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())))
+        channel.sendall(line(ServerFailed(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())))
         return None
     if found.unsafe:
         _begin_again(msgspec.structs.replace(configure, left_out=(*configure.left_out, *found.unsafe)), channel, environment)
     if found.unfit is not None:
-        channel.sendall(line(Failed(message=found.unfit, traceback=None)))
+        channel.sendall(line(ServerFailed(message=found.unfit, traceback=None)))
         return None
     set_variables(configure.env)
     # Only now: on import, torch places its compiler's cache, which has to last, in the default TMPDIR.

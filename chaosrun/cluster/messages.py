@@ -27,14 +27,14 @@ class Configure(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", 
     """Modules that an earlier try found unsafe to fork."""
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="start"):
+class StartRanks(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="start"):
     attempt: int
     orders: tuple[WorkerOrder, ...]
     listen: bool
     """Whether this node hosts rank 0."""
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="stop"):
+class StopRanks(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="stop"):
     attempt: int
 
 
@@ -43,14 +43,14 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="r
     left_out: tuple[NotPreloaded, ...] = ()
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="failed"):
+class ServerFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="failed"):
     """The preloads failed, or must not be shared between ranks; the server exits."""
 
     message: str
     traceback: str | None
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="started"):
+class RanksStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="started"):
     attempt: int
     pids: dict[int, int]
     """By rank; empty for a command, whose ranks announce themselves."""
@@ -112,7 +112,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         )
 
 
-class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="stopped"):
+class RanksStopped(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="stopped"):
     """Every process of the attempt is gone from the node."""
 
     attempt: int
@@ -120,7 +120,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     """Ranks that were killed."""
 
 
-class AgentLost(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="agent_lost"):
+class AgentDied(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="agent_lost"):
     """The agent or its node died."""
 
     message: str
@@ -138,10 +138,10 @@ class RankStack(msgspec.Struct, frozen=True, kw_only=True):
     """Of the main thread, innermost first, "file:line in function"; empty if it did not answer."""
 
 
-ServerCommand = Configure | Start | Stop
-ServerEvent = Ready | Failed | Started | StartFailed | Announced | LauncherFailed | Exited | Stopped
-AgentEvent = Announced | LauncherFailed | Exited | Stopped
-NodeEvent = AgentEvent | AgentLost
+ServerCommand = Configure | StartRanks | StopRanks
+ServerEvent = Ready | ServerFailed | RanksStarted | StartFailed | Announced | LauncherFailed | Exited | RanksStopped
+AgentEvent = Announced | LauncherFailed | Exited | RanksStopped
+NodeEvent = AgentEvent | AgentDied
 """Events of a node that a supervisor receives."""
 
 decode_command = msgspec.json.Decoder(ServerCommand).decode

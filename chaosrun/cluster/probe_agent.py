@@ -18,7 +18,7 @@ import msgspec
 
 from chaosrun.cluster.agent import RAY_SETTINGS, is_raylet, leave_with_the_raylet
 from chaosrun.cluster.probe_guard import KILL_S
-from chaosrun.cluster.probing import Call, Outcome
+from chaosrun.cluster.probing import Call, ProbeOutcome
 from chaosrun.faults.observed import signal_name
 from chaosrun.processes import MARK_VARIABLE, kill_marked, with_package
 
@@ -51,7 +51,7 @@ class ProbeAgent:
         leave_with_the_raylet()
         return True
 
-    async def probe(self, call: Call) -> Outcome:
+    async def probe(self, call: Call) -> ProbeOutcome:
         """Run a probe. When this returns, none of its processes is left."""
         answer, printed = (os.memfd_create(which, os.MFD_CLOEXEC) for which in ("answer", "printed"))
         asked = os.memfd_create("asked", os.MFD_CLOEXEC)
@@ -144,12 +144,12 @@ def _end_of(descriptor: int, size: int) -> str:
     return os.pread(descriptor, size, max(0, os.fstat(descriptor).st_size - size)).decode(errors="replace")
 
 
-def _outcome(end: GuardReport | None, answer: str, printed: str, limit_s: float) -> Outcome:
+def _outcome(end: GuardReport | None, answer: str, printed: str, limit_s: float) -> ProbeOutcome:
     left = f", and process {end.left[0]} does not die: it waits in the kernel" if end and end.left else ""
     last = printed.strip().rpartition("\n")[2]
     left += f": {last}" if last else ""
     if end is not None and end.limit:
-        return Outcome(ended="limit", error=f"no answer within {limit_s:g} s{left}")
+        return ProbeOutcome(ended="limit", error=f"no answer within {limit_s:g} s{left}")
     try:
         said = json.loads(answer)
     except ValueError:
@@ -159,7 +159,7 @@ def _outcome(end: GuardReport | None, answer: str, printed: str, limit_s: float)
             how = f"its process ended with exit code {end.code} and no answer"
         else:
             how = f"its process was killed by {signal_name(-end.code)}"
-        return Outcome(ended="died", error=how + left)
+        return ProbeOutcome(ended="died", error=how + left)
     if "error" in said:
-        return Outcome(ended="raised", error=said["error"])
-    return Outcome(facts=said["facts"])
+        return ProbeOutcome(ended="raised", error=said["error"])
+    return ProbeOutcome(facts=said["facts"])

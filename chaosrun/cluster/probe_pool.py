@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from chaosrun.cluster.connection import Connection, connect
 from chaosrun.cluster.probe_agent import ProbeAgent
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from chaosrun.cluster.ray_cluster import start_actor
 
 START_S = 30.0
@@ -77,32 +77,32 @@ class ProbePool:
             elif isinstance(answer, RayError):
                 self._lose(name, f"{broken}: {_cause(answer)}")
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         """Run calls, by node name, at the same time; returns when every one has ended. Failures there do not raise."""
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, ProbeOutcome] = {}
         waiting: dict[Any, str] = {}
         limits, left_s = dict[str, float](), math.inf if self.until is None else self.until - time.monotonic()
         for name, call in calls.items():
             limits[name] = min(call.limit_s, left_s)
             if name in self.lost:
-                outcomes[name] = Outcome(ended="lost", error=self.lost[name])
+                outcomes[name] = ProbeOutcome(ended="lost", error=self.lost[name])
             elif left_s < LEAST_S:
-                outcomes[name] = Outcome(ended="late", error="the time for all probes was over before it could begin")
+                outcomes[name] = ProbeOutcome(ended="late", error="the time for all probes was over before it could begin")
             else:
                 waiting[self._agents[name].probe.remote(replace(call, limit_s=limits[name]))] = name
         for name, answer in _answers(waiting, {name: limit_s + ANSWER_S for name, limit_s in limits.items()}):
-            outcome = answer if isinstance(answer, Outcome) else self._no_answer(name, answer, limits[name] + ANSWER_S)
+            outcome = answer if isinstance(answer, ProbeOutcome) else self._no_answer(name, answer, limits[name] + ANSWER_S)
             if outcome.ended == "limit" and left_s < calls[name].limit_s:
                 outcome = replace(outcome, ended="late")
             outcomes[name] = outcome
         return outcomes
 
-    def _no_answer(self, name: str, error: RayError | None, waited_s: float) -> Outcome:
+    def _no_answer(self, name: str, error: RayError | None, waited_s: float) -> ProbeOutcome:
         if error is not None and not isinstance(error, RayActorError):
-            return Outcome(ended="raised", error=f"{PROCESS} could not run it: {_cause(error)}")
+            return ProbeOutcome(ended="raised", error=f"{PROCESS} could not run it: {_cause(error)}")
         silent = f"{PROCESS} has not answered for {waited_s:.0f} s"
         self._lose(name, silent if error is None else f"{GONE}: {_cause(error)}")
-        return Outcome(ended="lost", error=self.lost[name])
+        return ProbeOutcome(ended="lost", error=self.lost[name])
 
     def _lose(self, name: str, why: str) -> None:
         self.lost.setdefault(name, why)

@@ -57,7 +57,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ProbeOutcome:
     """The result of a call: `facts`, or why there are none."""
 
     facts: Mapping[str, Any] | None = None

@@ -25,7 +25,7 @@ from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.agent_client import AgentClient, look_after
 from chaosrun.cluster.connection import connect, cpu_count, no_room_for_ray
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.messages import AgentLost, NodeEvent, Ready, Started
+from chaosrun.cluster.messages import AgentDied, NodeEvent, RanksStarted, Ready
 from chaosrun.cluster.placement import Placement, places_for, rooms_for
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, child_called
@@ -200,7 +200,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def _take_event(self, node_id: str, event: NodeEvent) -> None:
         if node_id not in self.standbys:
             self.events.put((node_id, event))
-        elif isinstance(event, AgentLost):
+        elif isinstance(event, AgentDied):
             self.standbys.pop(node_id, None)
 
     def _gpus_of_bundles(self, deadline: float) -> dict[int, tuple[int, ...]]:
@@ -313,7 +313,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         ready: list[Ready] = [agent.collect(reference, timeout_s=START_LIMIT_S) for agent, reference in calls]
         return tuple({left.module: left for server in ready for left in server.left_out}.values())
 
-    def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder]) -> Started:
+    def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder]) -> RanksStarted:
         """Fork all ranks; rank 0's node chooses the port, the others get it. Raises ResourcesError when a node cannot."""
         assert self.placement is not None, "acquire comes first"
         by_rank = {order.rank: order for order in orders}
@@ -325,14 +325,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             agent = self.agents[node]
             reference = agent.submit("start", attempt, told, port is None)
             if port is None:
-                first: Started = agent.collect(reference, timeout_s=START_LIMIT_S)
+                first: RanksStarted = agent.collect(reference, timeout_s=START_LIMIT_S)
                 port = first.port
                 pids.update(first.pids)
             else:
                 calls.append((agent, reference))
         for agent, reference in calls:
             pids.update(agent.collect(reference, timeout_s=START_LIMIT_S).pids)
-        return Started(attempt=attempt, pids=pids, port=port)
+        return RanksStarted(attempt=attempt, pids=pids, port=port)
 
     def stop(self, attempt: int, nodes: Collection[str]) -> None:
         """Begin to kill an attempt on these nodes; each reports when it has stopped, or is reported lost."""

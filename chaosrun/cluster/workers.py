@@ -13,7 +13,7 @@ import ray
 from chaosrun.cluster import command
 from chaosrun.cluster.agent_client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD, WHERE_INSTALLED
-from chaosrun.cluster.messages import AgentLost, RankStack
+from chaosrun.cluster.messages import AgentDied, RankStack
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.kinds import KINDS
@@ -152,7 +152,7 @@ class ClusterWorkers:
             node, event = self._cluster.events.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(event, AgentLost):
+        if isinstance(event, AgentDied):
             if node in self._lost | self._leaving:
                 return None  # `lose` reports it
             self._lost.add(node)

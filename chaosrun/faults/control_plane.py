@@ -10,7 +10,7 @@ from typing import NoReturn
 from chaosrun.errors import RecoveryError
 from chaosrun.faults.kind import WITHIN_AN_ATTEMPT, Kind
 from chaosrun.faults.node_evidence import BELOW, EndNote, NamedProcess, describe_process, ended, named, on_its_node
-from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.faults.outside import FinalStrike
 from chaosrun.processes import is_alive, send_signal, wait_gone
 from chaosrun.records.codec import changed
@@ -63,16 +63,16 @@ def _this_boot() -> str:
     return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
-def _by_successor(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+def _by_successor(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Disproof | None:
     """Why the struck process was not the supervisor at that time, or the note not its successor's; None when both are right."""
     supervisors = [event for event in leg.journal if isinstance(event, LegStarted | SupervisorResumed)]
     writers = [event.supervisor_pid for event in supervisors if event.seq < asked.seq][-1:]
     struck = [each.pid for each in seen.note.struck if each.what == "supervisor"]
     if struck != writers:
-        return Problem("other_supervisor", f"process {struck} was struck, the supervisor was process {writers}")
+        return Disproof("other_supervisor", f"process {struck} was struck, the supervisor was process {writers}")
     after = [event.supervisor_pid for event in supervisors if event.seq > asked.seq][:1]
     told = "its end was not noted by the supervisor that took over"
-    return None if seen.note.successor in after else Problem("other_successor", told)
+    return None if seen.note.successor in after else Disproof("other_successor", told)
 
 
 def _describe_successor(seen: Observation) -> str:

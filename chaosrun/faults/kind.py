@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, get_args
 
-from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.faults.outside import FinalStrike, OutsideStrike
 from chaosrun.faults.strike import Strike
 from chaosrun.records.events import FaultRequested
@@ -128,9 +128,9 @@ class Kind:
     """For evidence "death": the code with which the process may exit; "failure": any but 0."""
     note: type[Note] = Note
     """The type of the note that its strike writes."""
-    shows: Callable[[Observation], Problem | None] | None = None
+    shows: Callable[[Observation], Disproof | None] | None = None
     """Additional checks of this kind's evidence. Returns why the observation does not show it; None when it does."""
-    aftermath: Callable[[Observation, FaultRequested, LegHistory], Problem | None] | None = None
+    aftermath: Callable[[Observation, FaultRequested, LegHistory], Disproof | None] | None = None
     """Checks the leg's records before and after it. Returns why they do not confirm it; None when they do."""
     tell: Callable[[Observation], str] | None = None
     """Describes the observation in a few words. None: only how its process ended."""

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaosrun.faults.kind import AT_STEPS, Kind
-from chaosrun.faults.observed import Observation, Problem, brief
-from chaosrun.faults.strike import Strike, Training
+from chaosrun.faults.observed import Disproof, Observation, brief
+from chaosrun.faults.strike import DamageableTraining, Strike
 from chaosrun.records.markers import Note
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _draw(strike: Strike, state: str, stream: random.Random) -> tuple[_Target, i
     raise AssertionError("the place lies in one of the tensors")
 
 
-def _targets(training: Training, state: str) -> Iterator[_Target]:
+def _targets(training: DamageableTraining, state: str) -> Iterator[_Target]:
     for name, parameter in training.parameters():
         match state:
             case "parameter":
@@ -166,7 +166,7 @@ def _here(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor).data
 
 
-def _moments(training: Training, name: str, parameter: torch.nn.Parameter) -> Iterator[_Target]:
+def _moments(training: DamageableTraining, name: str, parameter: torch.nn.Parameter) -> Iterator[_Target]:
     """Running averages of this parameter that the optimizers keep; counters of steps are left out."""
     import torch
 
@@ -223,12 +223,12 @@ def _dtype(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
 
 
-def _damaged(seen: Observation) -> Problem | None:
+def _damaged(seen: Observation) -> Disproof | None:
     note: MemoryNote = seen.note
     if not (note.tensor and note.before and note.after):
-        return Problem("damage_not_named", "the note does not say what was damaged")
+        return Disproof("damage_not_named", "the note does not say what was damaged")
     if note.before == note.after:
-        return Problem("bits_unchanged", "its bits are the same before and after")
+        return Disproof("bits_unchanged", "its bits are the same before and after")
     return None
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from chaosrun.faults.kind import AT_STEPS, PREEMPTED_EXIT_CODE, WITHIN_AN_ATTEMPT, Kind
 from chaosrun.faults.node_evidence import BELOW, EndNote, describe_node, describe_process, ended, named, on_its_node
-from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.processes import send_signal, wait_gone
 from chaosrun.wording import count
@@ -40,25 +40,25 @@ def drain(strike: OutsideStrike) -> None:
 _gone = ended(struck=("agent", "fork server"), gone=BELOW)
 
 
-def _drained(seen: Observation) -> Problem | None:
+def _drained(seen: Observation) -> Disproof | None:
     """Why the ranks did not get a notice and then leave normally, or die when grace had run out; None when they did."""
     if problem := _gone(seen):
         return problem
     note: EndNote = seen.note
     if seen.fault.rank not in note.told:
-        return Problem("not_told", f"rank {seen.fault.rank} was not told to leave")
+        return Disproof("not_told", f"rank {seen.fault.rank} was not told to leave")
     out_of_time = note.waited_s >= seen.fault.option("grace_s")
     for rank in note.told:
         end = note.ends.get(rank)
         if end is None:
             if not out_of_time:
-                return Problem("end_unknown", f"it is not known how rank {rank} left")
+                return Disproof("end_unknown", f"it is not known how rank {rank} left")
         elif end.exit_code != PREEMPTED_EXIT_CODE and end.signal != signal.SIGKILL:
             how = f"left with exit code {end.exit_code}" if end.signal is None else f"was ended by signal {end.signal}"
-            return Problem("left_otherwise", f"rank {rank} did not leave on the notice: it {how}")
+            return Disproof("left_otherwise", f"rank {rank} did not leave on the notice: it {how}")
         elif end.signal == signal.SIGKILL and not out_of_time:
             told = f"rank {rank} was killed {note.waited_s:g} s after the notice, before its grace ran out"
-            return Problem("killed_in_grace", told)
+            return Disproof("killed_in_grace", told)
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.processes import ProcessIdentity, identify
 from chaosrun.records.codec import Record
 from chaosrun.records.events import FaultRequested, PlacementAcquired
@@ -66,39 +66,39 @@ def named(what: str, pid: int) -> NamedProcess | None:
     return None if identity is None else NamedProcess(what=what, pid=pid, start_ticks=identity.start_ticks)
 
 
-def ended(struck: tuple[str, ...], gone: tuple[str, ...], *, alone: bool = False) -> Callable[[Observation], Problem | None]:
+def ended(struck: tuple[str, ...], gone: tuple[str, ...], *, alone: bool = False) -> Callable[[Observation], Disproof | None]:
     """The check for a fault that strikes the processes `struck` (if `alone`, no others) and ends the processes `gone`."""
 
-    def shows(seen: Observation) -> Problem | None:
+    def shows(seen: Observation) -> Disproof | None:
         note: EndNote = seen.note
         hit, over = ({each.what for each in listed} for listed in (note.struck, note.gone))
         if note.left != ():
-            return Problem("somebody_left", f"the record does not say that none were left: {note.left and _names(note.left)}")
+            return Disproof("somebody_left", f"the record does not say that none were left: {note.left and _names(note.left)}")
         for lack, listed, expected in (("struck", hit, struck), ("seen gone", over, gone)):
             for name in expected:
                 if (what := name.format(rank=f"rank {seen.fault.rank}")) not in listed:
-                    return Problem(f"not_{lack.replace(' ', '_')}", f"the {what} was not {lack}")
+                    return Disproof(f"not_{lack.replace(' ', '_')}", f"the {what} was not {lack}")
         if alone and hit - set(struck):
-            return Problem("others_struck", f"others were struck too: {', '.join(sorted(hit - set(struck)))}")
+            return Disproof("others_struck", f"others were struck too: {', '.join(sorted(hit - set(struck)))}")
         if not {each.identity for each in note.struck} <= {each.identity for each in note.gone}:
-            return Problem("struck_not_gone", "some that were struck were not seen gone")
+            return Disproof("struck_not_gone", "some that were struck were not seen gone")
         if seen.fault.facts.evidence == "node":
             for what, pid in ((f"rank {seen.fault.rank}", seen.pid), ("agent", note.agent)):
                 if pid not in {each.pid for each in note.gone if each.what == what}:
-                    return Problem("other_process_gone", f"the {what}, process {pid}, was not seen gone")
+                    return Disproof("other_process_gone", f"the {what}, process {pid}, was not seen gone")
         return None
 
     return shows
 
 
-def on_its_node(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+def on_its_node(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Disproof | None:
     """Why the ended node was not the rank's node at that time; None when it was."""
     placed = [event.nodes for event in leg.events(PlacementAcquired) if event.seq < asked.seq]
     here = [node for node, about in (placed[-1] if placed else {}).items() if seen.fault.rank in about.ranks]
     if (node := seen.note.node) in here:
         return None
     where = ", ".join(here) or "no known node"
-    return Problem("other_node", f"node {node} was ended, rank {seen.fault.rank} was on {where}")
+    return Disproof("other_node", f"node {node} was ended, rank {seen.fault.rank} was on {where}")
 
 
 def describe_node(seen: Observation) -> str:

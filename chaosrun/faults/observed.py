@@ -17,7 +17,7 @@ BRIEF = 60
 """How many characters of a value or an error are shown."""
 
 
-class Problem(NamedTuple):
+class Disproof(NamedTuple):
     """Why the records do not show that a fault happened."""
 
     code: str
@@ -93,11 +93,11 @@ class Observation:
         return cls(fault=fault, note=_note(fault, found), **about)  # type: ignore[arg-type]
 
     @property
-    def problem(self) -> Problem | None:
+    def problem(self) -> Disproof | None:
         """Why it failed, according to the process that should have struck or observed it."""
         if self.hang:
-            return Problem("said", self.hang.problem) if self.hang.problem else None
-        return Problem(self.note.problem_code, self.note.problem) if self.note is not None and self.note.problem else None
+            return Disproof("said", self.hang.problem) if self.hang.problem else None
+        return Disproof(self.note.problem_code, self.note.problem) if self.note is not None and self.note.problem else None
 
     @property
     def process(self) -> str:
@@ -135,22 +135,22 @@ def _note(fault: Fault, found: Mapping[str, object] | None) -> Any:
     return convert(found, fault.facts.note) if found else None
 
 
-def alive(seen: Observation) -> Problem | None:
+def alive(seen: Observation) -> Disproof | None:
     """Why the rank was gone, or stopped by a signal, instead of hanging; None when it hung."""
     assert seen.hang is not None
     state = seen.hang.state
     told = f"its process was in state {state}, a fault of kind {seen.fault.kind} leaves it alive"
-    return Problem("other_state", told) if state in (None, "T", "Z") else None
+    return Disproof("other_state", told) if state in (None, "T", "Z") else None
 
 
-def other_error(seen: Observation, *, unless: bool) -> Problem | None:
+def other_error(seen: Observation, *, unless: bool) -> Disproof | None:
     """Why the rank did not leave with the error that exactly this fault causes; None when it did, according to `unless`."""
     if not seen.error:
-        return Problem("no_error", f"the process left no error behind, a fault of kind {seen.fault.kind} does")
-    return None if unless else Problem("other_error", f"the process left with another error: {seen.error}")
+        return Disproof("no_error", f"the process left no error behind, a fault of kind {seen.fault.kind} does")
+    return None if unless else Disproof("other_error", f"the process left with another error: {seen.error}")
 
 
-def own_error(seen: Observation) -> Problem | None:
+def own_error(seen: Observation) -> Disproof | None:
     """Why the rank's error is not the one that exactly this fault raised; None when it is."""
     end = seen.death.end
     return other_error(seen, unless=end is not None and end.fault == seen.fault.id)

@@ -28,7 +28,7 @@ from chaosrun.records.order import WorkerOrder
 if TYPE_CHECKING:
     import torch
 
-    from chaosrun.faults.strike import Training
+    from chaosrun.faults.strike import DamageableTraining
 
 Ask = Callable[[Fault, int, Mapping[str, object]], None]
 
@@ -71,7 +71,7 @@ class FaultPoints:
             path = leg.attempt(order.attempt).points(order.rank)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._survey = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self.training: Training | None = None
+        self.training: DamageableTraining | None = None
         """The training that faults may damage; None until the script has attached."""
         self.pace = Pace()
 

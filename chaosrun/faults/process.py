@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind
-from chaosrun.faults.observed import Observation, Problem, other_error, own_error
+from chaosrun.faults.observed import Disproof, Observation, other_error, own_error
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.strike import Strike
 from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, catches, children, identify, is_alive, leave_at_once, wait_gone
@@ -48,7 +48,7 @@ class NoticeNote(Note, frozen=True, kw_only=True):
 TAKEN = NoticeNote(taken=True, problem="a handler of the script's own took the notice", problem_code="notice_taken")
 
 
-class MemoryNote(Note, frozen=True, kw_only=True):
+class MemoryLimitNote(Note, frozen=True, kw_only=True):
     taken_mib: int | None = None
     limit_mib: int | None = None
 
@@ -116,13 +116,13 @@ def memory(strike: Strike) -> None:
     except MemoryError as error:
         taken = len(ballast)
         ballast.clear()  # otherwise no memory is left to report it
-        strike.note(MemoryNote(taken_mib=taken, limit_mib=limit // MIB))
+        strike.note(MemoryLimitNote(taken_mib=taken, limit_mib=limit // MIB))
         error.chaosrun_fault = strike.fault.id  # type: ignore[attr-defined]
         error.args = (f"fault {strike.fault.id}: {taken} MiB taken, then the limit ({limit // MIB} MiB) of this process held",)
         raise
     taken = len(ballast)
     ballast.clear()
-    strike.note(MemoryNote(problem=f"{taken} MiB could be taken under a limit that allows {allowance} MiB"))
+    strike.note(MemoryLimitNote(problem=f"{taken} MiB could be taken under a limit that allows {allowance} MiB"))
 
 
 def loader_worker(strike: Strike) -> None:
@@ -155,22 +155,22 @@ def signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = N
     )
 
 
-def _silent(seen: Observation) -> Problem | None:
+def _silent(seen: Observation) -> Disproof | None:
     if (end := seen.death.end) is None:
         return None
-    return Problem("end_record", f"the process left an end record ({end.status}), a fault of kind exit leaves none")
+    return Disproof("end_record", f"the process left an end record ({end.status}), a fault of kind exit leaves none")
 
 
-def _on_notice(seen: Observation) -> Problem | None:
+def _on_notice(seen: Observation) -> Disproof | None:
     end = seen.death.end
     return other_error(seen, unless=end is not None and end.status == LEFT_ON_NOTICE and end.told)
 
 
-def _lost_worker(seen: Observation) -> Problem | None:
+def _lost_worker(seen: Observation) -> Disproof | None:
     """Why the error is not torch's about this loader worker; None when it is."""
     note: LoaderWorkerNote | None = seen.note
     if note is None or note.victim is None:
-        return Problem("nothing_said", "the fault's record names no victim")
+        return Disproof("nothing_said", "the fault's record names no victim")
     return other_error(seen, unless=bool(re.search(rf"^RuntimeError: DataLoader worker \(pid.*\b{note.victim}\b", seen.error)))
 
 
@@ -186,7 +186,7 @@ def _describe_notice(seen: Observation) -> str:
 
 
 def _describe_memory(seen: Observation) -> str:
-    note: MemoryNote | None = seen.note
+    note: MemoryLimitNote | None = seen.note
     more = ""
     if note and note.taken_mib and note.limit_mib:
         more = f" after {note.taken_mib} MiB, at a limit of {note.limit_mib / 1024:.1f} GiB"
@@ -268,7 +268,7 @@ KINDS = (
         options={"mebibytes": 256},
         inside=memory,
         exit_code="failure",
-        note=MemoryNote,
+        note=MemoryLimitNote,
         shows=own_error,
         tell=_describe_memory,
     ),

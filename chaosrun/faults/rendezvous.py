@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from chaosrun.faults.kind import Kind
-from chaosrun.faults.observed import Observation, Problem, alive, other_error
+from chaosrun.faults.observed import Disproof, Observation, alive, other_error
 from chaosrun.faults.strike import Strike
 from chaosrun.records.markers import Note
 
@@ -57,19 +57,19 @@ def no_arrival(strike: Strike) -> None:
         signal.pause()
 
 
-def _port_in_use(seen: Observation) -> Problem | None:
+def _port_in_use(seen: Observation) -> Disproof | None:
     """Why the error is not torch's about this port; None when it is."""
     note: PortNote | None = seen.note
     if note is None or note.port is None:
-        return Problem("nothing_said", "the fault's record names no port")
+        return Disproof("nothing_said", "the fault's record names no port")
     wanted = rf"^DistNetworkError: .*\bport: {note.port}\b.*\bEADDRINUSE\b"
     return other_error(seen, unless=bool(re.search(wanted, seen.error)))
 
 
-def _not_arrived(seen: Observation) -> Problem | None:
+def _not_arrived(seen: Observation) -> Disproof | None:
     assert seen.hang is not None
     told = f"it was at the stage {seen.hang.stage}, past the rendezvous that it was never to reach"
-    return alive(seen) or (None if seen.hang.stage == "started" else Problem("beyond_the_rendezvous", told))
+    return alive(seen) or (None if seen.hang.stage == "started" else Disproof("beyond_the_rendezvous", told))
 
 
 _of_rendezvous = partial(Kind, family="rendezvous", phases=frozenset({"rendezvous"}), default_phase="rendezvous")

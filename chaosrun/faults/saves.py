@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from chaosrun.faults.kind import Kind, Option
-from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.faults.power_cut import take
 from chaosrun.faults.storage_damage import DamageNote, change_of, flip_bit, spoiled, truncate, zero_tail
 from chaosrun.faults.strike import Strike
@@ -69,22 +69,24 @@ def _saved(outputs: tuple[str, ...], since_s: float) -> Iterator[tuple[Path, str
                 yield path, os.path.relpath(path, output)
 
 
-def _struck(seen: Observation) -> Problem | None:
+def _struck(seen: Observation) -> Disproof | None:
     """Why it did not die before the planned operation; None when it did."""
     note: SaveNote | None = seen.note
     if note is None or note.struck_s is None:
-        return Problem("nothing_said", "there is no record of the operations before its death")
+        return Disproof("nothing_said", "there is no record of the operations before its death")
     wanted = seen.fault.option("operation")
     if wanted is not None and note.done != wanted - 1:
-        return Problem("elsewhere_in_save", f"{count(note.done, 'operation')} were done, operation {wanted} was to be the next")
+        return Disproof(
+            "elsewhere_in_save", f"{count(note.done, 'operation')} were done, operation {wanted} was to be the next"
+        )
     return None
 
 
-def _rebuilt(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+def _rebuilt(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Disproof | None:
     done = [event for event in leg.events(OutputsReplaced) if event.fault == seen.fault.id]
     if not done:
-        return Problem("not_rebuilt", "the outputs were not put into the state that a power cut leaves")
-    return Problem("not_rebuilt", done[-1].problem) if done[-1].problem else None
+        return Disproof("not_rebuilt", "the outputs were not put into the state that a power cut leaves")
+    return Disproof("not_rebuilt", done[-1].problem) if done[-1].problem else None
 
 
 def _describe(seen: Observation) -> str:
@@ -135,7 +137,7 @@ AT_SAVE: Mapping[str, Kind] = {
                 options=_WHERE,
                 inside=_traced("fail", error),
                 may_end=True,
-                shows=lambda seen: None if seen.note.failed else Problem("nothing_failed", "no call was given an error"),
+                shows=lambda seen: None if seen.note.failed else Disproof("nothing_failed", "no call was given an error"),
             )
             for name, error in (("no_space", "ENOSPC"), ("io_error", "EIO"))
         ),
@@ -145,7 +147,7 @@ AT_SAVE: Mapping[str, Kind] = {
             proof="strace made the syncs wait",
             options={"duration_s": 0.2},
             inside=_traced("slow"),
-            shows=lambda seen: None if seen.note.waits else Problem("no_wait", "nothing was synced meanwhile"),
+            shows=lambda seen: None if seen.note.waits else Disproof("no_wait", "nothing was synced meanwhile"),
         ),
         _damaged(name="truncate", words="truncate a file that {rank} saved", inside=_damage("*", truncate)),
         _damaged(name="zero_tail", words="zero the tail of a file that {rank} saved", inside=_damage("*", zero_tail)),

@@ -11,7 +11,7 @@ from functools import partial
 
 from chaosrun.faults import delayed_signal
 from chaosrun.faults.kind import AT_STEPS, CHECKPOINT_PHASES, TRAINING_PHASES, Kind
-from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.process import signal_later
 from chaosrun.faults.strike import Strike
@@ -101,32 +101,32 @@ def hang(strike: Strike) -> None:
     library.pthread_mutex_lock(mutex)
 
 
-def _stopped(seen: Observation) -> Problem | None:
+def _stopped(seen: Observation) -> Disproof | None:
     assert seen.hang is not None
     told = f"its process was in state {seen.hang.state}, a process that SIGSTOP stopped is in state T"
-    return None if seen.hang.state == "T" else Problem("other_state", told)
+    return None if seen.hang.state == "T" else Disproof("other_state", told)
 
 
-def _paused(seen: Observation) -> Problem | None:
+def _paused(seen: Observation) -> Disproof | None:
     note: PauseNote = seen.note
     stopped, before, after = note.state_stopped, note.state_before, note.state_after
     if (stopped, before) != ("T", "T") or after in ("T", "Z", None):
         told = f"the process was seen in the states {stopped}, {before} and {after}, not stopped and then running"
-        return Problem("no_pause", told)
+        return Disproof("no_pause", told)
     wanted_s = seen.fault.option("duration_s")
     told = f"the process was stopped for {note.stopped_s} s, not for {wanted_s:g} s"
-    return Problem("short_pause", told) if note.stopped_s < wanted_s else None
+    return Disproof("short_pause", told) if note.stopped_s < wanted_s else None
 
 
-def _slowed(seen: Observation) -> Problem | None:
+def _slowed(seen: Observation) -> Disproof | None:
     note: SlowNote = seen.note
     wanted, factor = seen.fault.option("steps"), seen.fault.option("factor")
     if note.steps != wanted:
-        return Problem("other_steps", f"{note.steps} steps were stretched, not {wanted}")
+        return Disproof("other_steps", f"{note.steps} steps were stretched, not {wanted}")
     # Both were rounded when recorded.
     if not note.before_s or not note.during_s or note.during_s < factor * note.before_s - 1e-4:
         told = f"steps took {note.during_s} s, not {factor:g} times the {note.before_s} s before it"
-        return Problem("not_slower", told)
+        return Disproof("not_slower", told)
     return None
 
 

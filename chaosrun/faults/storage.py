@@ -8,7 +8,7 @@ from functools import partial
 
 from chaosrun.errors import ResourcesError
 from chaosrun.faults.kind import Kind
-from chaosrun.faults.observed import Observation, Problem, brief, other_error
+from chaosrun.faults.observed import Disproof, Observation, brief, other_error
 from chaosrun.faults.strike import Strike
 from chaosrun.records.events import FaultRequested
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
@@ -167,32 +167,32 @@ def _failure(strike: Strike, code: int) -> OSError:
 _CALLS = {"checkpoint.file": "write", "checkpoint.fsync.before": "fsync", "checkpoint.rename.before": "rename"}
 
 
-def _failed_by(number: int) -> Callable[[Observation], Problem | None]:
-    def shows(seen: Observation) -> Problem | None:
+def _failed_by(number: int) -> Callable[[Observation], Disproof | None]:
+    def shows(seen: Observation) -> Disproof | None:
         end = seen.death.end
         return other_error(seen, unless=end is not None and end.errno == number)
 
     return shows
 
 
-def _waited(seen: Observation) -> Problem | None:
+def _waited(seen: Observation) -> Disproof | None:
     note: WaitNote = seen.note
     short = not note.waits or note.waited_s < note.waits * seen.fault.option("duration_s") - 1e-3
-    return Problem("no_wait", f"the storage made it wait {note.waits} times, {note.waited_s} s in all") if short else None
+    return Disproof("no_wait", f"the storage made it wait {note.waits} times, {note.waited_s} s in all") if short else None
 
 
-def _accepted(seen: Observation) -> Problem | None:
+def _accepted(seen: Observation) -> Disproof | None:
     note: RequestNote = seen.note
     if note.requests and note.accepted:
         return None
-    return Problem("not_accepted", f"of {count(note.requests, 'request')} nothing was there afterwards")
+    return Disproof("not_accepted", f"of {count(note.requests, 'request')} nothing was there afterwards")
 
 
-def _committed(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+def _committed(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Disproof | None:
     later = next((attempt for attempt in leg.attempts if attempt.number > seen.attempt), None)
     if later is None or later.resume_step < (saved := asked.step or 0):
         return None
-    return Problem("committed", f"the checkpoint of step {saved} was committed all the same")
+    return Disproof("committed", f"the checkpoint of step {saved} was committed all the same")
 
 
 def _describe_error(seen: Observation) -> str:

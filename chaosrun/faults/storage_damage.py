@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from chaosrun.faults.kind import Kind
-from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.faults.strike import Strike
 from chaosrun.records.codec import Record
 from chaosrun.records.events import AttemptStarting, FaultRequested, StagingCleared
@@ -22,7 +22,7 @@ from chaosrun.records.markers import Note
 TAIL_BYTES = 4096
 
 
-class RefusedError(Exception):
+class NoFileToDamageError(Exception):
     """No file may be damaged here; the message says why."""
 
 
@@ -53,7 +53,7 @@ def stale_staging(strike: Strike) -> None:
     try:
         _expect_own(strike, folder.parent)
         folder.mkdir()
-    except (RefusedError, OSError) as error:
+    except (NoFileToDamageError, OSError) as error:
         strike.note(StagedNote(problem=f"no folder was left behind: {error}"))
         return
     (folder / "model.safetensors").write_bytes(bytes(4096))
@@ -77,9 +77,9 @@ def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object
             _expect_inside(checkpoint, path)
             if look(path) is None:
                 held = ", ".join(sorted(entry.name for entry in checkpoint.iterdir()))
-                raise RefusedError(f"{checkpoint.name} has no file {name}, it holds {held}")
+                raise NoFileToDamageError(f"{checkpoint.name} has no file {name}, it holds {held}")
             note = spoiled(path, spoil, checkpoint=checkpoint.name, file=name, shown=_relative(strike, path))
-        except RefusedError as error:
+        except NoFileToDamageError as error:
             note = DamageNote(checkpoint=checkpoint.name, problem=f"nothing was damaged: {error}")
         strike.note(note)
 
@@ -99,7 +99,7 @@ def _largest_file(strike: Strike, checkpoint: Path) -> str:
     sizes = {path.relative_to(checkpoint).as_posix(): path.lstat().st_size for path in checkpoint.rglob("*") if path.is_file()}
     sizes.pop(MANIFEST_NAME, None)
     if not sizes:
-        raise RefusedError(f"{checkpoint.name} is empty")
+        raise NoFileToDamageError(f"{checkpoint.name} is empty")
     return min(sizes, key=lambda name: (-sizes[name], name))
 
 
@@ -169,16 +169,16 @@ def _expect_own(strike: Strike, path: Path) -> None:
     """Raises RefusedError unless `path` is in this leg's own folders."""
     resolved = path.resolve()
     if not any(resolved.is_relative_to(folder.resolve()) for folder in _run_folders(strike)):
-        raise RefusedError(f"{path} leads to {resolved}, outside the run's own folder")
+        raise NoFileToDamageError(f"{path} leads to {resolved}, outside the run's own folder")
 
 
 def _expect_inside(checkpoint: Path, path: Path) -> None:
     """Raises RefusedError unless `path` is in the checkpoint, by every name it has."""
     resolved = path.resolve()
     if not resolved.is_relative_to(checkpoint.resolve()):
-        raise RefusedError(f"{path} leads to {resolved}, outside the checkpoint")
+        raise NoFileToDamageError(f"{path} leads to {resolved}, outside the checkpoint")
     if resolved.is_file() and resolved.stat().st_nlink > 1:
-        raise RefusedError(f"{path} has another name elsewhere (a hard link): its contents are not this run's alone")
+        raise NoFileToDamageError(f"{path} has another name elsewhere (a hard link): its contents are not this run's alone")
 
 
 def _relative(strike: Strike, path: Path) -> str:
@@ -190,27 +190,27 @@ def _run_folders(strike: Strike) -> tuple[Path, ...]:
     return (strike.leg.path, strike.leg.checkpoints.parent)
 
 
-def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Disproof | None:
     """Why no later attempt read and quarantined the damaged checkpoint; None when one did."""
     name, later = seen.note.checkpoint, [each for each in leg.attempts if each.number > seen.attempt]
     if any(name in attempt.quarantined for attempt in later):
         return None
     if any(attempt.resume == name for attempt in later):
-        return Problem("used", f"{name} was damaged, and an attempt resumed from it")
+        return Disproof("used", f"{name} was damaged, and an attempt resumed from it")
     why = "no attempt started after that"
     if later:
         why = "the attempts after that resumed from newer checkpoints"
-    return Problem("unread", f"{name} was damaged, but {why}, so it was not read")
+    return Disproof("unread", f"{name} was damaged, but {why}, so it was not read")
 
 
-def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Disproof | None:
     name = seen.note.staged
     started = next(event.seq for event in leg.events(AttemptStarting) if event.attempt == seen.attempt)
     if any(name in event.names for event in leg.events(StagingCleared) if event.seq > started):
         return None
     later = any(attempt.number > seen.attempt for attempt in leg.attempts)
     why = "it was not there at the next start" if later else "no attempt came after it"
-    return Problem("unread", f"{name} was not cleared away: {why}")
+    return Disproof("unread", f"{name} was not cleared away: {why}")
 
 
 def _describe_damage(seen: Observation) -> str:

@@ -27,7 +27,7 @@ MEASURED_STEPS = 20
 LOOK_EVERY_S = 0.002
 
 
-class Training(Protocol):
+class DamageableTraining(Protocol):
     """The parts of a training that faults may damage; implemented by `protocol.state.TrainingState`."""
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
@@ -73,7 +73,7 @@ class Strike:
     step: int
     order: WorkerOrder
     leg: LegLayout
-    training: Training | None
+    training: DamageableTraining | None
     """None before the script has attached."""
     pace: Pace
     at: Mapping[str, Any]

@@ -20,7 +20,7 @@ from typing import IO, Literal
 
 import msgspec
 
-from chaosrun.faults.observed import Problem
+from chaosrun.faults.observed import Disproof
 from chaosrun.faults.strace import CALLS, WRITES, Reader, command
 from chaosrun.processes import ProcessIdentity, send_signal
 from chaosrun.records.codec import Record, encode
@@ -160,7 +160,7 @@ class Tracer:
             told = {"problem": missed.words, "problem_code": missed.code} if missed else {}
             self._write(msgspec.structs.replace(note, final=True, **told))
 
-    def _missed(self) -> Problem | None:
+    def _missed(self) -> Disproof | None:
         """Why the save was not struck; None when it was."""
         note, order = self._note, self._order
         struck = {"kill": note.struck_s, "fail": note.failed, "slow": note.waits}
@@ -168,17 +168,17 @@ class Tracer:
             return None
         if order.file is not None and not note.done:
             there = ", ".join([*self._others][:MOST_NAMED]) or "none"
-            return Problem("no_such_file", f"no file of the save of step {note.save} matches {order.file}; its files: {there}")
+            return Disproof("no_such_file", f"no file of the save of step {note.save} matches {order.file}; its files: {there}")
         if order.act == "slow":
-            return Problem("nothing_to_strike", f"nothing was synced in the save of step {note.save}")
+            return Disproof("nothing_to_strike", f"nothing was synced in the save of step {note.save}")
         if order.act == "fail":
-            return Problem(
+            return Disproof(
                 "nothing_to_strike",
                 f"nothing was written any more after {note.done} operations of the save of step {note.save}",
             )
         wanted = "its first write" if order.before is None else f"operation {order.before}"
         code = "nothing_to_strike" if order.before is None else "fewer_operations"
-        return Problem(code, f"the save of step {note.save} had {note.done} operations and never came to {wanted}")
+        return Disproof(code, f"the save of step {note.save} had {note.done} operations and never came to {wanted}")
 
     def _write(self, note: SaveNote) -> None:
         write_note(LegLayout(Path(self._order.leg)), self._order.fault, note)

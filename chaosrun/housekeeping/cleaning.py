@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.errors import ResourcesError, UsageError
-from chaosrun.housekeeping.inventory import FILED, FOLDERS, Choice, Found, Kept, choose, inventory_of, is_real, look, storage_of
+from chaosrun.housekeeping.inventory import (
+    FILED,
+    FOLDERS,
+    CleaningChoice,
+    Kept,
+    KeptPlace,
+    choose,
+    inventory_of,
+    is_real,
+    look,
+    storage_of,
+)
 from chaosrun.records.filesystem import remove
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import locked
@@ -32,7 +43,7 @@ LOCK = ".clean.lock"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaning:
     root: Path
-    choice: Choice
+    choice: CleaningChoice
     sizes: tuple[int, ...]
     """Bytes on the disk, for each of `choice.removed`."""
     leftovers: int
@@ -84,7 +95,7 @@ def clean(
 
 
 def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Callable[[Cleaning], bool]) -> Cleaning:
-    def chosen() -> Choice:
+    def chosen() -> CleaningChoice:
         return choose(inventory_of(root), now_s=time.time(), older_than_s=older_than_s, keep=keep, failed=failed)
 
     for folder in FOLDERS.values():
@@ -131,7 +142,7 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
         if failed_ones:
             first, more = failed_ones[0], len(failed_ones) - 1
             raise ResourcesError(first.message + (f"; nor can {more} more" if more else ""), hint=first.hint)
-        choice = Choice(removed=tuple(removed), kept=tuple(kept))
+        choice = CleaningChoice(removed=tuple(removed), kept=tuple(kept))
         return replace(intended, choice=choice, sizes=tuple(sizes), done=True)
 
 
@@ -160,7 +171,7 @@ def _refuse_link(folder: Path) -> None:
         raise UsageError(f"{folder} is a symbolic link: nothing is removed through it", hint="name what it leads to: --root")
 
 
-def _held(root: Path, found: Found) -> AbstractContextManager[Any]:
+def _held(root: Path, found: KeptPlace) -> AbstractContextManager[Any]:
     """Lock it, so that no other process uses it; raises UsageError if one does."""
     match found.kind:
         case "run":
@@ -171,7 +182,7 @@ def _held(root: Path, found: Found) -> AbstractContextManager[Any]:
             return FILED[found.kind](found.path).locked()
 
 
-def _moved_to_trash(found: Found) -> Path:
+def _moved_to_trash(found: KeptPlace) -> Path:
     """Rename it into a new folder in the trash, keeping its name, by which its checkpoints elsewhere are recognised."""
     trash = found.path.parent / TRASH
     _refuse_link(trash)

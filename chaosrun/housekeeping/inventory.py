@@ -40,7 +40,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class KeptPlace:
     kind: Kind
     path: Path
     used_s: float
@@ -65,22 +65,22 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    found: Found
+    found: KeptPlace
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    removed: tuple[Found, ...]
+class CleaningChoice:
+    removed: tuple[KeptPlace, ...]
     kept: tuple[Kept, ...]
 
 
-def choose(found: Sequence[Found], *, now_s: float, older_than_s: float, keep: int, failed: bool) -> Choice:
+def choose(found: Sequence[KeptPlace], *, now_s: float, older_than_s: float, keep: int, failed: bool) -> CleaningChoice:
     """Remove what is older, not of the newest `keep` of its kind, not supervised, passed (unless `failed`), needed by none."""
     newest: dict[Kind, list[Path]] = {}
     for entry in sorted(found, key=lambda entry: (-entry.used_s, entry.name)):
         newest.setdefault(entry.kind, []).append(entry.path)
-    removed: list[Found] = []
+    removed: list[KeptPlace] = []
     kept: list[Kept] = []
     for entry in found:
         why = None
@@ -103,16 +103,16 @@ def choose(found: Sequence[Found], *, now_s: float, older_than_s: float, keep: i
     ]:
         removed = [entry for entry in removed if entry not in needed]
         kept += [Kept(found=entry, why="a run that is kept needs the reference") for entry in needed]
-    return Choice(removed=tuple(removed), kept=tuple(kept))
+    return CleaningChoice(removed=tuple(removed), kept=tuple(kept))
 
 
-def inventory_of(root: Path) -> list[Found]:
+def inventory_of(root: Path) -> list[KeptPlace]:
     """What chaosrun keeps under `root`, without links and other things that it did not make."""
     root = root.resolve()  # like the paths in `needs`
     return [found for kind, folder in FOLDERS.items() for found in _all(kind, root / folder)]
 
 
-def _all(kind: Kind, folder: Path) -> list[Found]:
+def _all(kind: Kind, folder: Path) -> list[KeptPlace]:
     """All of a kind, sorted by name, without links, which lead out of the root, and names that begin with a dot."""
     if not is_real(folder):
         return []
@@ -120,7 +120,7 @@ def _all(kind: Kind, folder: Path) -> list[Found]:
     return [found for path in places if (found := look(kind, path)) is not None]
 
 
-def look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
+def look(kind: Kind, path: Path, *, held: bool = False) -> KeptPlace | None:
     """What lies at `path`; None if it is still being made, or not ours. `held`: this very process holds its lock."""
     if not (path / FILES[kind]).is_file():
         return None
@@ -128,7 +128,7 @@ def look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
         case "run":
             return _run(RunLayout(path), held)
         case "reference":
-            return Found(kind="reference", path=path, used_s=_changed_s(path), status="cached")
+            return KeptPlace(kind="reference", path=path, used_s=_changed_s(path), status="cached")
         case "sweep" | "suite":
             return _folder(kind, path, held)
 
@@ -157,7 +157,7 @@ def _is_ours(place: Path) -> bool:
     )
 
 
-def _run(run: RunLayout, held: bool) -> Found:
+def _run(run: RunLayout, held: bool) -> KeptPlace:
     supervised = not held and is_supervised(run)
     try:
         info = _own_info(run)
@@ -165,8 +165,8 @@ def _run(run: RunLayout, held: bool) -> Found:
         copied = mode in ("auto", "fresh") or leg_end(run.reference) is not None
         ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
     except UsageError:
-        return Found(kind="run", path=run.path, used_s=_changed_s(run.run_json), status="damaged", supervised=supervised)
-    return Found(
+        return KeptPlace(kind="run", path=run.path, used_s=_changed_s(run.run_json), status="damaged", supervised=supervised)
+    return KeptPlace(
         kind="run",
         path=run.path,
         used_s=info.created_s,
@@ -186,10 +186,10 @@ def _own_info(run: RunLayout) -> RunInfo:
     return info
 
 
-def _folder(kind: Kind, path: Path, held: bool) -> Found:
+def _folder(kind: Kind, path: Path, held: bool) -> KeptPlace:
     """A sweep or a suite, which is a folder with runs of its own."""
     inside = _all("run", path / "runs")
-    return Found(
+    return KeptPlace(
         kind=kind,
         path=path,
         used_s=_changed_s(path / FILES[kind]),

@@ -170,7 +170,7 @@ class Chaos:
     def _typed(
         self, script: Path | None, words: Sequence[str], *, workers: int | None, kills: Sequence[str], preempts: Sequence[str]
     ) -> "TypedJob":
-        from chaosrun.spec.command_line import Asked, typed_job
+        from chaosrun.spec.command_line import JobOptions, typed_job
 
         for name, given in (("command", words), ("kills", kills), ("preempts", preempts)):
             if isinstance(given, str):
@@ -178,7 +178,7 @@ class Chaos:
         root = self.request.config.rootpath
         if script is not None and script.is_relative_to(root):
             script = script.relative_to(root)
-        asked = Asked(workers=workers, kill=tuple(kills), preempt=tuple(preempts))
+        asked = JobOptions(workers=workers, kill=tuple(kills), preempt=tuple(preempts))
         return typed_job(script, tuple(map(str, words)), asked, root)
 
     def _run(

@@ -79,7 +79,7 @@ class FoundState:
         self._kept = [*(kept for kept in self._kept if kept not in shared), optimizer]
         free_replaced_optimizers()
 
-    def drop_shared_optimizers(self) -> bool:
+    def take_shared_for_replaced(self) -> bool:
         """Take each optimizer of which a later one shares parameters for replaced, as it is where the later one was built in
         the middle of the training. Returns whether there are any."""
         live = hooks.optimizers()

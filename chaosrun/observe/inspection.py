@@ -16,7 +16,7 @@ import xxhash
 from chaosrun.observe.fingerprint import local_part, part_of
 from chaosrun.observe.rng import capture_rng
 from chaosrun.records.codec import changed, encode
-from chaosrun.records.inspection import Entry, Moment, Quantity
+from chaosrun.records.inspection import InspectedMoment, InspectedValue, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
@@ -42,7 +42,7 @@ class Inspector:
         self._batches = 0
         self._losses = 0
         """Number of losses of this step so far."""
-        self._entries: dict[tuple[Quantity, int, str], Entry] = {}
+        self._entries: dict[tuple[Quantity, int, str], InspectedValue] = {}
         self._script: dict[str, str] = {}
         """The script's other state (`observe.script_state`) when the step began."""
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -146,10 +146,10 @@ class Inspector:
     def _note(self, quantity: Quantity, name: str, value: Any, *, micro_batch: int = 0) -> None:
         if isinstance(value, torch.Tensor):
             name, value = name + part_of(value), local_part(value)
-        entry = Entry(quantity=quantity, micro_batch=micro_batch, name=name)
+        entry = InspectedValue(quantity=quantity, micro_batch=micro_batch, name=name)
         self._entries[quantity, micro_batch, name] = self._with(entry, value)
 
-    def _with(self, entry: Entry, value: Any) -> Entry:
+    def _with(self, entry: InspectedValue, value: Any) -> InspectedValue:
         match value:
             case torch.Tensor():
                 return self._stored(entry, _raw(value), str(value.dtype).removeprefix("torch."), tuple(value.shape))
@@ -165,7 +165,7 @@ class Inspector:
             case _:
                 return changed(entry, text=repr(value))
 
-    def _stored(self, entry: Entry, raw: Any, dtype: str, shape: tuple[int, ...]) -> Entry:
+    def _stored(self, entry: InspectedValue, raw: Any, dtype: str, shape: tuple[int, ...]) -> InspectedValue:
         digest = xxhash.xxh3_128_hexdigest(raw)
         path = self._tensors / digest
         if not path.exists():
@@ -176,7 +176,7 @@ class Inspector:
         return changed(entry, bytes=digest, dtype=dtype, shape=list(shape))
 
     def _write(self, name: str, step: int) -> None:
-        moment = Moment(step=step, entries=list(self._entries.values()), script=self._script)
+        moment = InspectedMoment(step=step, entries=list(self._entries.values()), script=self._script)
         path = self._folder / name
         temporary = path.with_name(f".{name}")
         temporary.write_bytes(encode(moment))

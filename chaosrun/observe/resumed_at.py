@@ -9,7 +9,7 @@ restored.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from chaosrun.records.trace_reader import Moment
+from chaosrun.records.trace_reader import TraceMoment
 from chaosrun.records.traces import NEAREST, Found
 
 QUANTITIES = ("weights", "data", "optimizer", "rates", "rng")
@@ -36,7 +36,7 @@ class Due(NamedTuple):
     """Whether the attempt has begun with them."""
 
 
-class Place(NamedTuple):
+class ResumePlace(NamedTuple):
     step: int
     found: Found
     due: Due | None = None
@@ -47,15 +47,15 @@ class Place(NamedTuple):
     """By the first of several optimizers to step: how many made the step that it last began."""
 
 
-def find(standing: RankStart, moments: Sequence[Moment], *, own: bool = False, alone: bool = False) -> Place:
+def find(start: RankStart, moments: Sequence[TraceMoment], *, own: bool = False, alone: bool = False) -> ResumePlace:
     """Compare an attempt's initial state to the `moments` of one trace. `own`: the trace is of an earlier attempt of the same
     leg. `alone`: no other leg continues after the last moment, of which only weights and optimizer are known then."""
-    agreeing = _agreeing(standing, moments, alone=alone)
-    judged = [name for name in QUANTITIES if getattr(standing, name) is not None]
+    agreeing = _agreeing(start, moments, alone=alone)
+    judged = [name for name in QUANTITIES if getattr(start, name) is not None]
     known = ("weights", "data", "optimizer") if any(agreeing["data"]) else ("weights", "optimizer", "data")
     decisive = next((name for name in known if agreeing[name]), None)
     if decisive is None:
-        return Place(step=0, found=Found(step=None, own=own, **_nearest(agreeing, 0)))
+        return ResumePlace(step=0, found=Found(step=None, own=own, **_nearest(agreeing, 0)))
     step = max(agreeing[decisive], key=lambda each: (*(each in agreeing[name] for name in QUANTITIES), each))
     whole = all(step in agreeing[name] for name in judged)
     after = [moment for moment in moments if moment.step == step and moment.data_after is not None]
@@ -65,25 +65,25 @@ def find(standing: RankStart, moments: Sequence[Moment], *, own: bool = False, a
     if after:
         then, settings = after[-1], after[-1].settings_after
         due = Due(then.batches_after, step in agreeing["data"])
-    return Place(step=step, found=found, due=due, settings=settings, together=together)
+    return ResumePlace(step=step, found=found, due=due, settings=settings, together=together)
 
 
-def _agreeing(standing: RankStart, moments: Iterable[Moment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:
+def _agreeing(start: RankStart, moments: Iterable[TraceMoment], *, alone: bool) -> Mapping[str, Mapping[int, None]]:
     """By quantity, the steps after which it was equal. Data, stream and rates after a step are in the next step's record; rates
     that a loop sets between forward pass and optimizer step are, at the forward pass, still those of the step before."""
     found: dict[str, dict[int, None]] = {name: {} for name in QUANTITIES}
-    rates = None if standing.rates is None else tuple(standing.rates)
+    rates = None if start.rates is None else tuple(start.rates)
     for moment in moments:
         step = moment.step
-        if standing.weights in (moment.weights, moment.weights_after):
+        if start.weights in (moment.weights, moment.weights_after):
             found["weights"][step] = None
-        if moment.optimizer == standing.optimizer:
+        if moment.optimizer == start.optimizer:
             found["optimizer"][step] = None
         if rates is not None and rates in (moment.rates, moment.rates_after):
             found["rates"][step] = None
-        if standing.rng is not None and moment.rng_after == standing.rng:
+        if start.rng is not None and moment.rng_after == start.rng:
             found["rng"][step] = None
-        if standing.data is not None and moment.data_after == standing.data:
+        if start.data is not None and moment.data_after == start.data:
             found["data"][step] = None
         if alone and moment.data_after is None and step in found["weights"]:
             found |= {name: {**found[name], step: None} for name in ("rates", "rng", "data")}

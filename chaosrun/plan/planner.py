@@ -19,7 +19,7 @@ from chaosrun.plan.sampling import bernoulli, distinct, exponential, nth_free
 from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.faults import RandomFaults, ScheduledFault
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.places import Objection, Source
+from chaosrun.spec.places import Objection, SourceText
 
 HINT = "a fault that cannot fire proves nothing: change the entry, or workers (--workers), max_steps or checkpoint"
 MAX_DRAWN_STEPS = 10_000_000
@@ -35,7 +35,7 @@ def _refusal(objections: Sequence[Objection], hint: str) -> UsageError:
 
 
 def make_plan(
-    spec: JobSpec, trace: Source | None = None, refuse: Callable[[Sequence[Objection], str], UsageError] = _refusal
+    spec: JobSpec, trace: SourceText | None = None, refuse: Callable[[Sequence[Objection], str], UsageError] = _refusal
 ) -> FaultPlan:
     """The plan of a job in the order in which it meets the faults, with ids F1, F2, …; `trace` is what `faults.replay` names.
     Raises UsageError, made by `refuse`, which names every entry that cannot be planned, or SpecError when the trace cannot be

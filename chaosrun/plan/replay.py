@@ -23,7 +23,7 @@ from chaosrun.faults.fault import Fault
 from chaosrun.plan.sampling import distinct
 from chaosrun.spec.faults import ReplaySpec
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.places import LINE_BREAK, Place, Source, refusal
+from chaosrun.spec.places import LINE_BREAK, Place, SourceText, refusal
 
 SHORTEST_S = 0.001
 """Faults come in steps of one millisecond."""
@@ -52,7 +52,7 @@ class Recording:
     length_s: float
 
 
-def replayed(spec: JobSpec, entry: ReplaySpec, trace: Source) -> list[Fault]:
+def replayed(spec: JobSpec, entry: ReplaySpec, trace: SourceText) -> list[Fault]:
     """A fault for each loss within the window, at its own time over `compress`. A named node always stands for the same rank
     (its number modulo the workers), others for ranks drawn by `faults.seed`. Raises SpecError for a wrong line of the trace,
     UsageError when nothing is lost in the window."""
@@ -91,7 +91,7 @@ def detect(text: str) -> str:
     return {"{": "skypilot", "[": "parcae"}.get(text.lstrip()[:1], "bamboo")
 
 
-def read_recording(trace: Source, form: str = "auto", unit: str = "seconds") -> Recording:
+def read_recording(trace: SourceText, form: str = "auto", unit: str = "seconds") -> Recording:
     """Parse a trace. Raises SpecError with the place of the first error, UsageError for a unit that the format cannot have."""
     form = detect(trace.text) if form == "auto" else form
     if unit != "seconds" and form != "bamboo":
@@ -124,7 +124,7 @@ class _Level:
     line: int
 
 
-def _bamboo(trace: Source, unit_s: float) -> Iterator[_Level]:
+def _bamboo(trace: SourceText, unit_s: float) -> Iterator[_Level]:
     hint = "a line holds a time and a number of live nodes, such as 21529,4, and there is no header"
     for number, text in enumerate(LINE_BREAK.split(trace.text)):
         if not text.strip():
@@ -140,7 +140,7 @@ def _bamboo(trace: Source, unit_s: float) -> Iterator[_Level]:
         yield _Level(time_s=float(time) * unit_s, live=int(live), line=number + 1)
 
 
-def _parcae(trace: Source, _: float) -> Iterator[_Level]:
+def _parcae(trace: SourceText, _: float) -> Iterator[_Level]:
     hint = 'a line is a list such as [60000, "remove", {"nodes": ["node-3"]}]'
     numbers: dict[str, int] = {}
     alive: set[str] = set()
@@ -180,7 +180,7 @@ def _odd_names(what: str, names: list[str], alive: set[str]) -> str | None:
     return f"{_shown(wrong[0])} is {'added, and is there already' if what == 'add' else 'removed, and is not there'}"
 
 
-def _skypilot(trace: Source, _: float) -> Iterator[_Level]:
+def _skypilot(trace: SourceText, _: float) -> Iterator[_Level]:
     hint = 'the file is an object such as {"metadata": {"gap_seconds": 600}, "data": [4, 4, 3]}'
     whole = _json(trace, trace.text, 0)
     metadata = whole.get("metadata") if isinstance(whole, Mapping) else None
@@ -197,14 +197,14 @@ def _skypilot(trace: Source, _: float) -> Iterator[_Level]:
         yield _Level(time_s=place * float(gap_s), live=live, line=lines[place] + 1)
 
 
-_READERS: Mapping[str, Callable[[Source, float], Iterator[_Level]]] = {
+_READERS: Mapping[str, Callable[[SourceText, float], Iterator[_Level]]] = {
     "bamboo": _bamboo,
     "parcae": _parcae,
     "skypilot": _skypilot,
 }
 
 
-def _json(trace: Source, text: str, first_line: int) -> Any:
+def _json(trace: SourceText, text: str, first_line: int) -> Any:
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not a number")
 
@@ -224,13 +224,13 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= 10**15
 
 
-def _line_of(trace: Source, key: str) -> int:
+def _line_of(trace: SourceText, key: str) -> int:
     """The line, from 0, of a key of a JSON object; the first line when the key is missing."""
     found = re.search(rf'"{key}"\s*:', trace.text)
     return trace.text.count("\n", 0, found.start()) if found else 0
 
 
-def _lines_of_items(trace: Source, count: int) -> list[int]:
+def _lines_of_items(trace: SourceText, count: int) -> list[int]:
     """The lines, from 0, of the numbers in the list called data. In doubt, a number counts as on the list's own line."""
     begin = re.search(r'"data"\s*:\s*\[', trace.text)
     if begin is None:
@@ -246,6 +246,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 
-def _wrong(trace: Source, line: int, message: str, hint: str, *, column: int = 0) -> Exception:
+def _wrong(trace: SourceText, line: int, message: str, hint: str, *, column: int = 0) -> Exception:
     end = column + 1 if column else max(1, len(trace.line(line).rstrip()))
     return refusal(Place(source=trace, line=line, column=column, end=end), message, hint)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from chaosrun.preflight.model import BAD, Answers, Check, F, Finding, Rows, Setting, Status, read_answers
 from chaosrun.preflight.peers import BASELINE, Baseline, against_peers
 from chaosrun.preflight.result import ANSWERS, CheckRun, Result
@@ -45,7 +45,7 @@ class Agents(Protocol):
         """By silent node, the reason."""
         ...
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         """Run calls, by node name, at the same time; returns when every one has ended."""
         ...
 

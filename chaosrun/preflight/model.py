@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
-from chaosrun.cluster.probing import EXPLAINED, Call, Node, Outcome
+from chaosrun.cluster.probing import EXPLAINED, Call, Node, ProbeOutcome
 from chaosrun.records.codec import convert
 
 if TYPE_CHECKING:
@@ -159,16 +159,16 @@ class Answers(Struct, Generic[F], frozen=True, kw_only=True):
     """The nodes' answers to the same call, by name."""
 
     answered: Mapping[str, F]
-    unanswered: Mapping[str, Outcome]
+    unanswered: Mapping[str, ProbeOutcome]
     """Nodes without facts, and why."""
     asked_s: tuple[float, float] = (0.0, 0.0)
     """When the calls were sent and when the last answer had come, by the caller's clock: seconds since the epoch."""
 
 
-def read_answers(outcomes: Mapping[str, Outcome], facts: type[F], asked_s: tuple[float, float] = (0.0, 0.0)) -> Answers[F]:
+def read_answers(outcomes: Mapping[str, ProbeOutcome], facts: type[F], asked_s: tuple[float, float] = (0.0, 0.0)) -> Answers[F]:
     """The facts of each node as one type. An answer of another form, as from a node with another version of chaosrun, counts as
     missing."""
-    answered, unanswered = dict[str, F](), dict[str, Outcome]()
+    answered, unanswered = dict[str, F](), dict[str, ProbeOutcome]()
     for name, outcome in outcomes.items():
         try:
             if outcome.facts is None:
@@ -176,7 +176,7 @@ def read_answers(outcomes: Mapping[str, Outcome], facts: type[F], asked_s: tuple
             else:
                 answered[name] = convert(outcome.facts, facts)
         except ValueError as wrong:
-            unanswered[name] = Outcome(ended="raised", error=f"its answer cannot be read: {wrong}")
+            unanswered[name] = ProbeOutcome(ended="raised", error=f"its answer cannot be read: {wrong}")
     return Answers(answered=answered, unanswered=unanswered, asked_s=asked_s)
 
 

@@ -58,7 +58,7 @@ def pin_algorithms(deterministic: Determinism) -> None:
         torch.backends.cudnn.allow_tf32 = False
 
 
-def text_of(told: object) -> str:
+def error_text(told: object) -> str:
     """Its text, even if the script's own code, as of an error's `__str__`, makes none."""
     try:
         return str(told)
@@ -72,7 +72,7 @@ def refused_operation(error: BaseException, deterministic: Determinism) -> UserS
     Decided by the message, not the type: torch raises a RuntimeError, and the loader re-raises its workers' errors with longer
     texts.
     """
-    found = next((match for refusal in _REFUSALS if (match := refusal.search(text_of(error)))), None)
+    found = next((match for refusal in _REFUSALS if (match := refusal.search(error_text(error)))), None)
     if not isinstance(error, RuntimeError) or found is None:
         return None
     operation = found["operation"]

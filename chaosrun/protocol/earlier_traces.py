@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chaosrun.observe.found_state import FoundState
-from chaosrun.observe.resumed_at import Place, RankStart, find
+from chaosrun.observe.resumed_at import RankStart, ResumePlace, find
 from chaosrun.observe.trace import Beginning, Observer
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.trace_reader import Moment, read_moments, read_start
+from chaosrun.records.trace_reader import TraceMoment, read_moments, read_start
 from chaosrun.records.traces import StartRecord
 
 
@@ -28,7 +28,9 @@ class EarlierTraces:
         """Whether an earlier attempt of this leg has made or begun a step."""
         return any(moments for moments, own in self._moments() if own)
 
-    def begin(self, state: FoundState, observer: Observer, data: str | None, *, at_end: bool) -> tuple[Beginning, Place | None]:
+    def begin(
+        self, state: FoundState, observer: Observer, data: str | None, *, at_end: bool
+    ) -> tuple[Beginning, ResumePlace | None]:
         """What an attempt begins with, and its place. A script may build the optimizers of all phases of its training at a
         restart: those of earlier phases are left out if the reference had replaced them by then, which shows in what agrees."""
         began = observer.beginning()
@@ -45,7 +47,7 @@ class EarlierTraces:
             else:
                 state.order_as_at_first(False)
                 began = observer.beginning()
-        if place is None or place.found.step is not None or not state.drop_shared_optimizers():
+        if place is None or place.found.step is not None or not state.take_shared_for_replaced():
             return began, place
         without = observer.beginning()
         other = self.place(_rank_start(without, data, at_end=at_end))
@@ -54,14 +56,14 @@ class EarlierTraces:
         state.count_all()
         return began, place
 
-    def place(self, standing: RankStart) -> Place | None:
+    def place(self, start: RankStart) -> ResumePlace | None:
         """The position of an attempt that begins with this state; None if nothing was recorded before it."""
-        best: Place | None = None
-        alone, reference, reached = self._order.reference_path is None, list[Moment](), 0
+        best: ResumePlace | None = None
+        alone, reference, reached = self._order.reference_path is None, list[TraceMoment](), 0
         for moments, own in self._moments():
             if not moments:
                 continue  # killed before its first record: nothing to compare with
-            place = find(standing, moments, own=own, alone=alone)
+            place = find(start, moments, own=own, alone=alone)
             if place.found.step is not None:
                 return place
             if best is None or (place.found.weights and not best.found.weights):
@@ -69,10 +71,10 @@ class EarlierTraces:
             reference, reached = (reference, max(reached, moments[-1].step)) if own else (moments, reached)
         if best and not best.found.weights and best.step > reached + 1 > 1:
             # Data that come again also do at steps that this leg has not reached; its last step may not be recorded.
-            return find(standing, [moment for moment in reference if moment.step <= reached + 1], alone=alone)
+            return find(start, [moment for moment in reference if moment.step <= reached + 1], alone=alone)
         return best
 
-    def _moments(self) -> Iterator[tuple[list[Moment], bool]]:
+    def _moments(self) -> Iterator[tuple[list[TraceMoment], bool]]:
         """The reference's first, then those of its own leg, newest first."""
         order = self._order
         if order.reference_path is not None:
@@ -91,5 +93,5 @@ def _rank_start(began: Beginning, data: str | None, *, at_end: bool) -> RankStar
     return RankStart(weights=began.weights.value, optimizer=began.optimizer, rates=rates, rng=rng, data=data)
 
 
-def _rates_agree(place: Place) -> bool:
+def _rates_agree(place: ResumePlace) -> bool:
     return place.step in place.found.rates

@@ -29,8 +29,7 @@ from chaosrun.records.codec import to_plain
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.manifest import FileEntry, Manifest
-from chaosrun.records.manifest import Position as StoredPosition
+from chaosrun.records.manifest import FileEntry, Manifest, ManifestPosition
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
 
@@ -156,7 +155,7 @@ class Saver:
         rest = sorted(name for name in list_members(staging) if name not in files)
         return Manifest(
             step=content.position.step,
-            position=StoredPosition(**to_plain(content.position)),
+            position=ManifestPosition(**to_plain(content.position)),
             world_size=self._order.world_size,
             attempt=self._order.attempt,
             time_s=time.time(),

@@ -35,7 +35,7 @@ from chaosrun.observe.opened import FileWatch
 from chaosrun.processes import before_os_exit
 from chaosrun.protocol import rendezvous
 from chaosrun.protocol.context import WorkerContext, enter
-from chaosrun.protocol.determinism import pin, refused_operation, text_of
+from chaosrun.protocol.determinism import error_text, pin, refused_operation
 from chaosrun.protocol.randomness import own_epoch
 from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
@@ -254,7 +254,7 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     code = request.code if isinstance(request.code, int) else (0 if request.code is None else 1)
     if code == 0 and (end := _exited(context, waiting=True)):
         return end
-    said = "" if request.code is None or isinstance(request.code, int) else f": {text_of(request.code)}"
+    said = "" if request.code is None or isinstance(request.code, int) else f": {error_text(request.code)}"
     if said:
         with contextlib.suppress(OSError, ValueError):  # as Python does; the script may have closed it
             print(said.removeprefix(": "), file=sys.stderr, flush=True)
@@ -300,7 +300,7 @@ def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
     storage = error.__cause__ if isinstance(error, ResourcesError) else None
     return RaisedError(
         type=type(error).__name__,
-        message=told.message if told else text_of(error),
+        message=told.message if told else error_text(error),
         hint=told.hint if told else None,
         exit_code=told.exit_code if told else UserScriptError.exit_code,
         traceback=_script_traceback(error),

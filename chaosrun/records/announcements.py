@@ -39,11 +39,11 @@ class Announcement(Record, frozen=True, kw_only=True, omit_defaults=False):
     ignores_sigterm: bool = False
 
 
-class Answer(Record, frozen=True, kw_only=True):
+class StartupAnswer(Record, frozen=True, kw_only=True):
     order: WorkerOrder | None = None
     refused: LauncherCode | None = None
 
 
 decode_startup = msgspec.json.Decoder(Startup).decode
 decode_announcement = msgspec.json.Decoder(Announcement).decode
-decode_answer = msgspec.json.Decoder(Answer).decode
+decode_answer = msgspec.json.Decoder(StartupAnswer).decode

@@ -28,7 +28,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 """In the order of diagnosis: an earlier one that differs makes the later ones differ."""
 
 
-class Entry(Record, frozen=True, kw_only=True):
+class InspectedValue(Record, frozen=True, kw_only=True):
     """One value of a quantity: its raw bytes, or a text for a value without bits (sample ids, names, None)."""
 
     quantity: Quantity
@@ -42,9 +42,9 @@ class Entry(Record, frozen=True, kw_only=True):
     shape: list[int] | None = None
 
 
-class Moment(Record, frozen=True, kw_only=True, omit_defaults=False):
+class InspectedMoment(Record, frozen=True, kw_only=True, omit_defaults=False):
     v: Literal[1] = 1
     step: Count
-    entries: list[Entry]
+    entries: list[InspectedValue]
     script: dict[str, str] = field(default_factory=dict)
     """The script's other state when the step began, by path: a readable value or a digest."""

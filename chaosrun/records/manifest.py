@@ -37,7 +37,7 @@ class FileEntry(_Frozen):
     """128 bits: detects damage by storage as well as sha256 does, twelve times as fast."""
 
 
-class Position(_Frozen):
+class ManifestPosition(_Frozen):
     """Epoch (from 0), completed batches in it, completed optimizer steps."""
 
     epoch: int = Field(ge=0)
@@ -48,7 +48,7 @@ class Position(_Frozen):
 class Manifest(_Frozen):
     v: Literal[2] = 2
     step: int = Field(ge=0)
-    position: Position
+    position: ManifestPosition
     world_size: int = Field(ge=1)
     attempt: int = Field(ge=0)
     time_s: float

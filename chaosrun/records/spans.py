@@ -46,7 +46,7 @@ class Span:
         return self.steps == other.steps and self.digest == other.digest != b""
 
 
-class Steps(Mapping[int, "StepRecord"]):
+class StepsByNumber(Mapping[int, "StepRecord"]):
     """Records by step, each step once, read from their files on access."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:

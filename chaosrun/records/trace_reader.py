@@ -78,7 +78,7 @@ def read_start(path: Path) -> traces.StartRecord | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class TraceMoment:
     """The state between two steps of a trace, with which a resume at this point must begin."""
 
     step: int
@@ -99,15 +99,15 @@ class Moment:
     """If there are several optimizers, those that made this step."""
 
 
-def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
+def read_moments(path: Path, *, at_most: int | None = None) -> list[TraceMoment]:
     """The moments of one trace, from its start up to the first damaged record; empty if there is no trace."""
-    moments: list[Moment] = []
+    moments: list[TraceMoment] = []
     with suppress(DamagedRecordError, FileNotFoundError):
         for record in all_records(path, 0, 0):
             if isinstance(record, traces.StartRecord):
                 step = record.position.step
                 rates = record.rates or None if step == 0 else None
-                moments.append(Moment(step=step, weights=record.param, optimizer=record.state, rates=rates))
+                moments.append(TraceMoment(step=step, weights=record.param, optimizer=record.state, rates=rates))
             elif isinstance(record, traces.StepRecord) and moments:
                 rates = record.lr or moments[-1].rates
                 after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}
@@ -116,7 +116,7 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[Moment]:
                 if len(moments) == at_most:
                     break
                 stood = {"weights": record.param, "optimizer": record.state, "rates": rates, "stepped": record.stepped}
-                moments.append(Moment(step=record.step, **stood))
+                moments.append(TraceMoment(step=record.step, **stood))
     return moments
 
 

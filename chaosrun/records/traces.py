@@ -17,7 +17,7 @@ from msgspec import Meta
 from chaosrun.records.codec import Count, Record, Text
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.position import Position
-from chaosrun.records.spans import Span, Steps
+from chaosrun.records.spans import Span, StepsByNumber
 
 TRACE_VERSION = 3
 """Traces of version 2 were lines of JSON."""
@@ -386,8 +386,8 @@ class RankTrace:
         return [Span(block.first, block.last, block, self) for block in self.blocks]
 
     @cached_property
-    def steps(self) -> Steps:
-        return Steps(self.spans)
+    def steps(self) -> StepsByNumber:
+        return StepsByNumber(self.spans)
 
     def tensor(self, index: int) -> str | None:
         """Name of the tensor at `index` of `params` and `grads`."""

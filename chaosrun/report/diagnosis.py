@@ -17,7 +17,7 @@ from chaosrun.wording import count
 
 if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis, Replay
-    from chaosrun.verify.inspection import Comparison, Finding
+    from chaosrun.verify.inspection import InspectionComparison, QuantityDifference
 
 Quantity = tuple[str, str, str, str, bool]
 """What, how many values, on which ranks they differ, how far, and whether they do."""
@@ -27,7 +27,7 @@ def read_diagnosis(run: RunLayout) -> "Diagnosis":
     """diagnosis.json. Raises UsageError when it is damaged."""
     from chaosrun.verify.diagnosis import Diagnosis, Replay
     from chaosrun.verify.hazards import Hazard
-    from chaosrun.verify.inspection import Comparison
+    from chaosrun.verify.inspection import InspectionComparison
 
     found = read_object(run.diagnosis_json)
     try:
@@ -37,7 +37,7 @@ def read_diagnosis(run: RunLayout) -> "Diagnosis":
             replay=convert(found.get("replay"), Replay),
             reproduced=convert(found.get("reproduced"), bool),
             account=convert(found.get("account"), str),
-            comparison=convert(found, Comparison),
+            comparison=convert(found, InspectionComparison),
             hazard=convert(found.get("hazard"), Hazard | None),
             hint=convert(found.get("hint"), str | None),
         )
@@ -87,7 +87,7 @@ def replay_sentences(replay: "Replay") -> Iterator[str]:
         yield f"{name} is not as it was in the run"
 
 
-def quantity_rows(comparison: "Comparison") -> Iterator[Quantity]:
+def quantity_rows(comparison: "InspectionComparison") -> Iterator[Quantity]:
     """Rows in the order of diagnosis; a quantity that is equal in all micro-batches takes one line."""
     differing = {entry.quantity for entry in comparison.quantities if entry.finding}
     told: set[str] = set()
@@ -105,7 +105,7 @@ def quantity_rows(comparison: "Comparison") -> Iterator[Quantity]:
             yield name, f"{equal} equal", "", "", False
 
 
-def _quantities(comparison: "Comparison") -> RenderableType:
+def _quantities(comparison: "InspectionComparison") -> RenderableType:
     table = columns("quantity", "values", "on ranks", "largest")
     for name, values, ranks, largest, differs in quantity_rows(comparison):
         table.add_row(name, Text(values, style="bold red" if differs else ""), ranks, largest)
@@ -116,7 +116,7 @@ def _called(quantity: str, *, at_end: bool) -> str:
     return quantity.removesuffix(" before") if at_end else quantity
 
 
-def finding_rows(found: "Finding") -> Iterator[tuple[str, str]]:
+def finding_rows(found: "QuantityDifference") -> Iterator[tuple[str, str]]:
     ranks = f"rank {found.rank}" if len(found.ranks) == 1 else f"ranks {', '.join(map(str, found.ranks))}"
     micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
     yield "quantity", _called(found.quantity, at_end=found.at_end)
@@ -138,7 +138,7 @@ def finding_rows(found: "Finding") -> Iterator[tuple[str, str]]:
             yield "distance", distances
 
 
-def _distances(found: "Finding") -> Iterator[str]:
+def _distances(found: "QuantityDifference") -> Iterator[str]:
     difference = found.difference
     assert difference is not None
     if difference.ulp is not None:

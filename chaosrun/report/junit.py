@@ -21,7 +21,7 @@ from chaosrun.report.facts import RunFacts
 from chaosrun.report.view import FaultRow, RunView
 
 if TYPE_CHECKING:
-    from chaosrun.verify.check import Check
+    from chaosrun.verify.check import CheckResult
 
 LONGEST_EVIDENCE = 4000
 """Characters of a check's evidence; verdict.json holds the whole."""
@@ -153,7 +153,7 @@ def _of_fault(fault: FaultRow, view: RunView, again: str | None, *, expected: bo
     return replace(case, result="error", message=f"{fault.what}: {fault.evidence}", type="INCONCLUSIVE", about=output)
 
 
-def _of_check(check: "Check", view: RunView, again: str | None, *, expected: bool) -> Case:
+def _of_check(check: "CheckResult", view: RunView, again: str | None, *, expected: bool) -> Case:
     case = Case(name=check.name, group="checks", output=[check.summary])
     match check.status:
         case "pass":

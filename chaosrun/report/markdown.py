@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from chaosrun.report.escapes import harmless, without_escapes
-from chaosrun.report.next_commands import Command
+from chaosrun.report.next_commands import NextCommand
 from chaosrun.report.view import RunView
 from chaosrun.wording import clock, count
 
@@ -103,7 +103,7 @@ def fence(lines: Sequence[str], language: str) -> Markup:
     return Markup(f"{ticks}{language}\n{body}\n{ticks}")
 
 
-def shell_lines(commands: Iterable[Command]) -> list[str]:
+def shell_lines(commands: Iterable[NextCommand]) -> list[str]:
     """The command that repeats the run comes first."""
     ordered = sorted(commands, key=lambda command: command.label != "repeat")
     return [f"{each.line}  # {f'{each.label} ({each.note})' if each.note else each.label}" for each in ordered]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class NextCommand:
     label: str
     line: str
     note: str | None = None
@@ -27,8 +27,8 @@ class Command:
 
 
 def next_commands(
-    verdict: "Verdict", run: RunLayout, facts: RunFacts, repeat: Command | None, whose: "Whose"
-) -> tuple[Command, ...]:
+    verdict: "Verdict", run: RunLayout, facts: RunFacts, repeat: NextCommand | None, whose: "Whose"
+) -> tuple[NextCommand, ...]:
     """`repeat`: from `repeat_command`; `whose` fault the verdict is: an effect of a planned fault needs no diagnosis."""
     where = run_arguments(run)
     resume = command("resume", "resume", *where, *facts.joining)
@@ -51,7 +51,7 @@ def next_commands(
     return (inspect, *further, *([repeat] if repeat else []))
 
 
-def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
+def repeat_command(run: RunLayout, facts: RunFacts) -> NextCommand | None:
     """The command that reproduces the run, under the same root; None where its job file is unknown."""
     if facts.job is None:
         return None
@@ -76,11 +76,11 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
         *facts.joining,
         *words[dashes:],
     )
-    return Command(label=found.label, line=found.line, note="; ".join(notes) or None)
+    return NextCommand(label=found.label, line=found.line, note="; ".join(notes) or None)
 
 
-def command(label: str, *arguments: str) -> Command:
-    return Command(label=label, line=shlex.join(["chaosrun", *arguments]))
+def command(label: str, *arguments: str) -> NextCommand:
+    return NextCommand(label=label, line=shlex.join(["chaosrun", *arguments]))
 
 
 def _changes(run: RunLayout, job: Path) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from chaosrun.faults.fault import FaultPlan
     from chaosrun.records.run_file import RunSummary
     from chaosrun.spec.model import JobSpec
-    from chaosrun.verify.trajectory import ComparedRun, Comparison, Difference
+    from chaosrun.verify.trajectory import ComparedRun, LossDifference, TrajectoryComparison
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 MOST_CHECKS = 5
@@ -151,7 +151,7 @@ def _why(run: "RunSummary") -> str:
 _LEGS = {"reference": "without faults", "chaos": "under faults"}
 
 
-def render_comparison(found: "Comparison") -> RenderableType:
+def render_comparison(found: "TrajectoryComparison") -> RenderableType:
     first, others = found.runs[0], found.runs[1:]
     parts = section(f"Losses {_LEGS[found.leg]}, beside those of {first.run_id}", _compared(found.runs))[1:]
     if any(run.changes for run in found.runs):
@@ -176,7 +176,7 @@ def _compared(runs: "Sequence[ComparedRun]") -> Table:
     return table
 
 
-def _beyond(found: "Difference") -> str:
+def _beyond(found: "LossDifference") -> str:
     if found.first_beyond is None:
         return "never"
     if found.first_beyond > found.steps:

@@ -15,7 +15,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import shortest
 from chaosrun.records.run_file import readable
 from chaosrun.report.facts import RunFacts, read_facts, read_versions
-from chaosrun.report.next_commands import Command, next_commands, repeat_command
+from chaosrun.report.next_commands import NextCommand, next_commands, repeat_command
 from chaosrun.report.page import as_float, shown
 from chaosrun.report.sentences import raised
 from chaosrun.wording import count, span
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from chaosrun.records.events import Outcome
     from chaosrun.spec.model import JobSpec
     from chaosrun.verify.account import AttemptSummary, FaultOutcome
-    from chaosrun.verify.check import Check
+    from chaosrun.verify.check import CheckResult
     from chaosrun.verify.divergence import Divergence
     from chaosrun.verify.ruling import VerdictStatus
     from chaosrun.verify.verdict import Verdict
@@ -78,7 +78,7 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class DeathRow:
     leg: str
     attempt: int
     rank: int | None
@@ -108,17 +108,17 @@ class RunView:
     killed: str
     faults: tuple[FaultRow, ...]
     attempts: tuple[AttemptRow, ...]
-    checks: tuple["Check", ...]
+    checks: tuple["CheckResult", ...]
     """In the order of interest."""
     divergence: tuple[tuple[str, str], ...]
     """The first divergence: names and values; the verdict's hint says what to do about it."""
-    deaths: tuple[Death, ...]
+    deaths: tuple[DeathRow, ...]
     """Sorted: deaths that ended a leg come first; at most MOST_DEATHS."""
     unplanned: int
     """How many deaths of the chaos leg are not explained by a fault."""
-    repeat: Command | None
+    repeat: NextCommand | None
     """The command that reproduces it, where its job file is known."""
-    commands: tuple[Command, ...]
+    commands: tuple[NextCommand, ...]
     """The next commands, including `repeat` where appropriate."""
 
     @property
@@ -141,7 +141,7 @@ class RunView:
         return self.verdict.outcome in CONCLUSIVE
 
     @property
-    def consequences(self) -> tuple["Check", ...]:
+    def consequences(self) -> tuple["CheckResult", ...]:
         """Failed checks that only repeat what the first divergence says."""
         from chaosrun.verify.checks import consequences
 
@@ -155,7 +155,7 @@ class RunView:
         return f"{number} further check{'s differ' if number > 1 else ' differs'} as a consequence" if number else ""
 
     @property
-    def further_checks(self) -> tuple["Check", ...]:
+    def further_checks(self) -> tuple["CheckResult", ...]:
         """Checks that did not pass, and add something to the verdict and the first divergence."""
         from chaosrun.verify.checks import FOLLOWING
 
@@ -164,7 +164,7 @@ class RunView:
         return tuple(check for check in open_ if check.code not in told) if self.decided else ()
 
     @property
-    def fatal(self) -> Death | None:
+    def fatal(self) -> DeathRow | None:
         """The death that ended the leg on which the verdict rests."""
         if self.verdict.outcome not in ENDED_BY_DEATH:
             return None
@@ -329,9 +329,9 @@ def divergence_rows(found: "Divergence", hint: str | None, *, diagnosed: bool) -
         yield "in detail", found.hint
 
 
-def _deaths(legs: Iterable[LegHistory]) -> list[Death]:
+def _deaths(legs: Iterable[LegHistory]) -> list[DeathRow]:
     found = [
-        Death(
+        DeathRow(
             leg=leg.name,
             attempt=death.attempt,
             rank=death.rank,

@@ -51,7 +51,7 @@ LAUNCHING_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "lightning",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class JobOptions:
     """Options that stand for keys of a job file."""
 
     workers: int | None = None
@@ -123,7 +123,7 @@ def is_job_file(name: Path) -> bool:
     return name.suffix in JOB_FILES or (name.suffix != ".py" and name.exists() and not is_program)
 
 
-def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory: Path) -> TypedJob:
+def typed_job(script: Path | None, after: Sequence[str], asked: JobOptions, directory: Path) -> TypedJob:
     """The job of a script with its arguments, or (None) of a command. Raises UsageError if it cannot be a job."""
     if script is not None and script.suffix != ".py":
         if program_file(str(script), directory) or (directory / script).is_file():
@@ -286,11 +286,11 @@ def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:
 def _changed(job: TypedJob, changes: Sequence[str]) -> TypedJob:
     """The sections, with each changed key rewritten. Raises SpecError."""
     from chaosrun.spec.overrides import apply_overrides
-    from chaosrun.spec.places import Source, spec_error
+    from chaosrun.spec.places import SourceText, spec_error
     from chaosrun.spec.tree import Mapping, read_tree
     from chaosrun.spec.tree import flow as flow_of
 
-    root, _ = read_tree(Source(label=job.label, text=job.text(anywhere=False), is_file=False))
+    root, _ = read_tree(SourceText(label=job.label, text=job.text(anywhere=False), is_file=False))
     assert isinstance(root, Mapping)
     changed, problems = apply_overrides(root, changes)
     if problems:

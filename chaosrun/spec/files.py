@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaosrun.errors import SpecError, UsageError
-from chaosrun.spec.places import Problem, Source, refusal
+from chaosrun.spec.places import Problem, SourceText, refusal
 from chaosrun.spec.tree import Mapping, Node, place_at
 from chaosrun.spec.tree import Sequence as ListNode
 
@@ -32,7 +32,7 @@ NEAR = 0.65
 """How similar an existing name has to be to be suggested for a missing one, from 0 to 1."""
 
 
-def read_source(path: Path, what: str) -> Source:
+def read_source(path: Path, what: str) -> SourceText:
     """The text of a file, `what` in words. Raises UsageError, or SpecError for one that is not UTF-8."""
     try:
         data = path.read_bytes()
@@ -50,17 +50,17 @@ def read_source(path: Path, what: str) -> Source:
         found, then = _OTHERS[path.suffix]
         raise UsageError(f"{path} is {found}, not a {what}", hint=then.format(path=path))
     try:
-        return Source(label=str(path), text=data.decode("utf-8-sig"))
+        return SourceText(label=str(path), text=data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         if path.suffix not in YAML and b"\0" in data:
             raise UsageError(f"{path} is not a {what}: it holds no text", hint=f"a {what} is YAML") from error
-        source = Source(label=str(path), text=data.decode("utf-8", errors="replace"))
+        source = SourceText(label=str(path), text=data.decode("utf-8", errors="replace"))
         place = place_at(source, len(error.object[: error.start].decode("utf-8")))
         message = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
         raise refusal(place, message, "save the file as UTF-8 text") from error
 
 
-def read_named(node: Node, path: Path, what: str) -> tuple[Source | None, list[Problem]]:
+def read_named(node: Node, path: Path, what: str) -> tuple[SourceText | None, list[Problem]]:
     """The file that a node names, or its problem."""
     try:
         return read_source(path, what), []

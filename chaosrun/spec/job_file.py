@@ -16,9 +16,9 @@ from chaosrun.spec.files import JOB, expect_kind, read_named, read_source, why_u
 from chaosrun.spec.launch import attaches, first_file, launch_problems, meaningless, own_loads
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
-from chaosrun.spec.places import Objection, Place, Problem, Source, spec_error
+from chaosrun.spec.places import Objection, Place, Problem, SourceText, spec_error
 from chaosrun.spec.preset import with_preset
-from chaosrun.spec.tree import Entry, Mapping, Scalar, child, find, name_in, plain, read_tree
+from chaosrun.spec.tree import Mapping, MappingEntry, Scalar, child, find, name_in, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
 from chaosrun.spec.validation import problems_of
 
@@ -41,7 +41,7 @@ class Job:
     """The file's text, without overrides."""
     tree: Mapping
     """The tree of the spec, overrides included: where each value was written."""
-    trace: Source | None = None
+    trace: SourceText | None = None
     """The recorded trace that its faults replay."""
     typed: TypedJob | None = None
     """The job given on the command line, where there is no job file."""
@@ -60,7 +60,7 @@ class Job:
         return Problem(place=key or node.place, message=message, hint=hint)
 
 
-def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMapping[str, Entry] | None = None) -> Job:
+def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMapping[str, MappingEntry] | None = None) -> Job:
     """Read a job file, or a job given on the command line, and apply the `changes` of a suite and the `overrides` ("workers=4",
     "faults.schedule[0].rank=1").
 
@@ -68,7 +68,7 @@ def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMa
     """
     if isinstance(job, TypedJob):
         path = beside = job.directory
-        source = Source(label=job.label, text=job.text(anywhere=True), is_file=False)
+        source = SourceText(label=job.label, text=job.text(anywhere=True), is_file=False)
     else:
         path, beside = job, job.parent
         source = read_source(job, JOB)
@@ -156,7 +156,7 @@ def refused(job: Job, others: Sequence[Problem], objections: Sequence[Objection]
     return SpecError(spec_error([*others, *problems]).message, hint=hint)
 
 
-def _no_mapping(source: Source, root: object) -> Problem:
+def _no_mapping(source: SourceText, root: object) -> Problem:
     start = Place(source=source, line=0, column=0, end=1)
     if root is None:
         return Problem(place=start, message="the job file is empty", hint=SMALLEST_JOB)
@@ -164,7 +164,7 @@ def _no_mapping(source: Source, root: object) -> Problem:
     return Problem(place=start, message=f"a job file holds keys and values, this one holds {what}", hint=SMALLEST_JOB)
 
 
-def _trace(root: Mapping, directory: Path) -> tuple[Source | None, list[Problem]]:
+def _trace(root: Mapping, directory: Path) -> tuple[SourceText | None, list[Problem]]:
     """The trace that the file replays, and the problems of its name or its file."""
     node = child(root, "faults", "replay", "trace")
     if node is None or not name_in(node):

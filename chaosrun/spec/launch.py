@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from chaosrun.spec.files import files_like
-from chaosrun.spec.places import LINE_BREAK, Place, Problem, Source
+from chaosrun.spec.places import LINE_BREAK, Place, Problem, SourceText
 from chaosrun.spec.tree import Mapping, Scalar, Sequence, child, name_in
 
 ATTACHES = re.compile(rb"^\s*(?:from|import(?:[^\n#]*,)?)\s+chaosrun\b", re.MULTILINE)
@@ -227,7 +227,7 @@ def problem_of_script(path: Path, text: str, message: str, hint: str, line: int 
     """A problem at a line and column of `path`, counted from 0."""
     # Python's lines are not YAML's: form feeds and the like do not end one.
     lines = [LINE_BREAK.sub(" ", each) for each in re.split(r"\r\n|[\n\r]", text)]
-    source = Source(label=str(path), text="\n".join(lines), order=2)
+    source = SourceText(label=str(path), text="\n".join(lines), order=2)
     return Problem(place=Place(source=source, line=line, column=column, end=column + 1), message=message, hint=hint)
 
 

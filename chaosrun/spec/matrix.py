@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from chaosrun.spec.places import Place, Problem
-from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, flow, plain
+from chaosrun.spec.tree import Mapping, MappingEntry, Node, Scalar, flow, plain
 from chaosrun.spec.tree import Sequence as List
 
 LONGEST_LABEL = 24
@@ -59,7 +59,7 @@ def matrix_problem(matrix: Node) -> Problem | None:
     return None
 
 
-def _choices(axis: Entry) -> Iterator[Choice]:
+def _choices(axis: MappingEntry) -> Iterator[Choice]:
     if isinstance(axis.value, List):
         for item in axis.value.items:
             yield Choice(key=axis.key, label=_label(item), value=item)

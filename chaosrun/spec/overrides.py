@@ -9,8 +9,8 @@ from collections.abc import Mapping as AnyMapping
 from collections.abc import Sequence as AnySequence
 from dataclasses import dataclass
 
-from chaosrun.spec.places import Place, Problem, Source
-from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, Sequence, read_tree
+from chaosrun.spec.places import Place, Problem, SourceText
+from chaosrun.spec.tree import Mapping, MappingEntry, Node, Scalar, Sequence, read_tree
 
 PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>[0-9]{1,9})?\]")
 EXAMPLE = "write key=value, such as workers=4, faults.seed=7 or faults.schedule[0].rank=1"
@@ -36,7 +36,7 @@ def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping
     """The tree with every override applied, later ones winning, and the problems of those left out."""
     problems: list[Problem] = []
     for order, override in enumerate(overrides, start=1):
-        source = Source(label=f"override {override!r}", text=override, is_file=False, order=order)
+        source = SourceText(label=f"override {override!r}", text=override, is_file=False, order=order)
         try:
             path, equals, _ = override.partition("=")
             if not equals or not path.strip():
@@ -54,7 +54,7 @@ def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping
     return root, problems
 
 
-def apply_changes(root: Mapping, changes: AnyMapping[str, Entry]) -> tuple[Mapping, list[Problem]]:
+def apply_changes(root: Mapping, changes: AnyMapping[str, MappingEntry]) -> tuple[Mapping, list[Problem]]:
     """As `apply_overrides`, for keys and values from a suite: `{"faults.seed": …}`; arguments of the script, `{"--lr": …}`, are
     applied last."""
     problems: list[Problem] = []
@@ -67,7 +67,7 @@ def apply_changes(root: Mapping, changes: AnyMapping[str, Entry]) -> tuple[Mappi
     return root, problems
 
 
-def _put_argument(root: Mapping, flag: str, entry: Entry) -> Mapping:
+def _put_argument(root: Mapping, flag: str, entry: MappingEntry) -> Mapping:
     """Set the value of an argument in `args`, or append it; true stands for the flag alone, false removes it."""
     value = entry.value
     args = root.entries.get("args")

@@ -15,7 +15,7 @@ SHOWN_WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceText:
     """A text with places in it: a job file, or one override of the command line."""
 
     label: str
@@ -33,7 +33,7 @@ class Source:
 class Place:
     """A stretch of one line; line and columns are counted from 0, `end` is the column after the last."""
 
-    source: Source
+    source: SourceText
     line: int
     column: int
     end: int

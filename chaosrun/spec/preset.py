@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from chaosrun.spec.files import read_named
-from chaosrun.spec.places import Problem, Source
-from chaosrun.spec.tree import Entry, Mapping, Scalar, child, read_tree
+from chaosrun.spec.places import Problem, SourceText
+from chaosrun.spec.tree import Mapping, MappingEntry, Scalar, child, read_tree
 from chaosrun.spec.validation import nearest
 
 PRESETS = Path(__file__).parent / "presets"
@@ -48,7 +48,7 @@ def _preset(node: Scalar, directory: Path) -> tuple[Mapping | None, list[Problem
     return (None, problems) if source is None else _preset_tree(source, path.stem, node)
 
 
-def _preset_tree(source: Source, name: str, node: Scalar) -> tuple[Mapping | None, list[Problem]]:
+def _preset_tree(source: SourceText, name: str, node: Scalar) -> tuple[Mapping | None, list[Problem]]:
     root, problems = read_tree(source)
     if problems or not isinstance(root, Mapping):
         message = f"the preset {source.label} holds no keys and values"
@@ -56,5 +56,5 @@ def _preset_tree(source: Source, name: str, node: Scalar) -> tuple[Mapping | Non
         return None, problems or [Problem(place=node.place, message=message, hint=hint)]
     if "name" in root.entries:
         return root, []
-    named = Entry(key=node.place, value=Scalar(place=node.place, value=name, text=name))
+    named = MappingEntry(key=node.place, value=Scalar(place=node.place, value=name, text=name))
     return Mapping(place=root.place, entries={"name": named, **root.entries}), []

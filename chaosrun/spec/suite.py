@@ -20,7 +20,7 @@ from chaosrun.spec.fragment import flow as bare
 from chaosrun.spec.job_file import Job, load_job
 from chaosrun.spec.matrix import MOST_DRILLS, Combination, axes_of, combinations, matches, matrix_problem, named
 from chaosrun.spec.places import Place, Problem, refusal, spec_error
-from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, flow, plain, read_tree
+from chaosrun.spec.tree import Mapping, MappingEntry, Node, Scalar, find, flow, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
 from chaosrun.spec.validation import problems_of
 
@@ -277,13 +277,13 @@ class _Reader:
                 yield case, node
 
     def _one(self, job: Path, name: str, combination: Combination, cases: Sequence[tuple[CaseSpec, Mapping]]) -> SuiteDrill:
-        changes: dict[str, Entry] = {}
+        changes: dict[str, MappingEntry] = {}
         for section in (self._root, self._here):
             changes |= _entries(_value(section, "set"))
             if (entry := _entry(section, "faults")) is not None:
                 changes = _with_faults(changes, entry, job)
         for key, choice in combination.items():
-            entry = Entry(key=choice.key, value=choice.value)
+            entry = MappingEntry(key=choice.key, value=choice.value)
             changes = _with_faults(changes, entry, job) if key == "faults" else {**changes, key: entry}
         for _, node in cases:
             changes |= _entries(_value(node, "set"))
@@ -309,7 +309,7 @@ class _Reader:
         return f"combinations: {', '.join(named('', each) for each in crossed[:8])}{'…' * (len(crossed) > 8)}"
 
 
-def _with_faults(changes: dict[str, Entry], entry: Entry, job: Path) -> dict[str, Entry]:
+def _with_faults(changes: dict[str, MappingEntry], entry: MappingEntry, job: Path) -> dict[str, MappingEntry]:
     """The changes for a preset's name, or for a mapping as in a job file. Keeps the job's seed unless the mapping has one."""
     others = {key: value for key, value in changes.items() if key != "faults" and not key.startswith("faults.preset")}
     if isinstance(entry.value, Mapping):
@@ -319,14 +319,14 @@ def _with_faults(changes: dict[str, Entry], entry: Entry, job: Path) -> dict[str
         seed = before.spec.faults.seed
         faults = entry.value.having("seed", entry.key, Scalar(place=entry.key, value=seed, text=str(seed)))
         mine = {key: value for key, value in others.items() if not key.startswith("faults.")}
-        return {**mine, "faults": Entry(key=entry.key, value=faults)}
+        return {**mine, "faults": MappingEntry(key=entry.key, value=faults)}
     name = entry.value
     if not isinstance(name, Scalar) or name.value == OWN_FAULTS:
         return others
     if name.place.source.is_file and ("/" in name.text or name.text.endswith((".yaml", ".yml"))):
         path = str((Path(name.place.source.label).parent / name.text).absolute())
         name = Scalar(place=name.place, value=path, text=path)
-    return {**others, "faults.preset": Entry(key=entry.key, value=name)}
+    return {**others, "faults.preset": MappingEntry(key=entry.key, value=name)}
 
 
 def _said(value: Node) -> str:
@@ -337,7 +337,7 @@ def _when(case: Node) -> Node:
     return _value(case, "when")
 
 
-def _entry(section: Node, key: str) -> Entry | None:
+def _entry(section: Node, key: str) -> MappingEntry | None:
     return section.entries.get(key) if isinstance(section, Mapping) else None
 
 
@@ -347,7 +347,7 @@ def _value(section: Node, key: str) -> Node:
     return Scalar(place=section.place, value=None, text="") if entry is None else entry.value
 
 
-def _entries(node: Node) -> dict[str, Entry]:
+def _entries(node: Node) -> dict[str, MappingEntry]:
     return dict(node.entries) if isinstance(node, Mapping) else {}
 
 

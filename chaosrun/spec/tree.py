@@ -17,7 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from chaosrun.spec.places import LINE_BREAK, Place, Problem, Source
+from chaosrun.spec.places import LINE_BREAK, Place, Problem, SourceText
 
 MAX_DEPTH = 24
 MAX_VALUES = 20_000  # an alias can make a few lines expand to billions of values
@@ -41,7 +41,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class MappingEntry:
     key: Place
     value: "Node"
 
@@ -49,17 +49,17 @@ class Entry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapping:
     place: Place
-    entries: AnyMapping[str, Entry]
+    entries: AnyMapping[str, MappingEntry]
 
     def having(self, name: str, key: Place, value: "Node") -> "Mapping":
         """The same mapping with this entry, replacing the one of that name."""
-        return Mapping(place=self.place, entries={**self.entries, name: Entry(key=key, value=value)})
+        return Mapping(place=self.place, entries={**self.entries, name: MappingEntry(key=key, value=value)})
 
 
 Node = Scalar | Sequence | Mapping
 
 
-def read_tree(source: Source, *, padding: int = 0) -> tuple[Node | None, list[Problem]]:
+def read_tree(source: SourceText, *, padding: int = 0) -> tuple[Node | None, list[Problem]]:
     """Parse one YAML document; None for a text without a readable value.
 
     `padding` blanks that many characters at the start, so that places count from the start of the whole text.
@@ -69,7 +69,7 @@ def read_tree(source: Source, *, padding: int = 0) -> tuple[Node | None, list[Pr
 
 
 @lru_cache(maxsize=32)
-def _parsed(source: Source, padding: int) -> tuple[Node | None, tuple[Problem, ...]]:
+def _parsed(source: SourceText, padding: int) -> tuple[Node | None, tuple[Problem, ...]]:
     """Cached: parsing is most of the cost of reading a suite, and its drills name the same few files again and again."""
     text = " " * padding + source.text[padding:]
     try:
@@ -90,7 +90,7 @@ def _parsed(source: Source, padding: int) -> tuple[Node | None, tuple[Problem, .
     return reader.read(root, depth=0), tuple(reader.problems)
 
 
-def place_at(source: Source, index: int) -> Place:
+def place_at(source: SourceText, index: int) -> Place:
     lines = LINE_BREAK.split(source.text[:index])
     return Place(source=source, line=len(lines) - 1, column=len(lines[-1]), end=len(lines[-1]) + 1)
 
@@ -161,7 +161,7 @@ def name_in(node: Node | None) -> str:
 
 
 class _Reader:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceText) -> None:
         self.problems: list[Problem] = []
         self._source = source
         self._constructor = YAML(typ="safe", pure=True).constructor
@@ -185,7 +185,7 @@ class _Reader:
         return Scalar(place=place, value=None, text="")
 
     def _mapping(self, node: Any, place: Place, depth: int) -> Mapping:
-        entries: dict[str, Entry] = {}
+        entries: dict[str, MappingEntry] = {}
         for key_node, value_node in node.value:
             key = self._place(key_node)
             if not isinstance(key_node, ScalarNode):
@@ -198,7 +198,7 @@ class _Reader:
                 first = entries[name].key.line + 1
                 self._complain(key, f"duplicate key {name!r}, first given on line {first}", "keep one of the two")
             else:
-                entries[name] = Entry(key=key, value=self.read(value_node, depth=depth + 1))
+                entries[name] = MappingEntry(key=key, value=self.read(value_node, depth=depth + 1))
         return Mapping(place=place, entries=entries)
 
     def _value(self, node: Any, place: Place) -> Any:
@@ -223,7 +223,7 @@ def _too_deep(place: Place) -> Problem:
     return Problem(place=place, message="the values nest too deep, or expand to too many", hint="look for an alias (*name)")
 
 
-def _syntax_problem(source: Source, error: MarkedYAMLError) -> Problem:
+def _syntax_problem(source: SourceText, error: MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark else (0, 0)
     place = Place(source=source, line=line, column=column, end=column + 1)

@@ -29,7 +29,7 @@ from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.diagnosis import Diagnosis, Replay, Target, hint_of, repeats, target_of
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.hazards import hazard_of
-from chaosrun.verify.inspection import Comparison, compare_inspections
+from chaosrun.verify.inspection import InspectionComparison, compare_inspections
 from chaosrun.verify.verdict import judge
 
 NOT_SHOWN_HINT = (
@@ -38,11 +38,11 @@ NOT_SHOWN_HINT = (
 )
 
 
-NOTHING_COMPARED = Comparison(moments=0)
+NOTHING_COMPARED = InspectionComparison(moments=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class DifferingRun:
     """A run and the difference to replay."""
 
     run: RunLayout
@@ -51,7 +51,7 @@ class Case:
     target: Target
 
 
-def open_case(run: RunLayout) -> Case:
+def open_case(run: RunLayout) -> DifferingRun:
     """Raises UsageError when there is no difference to look into."""
     info = read_run(run)
     if info.kind == "run":
@@ -60,10 +60,10 @@ def open_case(run: RunLayout) -> Case:
     spec = JobSpec.model_validate(info.spec)
     plan = FaultPlan.read(run.plan_json)
     drill = Drill.of(read_leg(leg_of(run, "reference")), read_leg(leg_of(run, "chaos")), spec, plan)
-    return Case(run=run, info=info, drill=drill, target=target_of(drill, judge(run), run.run_id))
+    return DifferingRun(run=run, info=info, drill=drill, target=target_of(drill, judge(run), run.run_id))
 
 
-def diagnose(case: Case, legs: LegRunner) -> Diagnosis:
+def diagnose(case: DifferingRun, legs: LegRunner) -> Diagnosis:
     """Replay and compare; when this returns, diagnosis.json holds the diagnosis, replacing an older one.
 
     Raises the error of a replay that does not get to the difference, and InterruptedRunError.
@@ -87,7 +87,7 @@ class _Shown:
     replayed: Drill | None = None
     """None when the fault-free replay already ended the diagnosis."""
     divergence: Divergence | None = None
-    comparison: Comparison = NOTHING_COMPARED
+    comparison: InspectionComparison = NOTHING_COMPARED
     stopped: str | None = None
     """Why the replay with faults did not complete."""
 

@@ -108,7 +108,7 @@ class LegRunner:
 
 
 @dataclass(slots=True)
-class Drill:
+class DrillExecution:
     """A run and what it needs to be executed; `execute` continues from what the run's files show as done."""
 
     run: RunLayout

@@ -30,43 +30,43 @@ Phase = Literal["placing", "auditing", "starting", "running", "stopping", "resti
 LONGEST_REST_S = 30.0
 
 
-class Event(msgspec.Struct, frozen=True):
+class LegEvent(msgspec.Struct, frozen=True):
     """Something that happened; an input of `decide`."""
 
 
-class Resume(Event, frozen=True):
+class Resume(LegEvent, frozen=True):
     """A supervisor takes a leg over: attempts so far and faults that have fired."""
 
     attempt: int
     fired: frozenset[str]
 
 
-class Placed(Event, frozen=True):
+class Placed(LegEvent, frozen=True):
     """All ranks have their places."""
 
 
-class Audited(Event, frozen=True):
+class Audited(LegEvent, frozen=True):
     """The newest valid checkpoint, after the invalid ones have been quarantined."""
 
     resume: str | None
     step: int
 
 
-class EndLeg(Event, frozen=True):
+class EndLeg(LegEvent, frozen=True):
     """The leg ends like this once the processes of its attempts are gone, however those end."""
 
     ending: "Finish"
 
 
-class Rested(Event, frozen=True):
+class Rested(LegEvent, frozen=True):
     """It is time for the next attempt."""
 
 
-class Started(Event, frozen=True):
+class Started(LegEvent, frozen=True):
     """All ranks have been forked."""
 
 
-class Death(Event, frozen=True):
+class RankDeath(LegEvent, frozen=True):
     """A rank's process is gone. `fault` is the planned fault that this death proves; `failure` is any other bad end."""
 
     rank: int
@@ -78,17 +78,17 @@ class Death(Event, frozen=True):
     """Killed by chaosrun, because its attempt was over."""
 
 
-class Stopped(Event, frozen=True):
+class Stopped(LegEvent, frozen=True):
     """Every process of the attempt is gone, on all nodes."""
 
 
-class ProcessesRemain(Event, frozen=True):
+class ProcessesRemain(LegEvent, frozen=True):
     """Processes of the attempt have been killed and do not end."""
 
     message: str
 
 
-class Hang(Event, frozen=True):
+class Hang(LegEvent, frozen=True):
     """No rank makes progress. `fault` is the planned fault that explains it."""
 
     message: str
@@ -101,7 +101,7 @@ class Hang(Event, frozen=True):
     fault: str | None = None
 
 
-class AgentLost(Event, frozen=True):
+class AgentLost(LegEvent, frozen=True):
     """The agent of a node is gone, with every process below it. `fault` is the planned fault that ended it."""
 
     message: str
@@ -204,7 +204,7 @@ def begin(
     return state, (AcquirePlaces(),)
 
 
-def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]:
+def decide(state: LegState, event: LegEvent) -> tuple[LegState, tuple[Action, ...]]:
     """The next state and what to do. An event that the phase does not expect raises AssertionError: a bug in the supervisor."""
     if state.phase == "done":
         return state, ()
@@ -228,7 +228,7 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
         case Started():
             assert state.phase == "starting"
             return replace(state, phase="running"), ()
-        case Death():
+        case RankDeath():
             return _death(state, event)
         case Stopped():
             return _stopped(state)
@@ -271,7 +271,7 @@ def _start(state: LegState, event: Audited) -> tuple[LegState, tuple[Action, ...
     return state, (Start(attempt=state.attempt, resume=event.resume, resume_step=event.step, distributed_debug=debug),)
 
 
-def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]:
+def _death(state: LegState, event: RankDeath) -> tuple[LegState, tuple[Action, ...]]:
     assert state.phase in ("starting", "running", "stopping"), state.phase
     if event.fault is not None:
         if event.stopped and state.failure is not None:

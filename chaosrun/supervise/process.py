@@ -44,7 +44,7 @@ CANCELLED_S = 10.0
 """The same from a cancel on; it may come while Ray is starting, which should not be left half done."""
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say"):
+class SupervisorTask(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say"):
     """The first message: which run to supervise."""
 
     run: str
@@ -58,7 +58,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say
     """Likewise: when the run's timeout expires, wall clock."""
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="say"):
+class CancelDrill(msgspec.Struct, frozen=True, tag="cancel", tag_field="say"):
     """End the drill cleanly; a second one ends it at once."""
 
 
@@ -89,15 +89,15 @@ class Detached(msgspec.Struct, frozen=True, tag="detached", tag_field="say"):
     """Confirms that it is detached and goes on alone."""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="say"):
+class SupervisorEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="say"):
     """The last message."""
 
     error: ToldError | None = None
     """None when the drill came to its end."""
 
 
-Command = Task | Cancel | Detach
-Answer = Supervising | Recorded | Joined | Detached | Ended
+Command = SupervisorTask | CancelDrill | Detach
+Answer = Supervising | Recorded | Joined | Detached | SupervisorEnded
 encode = msgspec.json.Encoder().encode
 decode_command = msgspec.json.Decoder(Command).decode
 decode_answer = msgspec.json.Decoder(Answer).decode
@@ -108,7 +108,7 @@ class SupervisorProcess:
 
     is_waiting_for_places = False
 
-    def __init__(self, task: Task, *, program: str = PROGRAM, stderr: int | None = None) -> None:
+    def __init__(self, task: SupervisorTask, *, program: str = PROGRAM, stderr: int | None = None) -> None:
         self.run = RunLayout(Path(task.run))
         limit_s = None if task.deadline_s is None else task.deadline_s + IN_ORDER_S
         self._held = task.lock is not None
@@ -136,13 +136,13 @@ class SupervisorProcess:
     def tied(cls, run: RunLayout, address: str | None, *, program: str) -> "SupervisorProcess":
         """Start a process that is tied to this one and wait until it supervises the run. Raises the error that prevented
         that."""
-        task = Task(run=str(run.path.absolute()), root=str(run.path.parent.parent.absolute()), address=address)
+        task = SupervisorTask(run=str(run.path.absolute()), root=str(run.path.parent.parent.absolute()), address=address)
         with os.fdopen(open_own_file(run.supervisor_log, os.O_WRONLY | os.O_APPEND), "ab") as log:
             process = cls(task, program=program, stderr=log.fileno())
         process.run = run
         try:
             first = process._hear()
-            if isinstance(first, Ended) and first.error is not None:
+            if isinstance(first, SupervisorEnded) and first.error is not None:
                 raise first.error.again(run)
             if not isinstance(first, Supervising):
                 log_hint = f"{run.supervisor_log} says why; `chaosrun resume {run_argument(run)}` begins again"
@@ -176,7 +176,7 @@ class SupervisorProcess:
 
     def cancel(self) -> None:
         """End the drill cleanly; does not wait. May be called from a signal handler."""
-        self._say(Cancel())
+        self._say(CancelDrill())
         self.watchdog.limit_s = time.time() + CANCELLED_S
 
     interrupt = cancel
@@ -194,14 +194,14 @@ class SupervisorProcess:
 
         self.wait()
         last = self._hear()
-        if isinstance(last, Ended) and last.error is not None:
+        if isinstance(last, SupervisorEnded) and last.error is not None:
             raise last.error.again(self.run)
         return outcome(self.run)
 
-    def listen(self, listener: "Listener") -> Ended | None:
+    def listen(self, listener: "Listener") -> SupervisorEnded | None:
         """Pass the records on until the process ends or is killed by the `watchdog`. Returns its last message, None when it
         sent none."""
-        last: Ended | None = None
+        last: SupervisorEnded | None = None
         with self.watchdog:
             while (answer := self._hear()) is not None:
                 match answer:
@@ -209,7 +209,7 @@ class SupervisorProcess:
                         listener(answer.record)
                     case Joined():
                         self.watchdog.joined(answer.head)
-                    case Ended():
+                    case SupervisorEnded():
                         last = answer
                     case _:
                         pass  # of a process that is tied
@@ -261,7 +261,7 @@ class SupervisorPipes:
             os.write(self._telling, encode(answer) + b"\n")
 
     def follow_commands(self) -> None:
-        """Act on the messages, until detached or `stop`."""
+        """Act on the messages, until detached or `ignore_commands`."""
         for line in self.commands:
             if isinstance(decode_command(line), Detach):
                 self.tell(Detached())
@@ -270,7 +270,7 @@ class SupervisorPipes:
         if not self._interrupted:
             self._interrupt()
 
-    def stop(self) -> None:
+    def ignore_commands(self) -> None:
         """The drill is over: nothing is interrupted from now on."""
         with self._lock:
             self._over = True
@@ -293,7 +293,7 @@ def main(supervise: Supervise | None = None) -> int:
     if not first.endswith(b"\n"):
         return 130  # its starter was gone before it sent its task
     task = decode_command(first)
-    assert isinstance(task, Task)
+    assert isinstance(task, SupervisorTask)
     run = RunLayout(Path(task.run))
     try:
         if task.parent is not None:
@@ -301,20 +301,20 @@ def main(supervise: Supervise | None = None) -> int:
         threading.Thread(target=pipes.follow_commands, name="chaosrun-pipes", daemon=True).start()
         exit_code = _held(run, task, pipes) if supervise is None else _tied(run, task, pipes, supervise)
     except BaseException as error:
-        pipes.stop()
+        pipes.ignore_commands()
         if not isinstance(error, ChaosrunError | KeyboardInterrupt):
             traceback.print_exc()
         about = ToldError.of(error, run)
         if task.lock is None:
             print(f"error: {about.message}", file=sys.stderr)
-        pipes.tell(Ended(error=about))
+        pipes.tell(SupervisorEnded(error=about))
         return about.exit_code
-    pipes.stop()
-    pipes.tell(Ended())
+    pipes.ignore_commands()
+    pipes.tell(SupervisorEnded())
     return exit_code
 
 
-def _tied(run: RunLayout, task: Task, pipes: SupervisorPipes, supervise: Supervise) -> int:
+def _tied(run: RunLayout, task: SupervisorTask, pipes: SupervisorPipes, supervise: Supervise) -> int:
     def on_record(record: EventRecord) -> None:
         if record["event"] == "run.created":
             pipes.tell(Supervising(pid=os.getpid()))
@@ -322,7 +322,7 @@ def _tied(run: RunLayout, task: Task, pipes: SupervisorPipes, supervise: Supervi
     return supervise(run, task.address, on_record)
 
 
-def _held(run: RunLayout, task: Task, pipes: SupervisorPipes) -> int:
+def _held(run: RunLayout, task: SupervisorTask, pipes: SupervisorPipes) -> int:
     from chaosrun.supervise.run import execute
 
     assert task.lock is not None

@@ -35,11 +35,11 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.spec.places import Problem, spec_error
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Ping, serve
 from chaosrun.supervise.creation import create_run
-from chaosrun.supervise.drill import Drill, LegRunner, has_ended, leg_of, supervised
+from chaosrun.supervise.drill import DrillExecution, LegRunner, has_ended, leg_of, supervised
 from chaosrun.supervise.find_runs import find_run, remove_run
 from chaosrun.supervise.injections import Injections
 from chaosrun.supervise.interrupts import Interrupts
-from chaosrun.supervise.process import SupervisorProcess, Task
+from chaosrun.supervise.process import SupervisorProcess, SupervisorTask
 from chaosrun.supervise.production import Production, lock_job
 from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.verify.confirm import NO_FAULTS
@@ -170,7 +170,7 @@ def _in_a_process(
     while True:
         struck_before = _struck(run)
         held = {"lock": lock, "parent": os.getpid(), "deadline_s": deadline_s}
-        task = Task(run=str(run.path.absolute()), root=str(root), address=address, **held)
+        task = SupervisorTask(run=str(run.path.absolute()), root=str(root), address=address, **held)
         with SupervisorProcess(task) as process:
             interrupts.watch(process)
             try:
@@ -252,7 +252,7 @@ def execute(
         legs = LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor, has_successor=has_successor)
         if read_run(run).kind == "run":
             return Production(run=run, legs=legs, deadline_s=deadline_s).execute()
-        return Drill(run=run, root=root, legs=legs, survey=survey, deadline_s=deadline_s).execute()
+        return DrillExecution(run=run, root=root, legs=legs, survey=survey, deadline_s=deadline_s).execute()
 
 
 @contextmanager

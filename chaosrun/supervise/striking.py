@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from chaosrun.cluster.messages import AgentLost, Exited
+from chaosrun.cluster.messages import AgentDied, Exited
 from chaosrun.faults.control_plane import completed_by_successor
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
@@ -150,7 +150,7 @@ class OutsideFaults:
             waits.append(max(LOOK_EVERY_S if coming <= self._clock() else 0.0, coming - self._clock()))
         return min(waits)
 
-    def look(self, *, running: bool) -> tuple[str, AgentLost] | None:
+    def look(self, *, running: bool) -> tuple[str, AgentDied] | None:
         """Strike what is due. Returns a node that has ended, and how."""
         if running:
             self._strike([*self._arrivals(), *self._claims()])
@@ -258,7 +258,7 @@ class OutsideFaults:
             if note is not None and marker is not None and note.final:
                 self._observations.see(fault.id, marker, how="note", found=note)
 
-    def _end_of_a_node(self) -> tuple[str, AgentLost] | None:
+    def _end_of_a_node(self) -> tuple[str, AgentDied] | None:
         for node, termination in self._terminating.items():
             note = read_note(self._leg, termination.fault.id, EndNote)
             if note is None or not note.final:
@@ -271,7 +271,7 @@ class OutsideFaults:
             self._avoid(termination.fault, note.node)
             self._workers.lose(node)
             message = f"planned fault {termination.fault.id}"
-            return node, AgentLost(message=message, fault=termination.fault.id)
+            return node, AgentDied(message=message, fault=termination.fault.id)
         return None
 
     def _avoid(self, fault: Fault, node: str | None) -> None:

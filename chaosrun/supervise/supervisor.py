@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from chaosrun.checkpoint.object_store import checkpoint_store
 from chaosrun.checkpoint.store import Quarantined
-from chaosrun.cluster.messages import AgentLost, Announced, Exited, LauncherFailed, NodeEvent, Stopped
+from chaosrun.cluster.messages import AgentDied, Announced, Exited, LauncherFailed, NodeEvent, RanksStopped
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.power_cut import cut_power
@@ -68,7 +68,7 @@ class Supervisor:
         self._judge = judge
         self._clock = clock
         self._store = checkpoint_store(leg, template.keep)
-        self._pending: deque[lifecycle.Event] = deque()
+        self._pending: deque[lifecycle.LegEvent] = deque()
         self._stopped_nodes: set[str] = set()
         self._is_open = False
         """An attempt has been started, and not every node of it has stopped."""
@@ -138,7 +138,7 @@ class Supervisor:
         finally:
             self._journal.close()
 
-    def _next_event(self, state: lifecycle.LegState) -> lifecycle.Event:
+    def _next_event(self, state: lifecycle.LegState) -> lifecycle.LegEvent:
         while True:
             if self._pending:
                 return self._pending.popleft()
@@ -152,7 +152,7 @@ class Supervisor:
             if event is not None:
                 return event
 
-    def _as_lifecycle_event(self, node: str, event: "NodeEvent | Woken") -> lifecycle.Event | None:
+    def _as_lifecycle_event(self, node: str, event: "NodeEvent | Woken") -> lifecycle.LegEvent | None:
         match event:
             case Exited() if event.attempt == self._attempt:
                 return self._death(event)
@@ -161,10 +161,10 @@ class Supervisor:
                 self._detector.announced(event.rank, event.pid)
             case LauncherFailed() if event.attempt == self._attempt:
                 failure = failure_of_launcher(event, self._leg.attempt(event.attempt), self._template.world_size)
-                return lifecycle.Death(rank=event.rank or 0, failure=failure)
-            case Stopped() if event.attempt == self._attempt and not self.outside_faults.is_terminating(node):
+                return lifecycle.RankDeath(rank=event.rank or 0, failure=failure)
+            case RanksStopped() if event.attempt == self._attempt and not self.outside_faults.is_terminating(node):
                 return next(self._node_stopped(node, event.killed), None)
-            case AgentLost():
+            case AgentDied():
                 if event.fault:
                     self._stop_reason = f"planned fault {event.fault}"
                 self._pending += self._node_stopped(node, ())
@@ -183,7 +183,7 @@ class Supervisor:
             self._record(recorded.FaultInjected(fault=fault.id, **about))
         self.outside_faults.add(faults)
 
-    def _node_stopped(self, node: str, killed: Sequence[int]) -> Iterator[lifecycle.Event]:
+    def _node_stopped(self, node: str, killed: Sequence[int]) -> Iterator[lifecycle.LegEvent]:
         """Stopped, once the last node has stopped."""
         self._stopped_nodes.add(node)
         self._killed += killed
@@ -196,7 +196,7 @@ class Supervisor:
             self._record(stopped, durable=False)
             yield lifecycle.Stopped()
 
-    def _death(self, exited: Exited) -> lifecycle.Death:
+    def _death(self, exited: Exited) -> lifecycle.RankDeath:
         attempt, rank, pid = exited.attempt, exited.rank, exited.pid
         ended = {"exit_code": exited.exit_code, "signal": exited.signal, "died_s": exited.died_s}
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
@@ -205,10 +205,10 @@ class Supervisor:
         self._detector.exited(rank)
         if fault := self._observations.of_death(exited) or self.outside_faults.of_death(exited):
             leaving = self._observations.leaves(fault, exited)
-            return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=exited.killed)
+            return lifecycle.RankDeath(rank=rank, fault=fault, leaving=leaving, stopped=exited.killed)
         if exited.killed:
-            return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"), stopped=True)
-        return lifecycle.Death(rank=rank, failure=self._observations.failure_of(exited))
+            return lifecycle.RankDeath(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"), stopped=True)
+        return lifecycle.RankDeath(rank=rank, failure=self._observations.failure_of(exited))
 
     def _record_failure(self, failure: lifecycle.Failure | None) -> None:
         """Called when the attempt is over: only then is it certain that no planned fault caused the death."""

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import NEAREST, UNNAMED, Found, SaveRecord, StartRecord, StepRecord
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
+from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, ends_alike, same_batches
 from chaosrun.verify.own_saves import OF_ONE_CALL, REMOVED, WRITERS, Saved, saves, without_digits
@@ -304,7 +304,7 @@ def never_saves(drill: Drill) -> bool:
     return drill.by_script and not seen and not any(attempt.went_on for attempt in drill.chaos.attempts)
 
 
-def resume_evidence(drill: Drill) -> Check:
+def resume_evidence(drill: Drill) -> CheckResult:
     """Every attempt resumed from the newest complete checkpoint, on every rank at the same step, with all of its state."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")

@@ -35,7 +35,7 @@ Status = Literal["pass", "fail", "inconclusive", "skip"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CheckResult:
     name: str = ""
     """The name of the check's function; `checks` sets it."""
     status: Status
@@ -54,26 +54,26 @@ class Check:
         return {**about, "evidence": dict(self.evidence)}
 
 
-def passed(summary: str, **evidence: Any) -> Check:
-    return Check(status="pass", summary=summary, evidence=evidence)
+def passed(summary: str, **evidence: Any) -> CheckResult:
+    return CheckResult(status="pass", summary=summary, evidence=evidence)
 
 
-def failed(code: str, /, *, because: str | None = None, **evidence: Any) -> Check:
+def failed(code: str, /, *, because: str | None = None, **evidence: Any) -> CheckResult:
     """`code`: a row of the table of causes, whose sentence is filled with the evidence."""
     return _found("fail", code, because, evidence)
 
 
-def inconclusive(code: str, /, *, because: str | None = None, **evidence: Any) -> Check:
+def inconclusive(code: str, /, *, because: str | None = None, **evidence: Any) -> CheckResult:
     return _found("inconclusive", code, because, evidence)
 
 
-def _found(status: Status, code: str, because: str | None, evidence: Params) -> Check:
+def _found(status: Status, code: str, because: str | None, evidence: Params) -> CheckResult:
     cause = Cause(code, evidence, because)
-    return Check(status=status, summary=cause.sentence, evidence=evidence, cause=cause)
+    return CheckResult(status=status, summary=cause.sentence, evidence=evidence, cause=cause)
 
 
-def skipped(summary: str, **evidence: Any) -> Check:
-    return Check(status="skip", summary=summary, evidence=evidence)
+def skipped(summary: str, **evidence: Any) -> CheckResult:
+    return CheckResult(status="skip", summary=summary, evidence=evidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +297,7 @@ def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | N
     return None
 
 
-def excuse_unused_streams(check: Check, drill: Drill) -> Check:
+def excuse_unused_streams(check: CheckResult, drill: Drill) -> CheckResult:
     """The result of a check that found random streams to differ: passed if nothing depends on them (`Drill.streams_count`)."""
     if check.status != "fail" or drill.streams_count:
         return check

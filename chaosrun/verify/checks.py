@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.verify import alignment, corruption, early_end, finals, landed, premises, recovery, replicas, restored, steps
-from chaosrun.verify.check import Check, Drill, inconclusive
+from chaosrun.verify.check import CheckResult, Drill, inconclusive
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.kept import own_checkpoints
 
@@ -16,7 +16,7 @@ OF_THE_END = (
     *(finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_rng, finals.final_position),
     *(finals.final_registered, finals.final_checkpoint),
 )
-CHECKS: tuple[Callable[[Drill], Check], ...] = (
+CHECKS: tuple[Callable[[Drill], CheckResult], ...] = (
     premises.records,
     premises.completed,
     early_end.early_end,
@@ -46,7 +46,7 @@ OF_OUR_CHECKPOINTS = (
     finals.final_registered,
     finals.final_checkpoint,
 )
-SCRIPT_CHECKS: tuple[Callable[[Drill], Check], ...] = tuple(
+SCRIPT_CHECKS: tuple[Callable[[Drill], CheckResult], ...] = tuple(
     alignment.resume_evidence if check is recovery.resume_points else check
     for check in CHECKS
     if check not in OF_OUR_CHECKPOINTS
@@ -91,7 +91,7 @@ _BY_KIND: Mapping[Kind, str] = {
 """The check that reports each kind of first difference; for other kinds, the first check that fails."""
 
 
-def consequences(checks: Sequence[Check], kind: Kind) -> tuple[Check, ...]:
+def consequences(checks: Sequence[CheckResult], kind: Kind) -> tuple[CheckResult, ...]:
     """Failed checks that follow from a first difference of this kind: all but the one that reports it."""
     found = [check for check in checks if check.status == "fail" and check.code in FOLLOWING]
     own = next((check for check in found if check.name == _BY_KIND.get(kind)), next(iter(found), None))
@@ -106,7 +106,7 @@ def required(drill: Drill) -> frozenset[str]:
     return names if alone else names | {"rank_agreement"}
 
 
-def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None = None) -> tuple[Check, ...]:
+def run_checks(drill: Drill, checks: tuple[Callable[[Drill], CheckResult], ...] | None = None) -> tuple[CheckResult, ...]:
     """Run `checks` on a drill; None: all that apply to it."""
     made = (SCRIPT_CHECKS if drill.by_script else CHECKS) if checks is None else checks
     files = _run(finals.final_files, drill)
@@ -114,7 +114,7 @@ def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None
     return (*found, *([files] if files.status != "skip" else []))
 
 
-def _on_occasion(drill: Drill) -> Iterator[Callable[[Drill], Check]]:
+def _on_occasion(drill: Drill) -> Iterator[Callable[[Drill], CheckResult]]:
     """Checks that apply to few drills. A run in production has no reference run whose saves would be known."""
     if corruption.corrupts(drill.plan):
         yield corruption.silent_corruption
@@ -123,7 +123,7 @@ def _on_occasion(drill: Drill) -> Iterator[Callable[[Drill], Check]]:
         yield own_checkpoints
 
 
-def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:
+def _run(check: Callable[[Drill], CheckResult], drill: Drill) -> CheckResult:
     name = check.__name__
     try:
         found = check(drill)

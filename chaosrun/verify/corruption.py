@@ -15,7 +15,7 @@ from chaosrun.faults.storage_damage import DamageNote
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.verify import finals
-from chaosrun.verify.check import Check, Drill, failed, inconclusive
+from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import FIELDS, Field
 from chaosrun.verify.divergence import Divergence, first_divergence
@@ -172,7 +172,7 @@ def damage_taken(drill: Drill, divergence: Divergence) -> str | None:
     return None
 
 
-def silent_corruption(drill: Drill) -> Check:
+def silent_corruption(drill: Drill) -> CheckResult:
     """Every injected corruption was detected. This check never passes: a damaged training is not exact."""
     injected = injections(drill)
     evidence: Params = {"injected": [injection.to_json() for injection in injected]}
@@ -194,8 +194,8 @@ def silent_corruption(drill: Drill) -> Check:
     return failed("corruption_seen", **told, **evidence, source=source.fault.id, seen=first.to_json(), prompt=prompt)
 
 
-def _source(sighting: _FirstDifference, drill: Drill) -> Injection | None:
-    suspects = [entry for entry in injections(drill) if entry.may_show(sighting.attempt, sighting.step, sighting.field)]
+def _source(difference: _FirstDifference, drill: Drill) -> Injection | None:
+    suspects = [entry for entry in injections(drill) if entry.may_show(difference.attempt, difference.step, difference.field)]
     return suspects[-1] if suspects else None
 
 
@@ -210,7 +210,7 @@ def _first_difference_of_any(drill: Drill) -> _FirstDifference | None:
     if between_legs.order == between_ranks.order:
         check = f"{between_legs.check}, {between_ranks.check}"
         return replace(between_legs, check=check, between_ranks=True)
-    return min(between_legs, between_ranks, key=lambda sighting: sighting.order)
+    return min(between_legs, between_ranks, key=lambda difference: difference.order)
 
 
 def _at_the_end(drill: Drill) -> Iterator[_FirstDifference]:

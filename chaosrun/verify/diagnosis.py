@@ -18,7 +18,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import REMEDIES
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import Hazard
-from chaosrun.verify.inspection import Candidate, Comparison
+from chaosrun.verify.inspection import Candidate, InspectionComparison
 from chaosrun.verify.verdict import Verdict
 from chaosrun.wording import listed
 
@@ -145,7 +145,7 @@ SAVED = ("parameters before", "buffers", "optimizer state", "scheduler state", "
 SHOWN = 5
 
 
-def hint_of(target: Target, comparison: Comparison) -> str | None:
+def hint_of(target: Target, comparison: InspectionComparison) -> str | None:
     """The verdict's hint, and the script's own values that no checkpoint holds."""
     names = [candidate.words for candidate in candidates_of(comparison)]
     if not names:
@@ -156,7 +156,7 @@ def hint_of(target: Target, comparison: Comparison) -> str | None:
     return found if known or target.hint is None else f"{target.hint}; {found}"
 
 
-def candidates_of(comparison: Comparison) -> tuple[Candidate, ...]:
+def candidates_of(comparison: InspectionComparison) -> tuple[Candidate, ...]:
     finding = comparison.finding
     return () if finding and finding.quantity in SAVED else comparison.candidates
 
@@ -189,7 +189,7 @@ class Diagnosis:
     reproduced: bool
     account: str
     """One sentence: whether the replays showed the run's difference again."""
-    comparison: Comparison
+    comparison: InspectionComparison
     hazard: Hazard | None
     hint: str | None
 

@@ -13,7 +13,7 @@ from chaosrun.records.events import FaultObserved
 from chaosrun.records.history import LegHistory
 from chaosrun.records.position import Position
 from chaosrun.records.traces import Block, EndRecord, RankTrace, StateRecord
-from chaosrun.verify.check import Check, Drill, inconclusive, passed
+from chaosrun.verify.check import CheckResult, Drill, inconclusive, passed
 from chaosrun.verify.compare import undecided
 from chaosrun.wording import listed
 
@@ -66,7 +66,7 @@ def _part(block: Block, step: int) -> Block:
     return block if block.last <= step else changed(block, count=step - block.first + 1, digest=b"", param=b"")
 
 
-def early_end(drill: Drill) -> Check:
+def early_end(drill: Drill) -> CheckResult:
     """A leg that ended early met every condition for it: see `_problems`."""
     step = drill.ended_early
     if step is None:

@@ -12,7 +12,7 @@ from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.history import LegHistory
 from chaosrun.records.manifest import Manifest
 from chaosrun.spec.model import Tolerance
-from chaosrun.verify.check import Check, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
+from chaosrun.verify.check import CheckResult, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.left import compared, left_difference
 from chaosrun.verify.restored import buffers_came_back
@@ -21,7 +21,7 @@ from chaosrun.wording import count, listed
 TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
 
 
-def final_weights(drill: Drill) -> Check:
+def final_weights(drill: Drill) -> CheckResult:
     """Final parameters and buffers of every rank are equal; with a tolerance, tensors of chaosrun's final checkpoints are
     within it."""
     verify = drill.spec.verify
@@ -32,24 +32,24 @@ def final_weights(drill: Drill) -> Check:
     return _required(_digests(drill, ("model", "buffers"), "tensors"), "weights")
 
 
-def final_optimizer(drill: Drill) -> Check:
+def final_optimizer(drill: Drill) -> CheckResult:
     return _digests(drill, ("optimizer",), "optimizer entries")
 
 
-def final_scheduler(drill: Drill) -> Check:
+def final_scheduler(drill: Drill) -> CheckResult:
     return _digests(drill, ("scheduler",), "scheduler entries")
 
 
-def final_rng(drill: Drill) -> Check:
+def final_rng(drill: Drill) -> CheckResult:
     check = excuse_unused_streams(_digests(drill, ("rng",), "random streams"), drill)
     return _required(check, "random stream")
 
 
-def final_registered(drill: Drill) -> Check:
+def final_registered(drill: Drill) -> CheckResult:
     return _digests(drill, ("registered",), "registered objects")
 
 
-def final_position(drill: Drill) -> Check:
+def final_position(drill: Drill) -> CheckResult:
     for rank in drill.ranks:
         expected, seen = drill.reference.ends.get(rank), drill.chaos.ends.get(rank)
         if expected is None or seen is None:
@@ -67,7 +67,7 @@ def final_position(drill: Drill) -> Check:
     return passed(summary)
 
 
-def final_files(drill: Drill) -> Check:
+def final_files(drill: Drill) -> CheckResult:
     """Files of tensors that the script left, if every run without faults leaves them equal; skipped if there are none."""
     if found := left_difference(drill):
         return failed(found.cause.code, because=found.cause.because, **found.cause.params)
@@ -76,16 +76,16 @@ def final_files(drill: Drill) -> Check:
     return passed(f"{listed(paths, 3)} as every fault-free run leaves {'it' if len(paths) == 1 else 'them'}", files=paths)
 
 
-def final_checkpoint(drill: Drill) -> Check:
+def final_checkpoint(drill: Drill) -> CheckResult:
     """Both legs' final checkpoints match their manifests, and the manifests list the same state."""
     if drill.ended_early is not None:
         found = _audited(drill.chaos, drill)
         told = "files as the manifest promises; of the reference's checkpoint of this step the digests are kept, and compared"
-        return found if isinstance(found, Check) else passed(f"{len(found.files)} {told}", files=len(found.files))
+        return found if isinstance(found, CheckResult) else passed(f"{len(found.files)} {told}", files=len(found.files))
     manifests: list[Manifest] = []
     for leg in (drill.reference, drill.chaos):
         found = _audited(leg, drill)
-        if isinstance(found, Check):
+        if isinstance(found, CheckResult):
             return found
         manifests.append(found)
     expected, seen = manifests
@@ -107,7 +107,7 @@ def final_checkpoint(drill: Drill) -> Check:
     return passed(f"{len(seen.files)} files as the manifest promises, same digests", files=len(seen.files))
 
 
-def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
+def _audited(leg: LegHistory, drill: Drill) -> Manifest | CheckResult:
     """The manifest of the leg's final checkpoint, or a check that says why no valid one exists."""
     report = failed if leg is drill.chaos else inconclusive
     because = "since" if drill.found_whole else None
@@ -117,7 +117,7 @@ def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
         found = sorted(map(str, names)) or "no end record"
         return inconclusive("final_checkpoint_not_common", leg=leg.name, found=found)
 
-    def invalid(problem: str) -> Check:
+    def invalid(problem: str) -> CheckResult:
         return report("final_checkpoint_invalid", because=because, leg=leg.name, checkpoint=name, problem=problem)
 
     try:
@@ -131,12 +131,12 @@ def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
     return manifest
 
 
-def _required(check: Check, what: str) -> Check:
+def _required(check: CheckResult, what: str) -> CheckResult:
     """Check state that every job has: if the records hold none of it, the check is inconclusive instead of skipped."""
     return inconclusive("final_state_not_digested", what=what) if check.status == "skip" else check
 
 
-def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
+def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> CheckResult:
     """Compare these groups of the end records, rank by rank. Skipped with a tolerance, and if the first is empty."""
     if not drill.exact_weights and groups != ("rng",):
         return skipped(TOLERANCE_GIVEN)
@@ -171,11 +171,11 @@ def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
     return passed(f"{compared} digests of {what} on {with_any} are equal", compared=compared)
 
 
-def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:
+def _numeric_weights(drill: Drill, tolerance: Tolerance) -> CheckResult:
     directories: list[Path] = []
     for leg in (drill.reference, drill.chaos):
         found = _audited(leg, drill)
-        if isinstance(found, Check):
+        if isinstance(found, CheckResult):
             return inconclusive("final_weights_missing", problem=found.summary)
         directories.append(leg.layout.checkpoints / str(leg.ends[0].checkpoint))
     expected, seen = (_tensors(directory) for directory in directories)

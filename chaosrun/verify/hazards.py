@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from chaosrun.records.inspection import Quantity
 from chaosrun.verify.divergence import Divergence
-from chaosrun.verify.inspection import Finding
+from chaosrun.verify.inspection import QuantityDifference
 from chaosrun.verify.restored import is_scaler, is_setting
 
 CATALOGUE = "docs/hazards.md"
@@ -98,7 +98,9 @@ class Hazard:
         return {**asdict(self), "link": self.link}
 
 
-def hazard_of(finding: Finding | None, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> Hazard | None:
+def hazard_of(
+    finding: QuantityDifference | None, divergence: Divergence | None, *, after_restore: bool, repeats: bool
+) -> Hazard | None:
     """The likeliest hazard. `after_restore`: the finding is of the first step after one; `repeats`: the job repeats itself."""
     row = None
     if finding is not None:
@@ -108,7 +110,7 @@ def hazard_of(finding: Finding | None, divergence: Divergence | None, *, after_r
     return Hazard(row=row, what=HAZARDS[row]) if row else None
 
 
-def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> str:
+def _of_finding(finding: QuantityDifference, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> str:
     quantity, name = finding.quantity, finding.tensor
     same_matter = divergence is not None and quantity in _KIND_QUANTITIES.get(divergence.kind, ())
     by_cause = divergence.reason.hazard if divergence and same_matter else None

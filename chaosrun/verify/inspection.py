@@ -11,7 +11,7 @@ import msgspec
 
 from chaosrun.errors import UsageError
 from chaosrun.records.grouping import grouped
-from chaosrun.records.inspection import QUANTITIES, Entry, Moment, Quantity
+from chaosrun.records.inspection import QUANTITIES, InspectedMoment, InspectedValue, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import differing_keys
@@ -21,11 +21,11 @@ AFTER_THE_LOSSES = ("local gradients", "reduced gradients", "learning rate", "pa
 """Compared after batch, random streams and loss of all micro-batches; those are compared micro-batch by micro-batch."""
 
 Key = tuple[Quantity, int]
-Entries = Mapping[Key, Mapping[str, Entry]]
+Entries = Mapping[Key, Mapping[str, InspectedValue]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class QuantityDifference:
     """One wrong quantity, with the values of the lowest of `ranks`."""
 
     quantity: Quantity
@@ -60,7 +60,7 @@ class QuantityComparison:
     micro_batch: int | None
     compared: int
     """Number of values, over all ranks."""
-    finding: Finding | None
+    finding: QuantityDifference | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class InspectionComparison:
     moments: int
     """Number of inspected steps and ends that both replays have, over all attempts."""
     candidates: tuple[Candidate, ...] = ()
@@ -88,7 +88,7 @@ class Comparison:
     """Of the first moment that differs, in the order of diagnosis."""
 
     @property
-    def finding(self) -> Finding | None:
+    def finding(self) -> QuantityDifference | None:
         return next((entry.finding for entry in self.quantities if entry.finding), None)
 
     @property
@@ -96,7 +96,7 @@ class Comparison:
         return self.finding is not None and self.finding.at_end
 
 
-def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) -> Comparison:
+def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) -> InspectionComparison:
     """Compare the moments that both replays recorded. Raises UsageError when one of them cannot be read."""
     moments = 0
     kept: tuple[Candidate, ...] = ()
@@ -113,9 +113,9 @@ def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) ->
             if any(entry.finding for entry in quantities):
                 # A variable that differs since the restore is a likelier cause than one that first differs in this step.
                 lasting = tuple(entry for entry in here if entry.name in {other.name for other in first})
-                return Comparison(moments=moments, quantities=quantities, candidates=lasting or here or first)
+                return InspectionComparison(moments=moments, quantities=quantities, candidates=lasting or here or first)
         kept = kept or first
-    return Comparison(moments=moments, candidates=kept)
+    return InspectionComparison(moments=moments, candidates=kept)
 
 
 def _candidates(pair: "_Pair") -> tuple[Candidate, ...]:
@@ -172,10 +172,10 @@ def _pairs(reference: LegLayout, chaos: LegLayout, attempt: int, name: str, rank
 
 def _read(path: Path) -> tuple[int, Entries, Mapping[str, str]]:
     try:
-        moment = msgspec.json.decode(path.read_bytes(), type=Moment)
+        moment = msgspec.json.decode(path.read_bytes(), type=InspectedMoment)
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}", hint="`chaosrun diagnose` makes it again") from error
-    entries: dict[Key, dict[str, Entry]] = {}
+    entries: dict[Key, dict[str, InspectedValue]] = {}
     for entry in moment.entries:
         entries.setdefault((entry.quantity, entry.micro_batch), {})[entry.name] = entry
     return moment.step, entries, moment.script
@@ -203,7 +203,7 @@ def _quantities(
             rank = min(differing)
             place = {"step": pairs[rank].step, "at_end": name == "end.json", "attempt": attempt, "ranks": tuple(differing)}
             details = _details(reference, chaos, pairs[rank], key, differing[rank])
-            finding = Finding(quantity=quantity, rank=rank, micro_batch=number, **place, **details)
+            finding = QuantityDifference(quantity=quantity, rank=rank, micro_batch=number, **place, **details)
         yield QuantityComparison(quantity=quantity, micro_batch=number, compared=compared, finding=finding)
 
 
@@ -235,7 +235,7 @@ def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apar
     }
 
 
-def _problem(left: Entry | None, right: Entry | None) -> str | None:
+def _problem(left: InspectedValue | None, right: InspectedValue | None) -> str | None:
     if left is None or right is None:
         return "only the chaos leg has it" if left is None else "the chaos leg does not have it"
     if (left.text is None) != (right.text is None):
@@ -248,7 +248,9 @@ def _problem(left: Entry | None, right: Entry | None) -> str | None:
     return None
 
 
-def _difference(reference: LegLayout, chaos: LegLayout, left: Entry | None, right: Entry | None) -> TensorDifference | None:
+def _difference(
+    reference: LegLayout, chaos: LegLayout, left: InspectedValue | None, right: InspectedValue | None
+) -> TensorDifference | None:
     if left is None or right is None or not left.bytes or not right.bytes or _problem(left, right):
         return None
     raw = [(reference.tensors / left.bytes).read_bytes(), (chaos.tensors / right.bytes).read_bytes()]

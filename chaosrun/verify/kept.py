@@ -11,7 +11,7 @@ from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt
 from chaosrun.records.tensor_files import unnumbered
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
-from chaosrun.verify.check import Check, Drill, failed, passed, skipped
+from chaosrun.verify.check import CheckResult, Drill, failed, passed, skipped
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.own_saves import named_since
@@ -47,7 +47,7 @@ class KeptDifference:
     cause: Cause
 
 
-def own_checkpoints(drill: Drill) -> Check:
+def own_checkpoints(drill: Drill) -> CheckResult:
     """A script's own checkpoints after a restart equal those of the same steps in runs without faults."""
     among, saves, held = comparable(drill), 0, 0
     if found := first_kept_difference(drill, drill.chaos.attempts[1:], among):

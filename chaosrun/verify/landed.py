@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from chaosrun.faults.fault import INJECTED, Fault
 from chaosrun.faults.landed import fault_problem, requests_of
-from chaosrun.faults.observed import Problem
+from chaosrun.faults.observed import Disproof
 from chaosrun.records.events import AttemptStarting, FaultInjected, FaultObserved, FaultRequested, LegStarted
 from chaosrun.records.history import LegHistory
-from chaosrun.verify.check import Check, Drill, inconclusive, passed
+from chaosrun.verify.check import CheckResult, Drill, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 
 NAMED = frozenset(
@@ -26,7 +26,7 @@ NAMED = frozenset(
 """Problems that have their own row."""
 
 
-def faults_landed(drill: Drill) -> Check:
+def faults_landed(drill: Drill) -> CheckResult:
     """Every planned fault was requested once and then observed in exactly the process that it was meant for."""
     if altered := _altered(drill):
         return inconclusive("plan_altered", how=altered, planned=len(drill.plan.faults))
@@ -57,7 +57,7 @@ def faults_landed(drill: Drill) -> Check:
     return passed(summary, planned=len(planned), outrun=outrun)
 
 
-def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, Params]:
+def _because(fault: Fault, problem: Disproof, drill: Drill) -> tuple[str | None, Params]:
     """The known reason why a fault is not shown to have happened: a row of the table of causes, and its parameters."""
     asked = next(iter(requests_of(fault, drill.chaos)), None)
     if asked is None:
@@ -101,11 +101,11 @@ def _altered(drill: Drill) -> str | None:
     return None
 
 
-def _parted(fault: Fault, due: Sequence[Fault], chaos: LegHistory) -> Problem | None:
+def _parted(fault: Fault, due: Sequence[Fault], chaos: LegHistory) -> Disproof | None:
     """Why a fault did not strike together with the others of its group."""
     members = {other.id for other in due if other.group == fault.group}
     attempts = {record.attempt for record in chaos.events(FaultObserved) if record.fault in members}
     if len(attempts) < 2:
         return None
     others = ", ".join(sorted(members - {fault.id}))
-    return Problem("parted", f"it was to strike together with {others}, they struck in several attempts")
+    return Disproof("parted", f"it was to strike together with {others}, they struck in several attempts")

@@ -16,7 +16,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.kept import KeptDifference
 from chaosrun.verify.own_saves import REMOVED
-from chaosrun.verify.rhythm import Saves, is_of_its_start
+from chaosrun.verify.rhythm import FileSaves, is_of_its_start
 
 _TICK_S = 0.01
 """How far a file's modification time may lie before the moment at which it was written."""
@@ -281,11 +281,11 @@ def _comparable(drill: Drill, file: _File, entries: Iterable[str], *, same_saves
     return rank if alike and same_saves else None
 
 
-def _of(trace: RankTrace, times: Mapping[int, float], final: int) -> Saves:
+def _of(trace: RankTrace, times: Mapping[int, float], final: int) -> FileSaves:
     """`trace` has begun, and has steps."""
     assert trace.start
     steps = [record.time_s for record in trace.steps.values()]
-    return Saves(
+    return FileSaves(
         times=dict(sorted(times.items())),
         begun=trace.start.position.step,
         final=final,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chaosrun.records.history import LegHistory
-from chaosrun.records.spans import Span, Steps
+from chaosrun.records.spans import Span, StepsByNumber
 from chaosrun.records.traces import StepRecord
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    steps: Mapping[int, Steps]
+    steps: Mapping[int, StepsByNumber]
     """By rank."""
     cut_off: Sequence[Span] = ()
     """Steps that were done, rolled back and (if the job resumed) done again."""
@@ -33,9 +33,9 @@ class Lineage:
     def at(self, rank: int, step: int) -> StepRecord | None:
         return self.of(rank).get(step)
 
-    def of(self, rank: int) -> Steps:
+    def of(self, rank: int) -> StepsByNumber:
         """The steps of a rank; empty if it left no trace."""
-        return self.steps.get(rank, Steps())
+        return self.steps.get(rank, StepsByNumber())
 
     def missing(self, rank: int, final: int) -> list[int]:
         """The missing ones of steps 1 to `final`."""
@@ -57,7 +57,7 @@ def lineage(history: LegHistory, before: Lineage | None = None, began: int = 0) 
     """Follow each rank through the attempts: an attempt that resumed at step r cuts off everything after r. A leg that started
     from the state of step `began` of another leg takes the steps up to there from `before`."""
     ranks = sorted({rank for attempt in history.attempts for rank in attempt.traces})
-    chains = {rank: Steps(before.of(rank).over(range(1, began + 1)) if before else ()) for rank in ranks}
+    chains = {rank: StepsByNumber(before.of(rank).over(range(1, began + 1)) if before else ()) for rank in ranks}
     tails: list[Span] = []
     repeated: list[StepRecord] = []
     for attempt in history.attempts:

@@ -12,7 +12,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, unproven
+from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed, skipped, unproven
 from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import FIELDS, KINDS, Kind, differing_keys, unlike_orders
@@ -21,7 +21,7 @@ from chaosrun.verify.restored import saved_difference
 from chaosrun.wording import rank_list
 
 
-def records(drill: Drill) -> Check:
+def records(drill: Drill) -> CheckResult:
     """Both legs' files can be read in full and do not contradict each other."""
     legs = (drill.reference, drill.chaos)
     problems = [f"{leg.name}: {problem}" for leg in legs for problem in leg.problems]
@@ -33,14 +33,14 @@ def records(drill: Drill) -> Check:
     return passed(f"{traces} traces and 2 journals read in full", traces=traces)
 
 
-def records_damaged(problems: Sequence[str]) -> Check | None:
+def records_damaged(problems: Sequence[str]) -> CheckResult | None:
     if not problems:
         return None
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return inconclusive("records_damaged", first=problems[0], more=more, problems=list(problems))
 
 
-def completed(drill: Drill) -> Check:
+def completed(drill: Drill) -> CheckResult:
     """Both legs ran to the same end, on every rank."""
     for leg in (drill.reference, drill.chaos):
         if leg is drill.chaos and leg.finished and leg.outcome == "inexact_restore":
@@ -65,7 +65,7 @@ def completed(drill: Drill) -> Check:
     return passed(f"both legs ended at step {step} on every rank", step=step)
 
 
-def not_ended(leg: LegHistory, drill: Drill, outcomes: Sequence[str]) -> Check | None:
+def not_ended(leg: LegHistory, drill: Drill, outcomes: Sequence[str]) -> CheckResult | None:
     """Why the leg did not end; None if it reached one of these ends on every rank."""
     if leg.finished is None:
         return inconclusive("leg_unfinished", leg=leg.name)
@@ -75,7 +75,7 @@ def not_ended(leg: LegHistory, drill: Drill, outcomes: Sequence[str]) -> Check |
     return inconclusive("end_not_recorded", leg=leg.name, who=rank_list(missing), ranks=missing) if missing else None
 
 
-def reference(drill: Drill) -> Check:
+def reference(drill: Drill) -> CheckResult:
     """The reference leg is valid: one attempt, no fault, every step of every rank recorded once."""
     leg, chain = drill.reference, drill.reference_lineage
     faults = [record.fault for record in leg.events(FaultRequested)]
@@ -124,7 +124,7 @@ def _reference_gap(drill: Drill) -> str | None:
     return None
 
 
-def environment(drill: Drill) -> Check:
+def environment(drill: Drill) -> CheckResult:
     """Both legs ran in the same environment, and all processes compute the same bits (hazards K1, K2, K7)."""
     expected, seen = (_comparable(leg.environment, drill) for leg in (drill.reference, drill.chaos))
     if not expected or not seen:
@@ -159,7 +159,7 @@ def canaries(*legs: LegHistory) -> Iterator[tuple[str, str]]:
                 yield f"rank {trace.rank} of {leg.name} attempt {trace.attempt}", trace.start.canary
 
 
-def bits_differ(heard: Sequence[tuple[str, str]]) -> Check | None:
+def bits_differ(heard: Sequence[tuple[str, str]]) -> CheckResult | None:
     """How the results of processes differ; None if they are equal. `heard`: as `canaries` returns."""
     for where, value in heard[1:]:
         if value != heard[0][1]:
@@ -167,7 +167,7 @@ def bits_differ(heard: Sequence[tuple[str, str]]) -> Check | None:
     return None
 
 
-def own_files(drill: Drill) -> Check:
+def own_files(drill: Drill) -> CheckResult:
     """No leg read files that another leg's training had left: results based on them would say nothing about checkpoints."""
     found = [(leg, opened) for leg, files in drill.opened() for opened in of_a_training(files)]
     if not found:
@@ -188,7 +188,7 @@ def _about_files(found: Sequence[tuple[str, OpenedFile]]) -> Params:
     return {"leg": leg, "file": first.path, "left_by": first.left_by, "more": more, "opened": everything}
 
 
-def reproducible(drill: Drill) -> Check:
+def reproducible(drill: Drill) -> CheckResult:
     """The job is reproducible: the first attempt equals the reference, except in what a corruption may have changed."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
@@ -230,7 +230,7 @@ def reproducible(drill: Drill) -> Check:
     return passed(f"{compared} step records before the first fault equal the reference{why}", records=compared)
 
 
-def _repeated_before(drill: Drill) -> Check:
+def _repeated_before(drill: Drill) -> CheckResult:
     """The check for a leg that began at a checkpoint of the reference: the steps before are the reference's own, and those
     after follow a restore."""
     if how := _alone(drill):

@@ -11,7 +11,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import RankTrace, Source
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify import alignment, landed, libraries, recovery, replicas
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
+from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence, divergence_of
@@ -184,7 +184,7 @@ def _is_comparable(drill: Drill, attempt: Attempt, rank: int) -> bool:
 class Account:
     drill: Drill
     """The whole leg, compared with its own records."""
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
     recoveries: tuple[Recovery, ...]
     ruling: Ruling
 
@@ -214,14 +214,14 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
     return Account(drill=drill, checks=checks, recoveries=tuple(found), ruling=ruling)
 
 
-def records(drill: Drill) -> Check:
+def records(drill: Drill) -> CheckResult:
     """The leg's files can be read in full and do not contradict each other."""
     if damaged := records_damaged(drill.chaos.problems):
         return damaged
     return passed(f"{sum(1 for _ in drill.chaos.traces)} traces and the journal read in full")
 
 
-def completed(drill: Drill) -> Check:
+def completed(drill: Drill) -> CheckResult:
     """The run reached its end, on every rank at the same step."""
     leg = drill.chaos
     if lacking := not_ended(leg, drill, ("completed",)):
@@ -235,7 +235,7 @@ def completed(drill: Drill) -> Check:
     return passed(f"ended at step {ends[0]} on every rank")
 
 
-def environment(drill: Drill) -> Check:
+def environment(drill: Drill) -> CheckResult:
     """Every process computed the same bits from the same numbers, on whichever node it ran (hazards K1, K2, K7)."""
     heard = list(canaries(drill.chaos))
     if differ := bits_differ(heard):
@@ -243,7 +243,7 @@ def environment(drill: Drill) -> Check:
     return passed(f"{len(heard)} processes compute the same bits", canaries=len(heard))
 
 
-def _check_of(found: Recovery) -> Check:
+def _check_of(found: Recovery) -> CheckResult:
     name, about = f"recovery_{found.attempt}", {"steps": found.steps, "states": found.states, "judged": found.judged}
     if found.divergence:
         what, where = found.divergence.cause, f"step {found.divergence.step}, rank {found.divergence.rank}"
@@ -266,7 +266,7 @@ def _in_part(drill: Drill, judged: Sequence[Recovery]) -> str:
     return f"; {which} only by weights and optimizer{why}: not by data, random streams, learning rates"
 
 
-def _rule(drill: Drill, checks: Sequence[Check], found: Sequence[Recovery]) -> Ruling:
+def _rule(drill: Drill, checks: Sequence[CheckResult], found: Sequence[Recovery]) -> Ruling:
     leg = drill.chaos
     diverged = next((each.divergence for each in found if each.divergence), None)
     if diverged:

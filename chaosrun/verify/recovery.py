@@ -13,7 +13,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import completes
 from chaosrun.wording import count
@@ -22,7 +22,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 """A frame of Python's traceback."""
 
 
-def lineage(drill: Drill) -> Check:
+def lineage(drill: Drill) -> CheckResult:
     """The chaos leg's lineage holds each step of the reference, on every rank, exactly once."""
     chain, final = drill.chaos_lineage, drill.reference_lineage.final_step
     if not final:
@@ -46,7 +46,7 @@ def lineage(drill: Drill) -> Check:
     return passed(f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks{own}", steps=final)
 
 
-def resume_points(drill: Drill) -> Check:
+def resume_points(drill: Drill) -> CheckResult:
     """Every attempt resumed from the newest valid checkpoint committed before it, on every rank, at the right position."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
@@ -185,7 +185,7 @@ def _wrong_first_step(trace: RankTrace) -> str | None:
     return None
 
 
-def replay_agreement(drill: Drill) -> Check:
+def replay_agreement(drill: Drill) -> CheckResult:
     """Steps that were rolled back and done again came out the same both times."""
     compared = 0
     for span in drill.chaos_lineage.cut_off:
@@ -198,7 +198,7 @@ def replay_agreement(drill: Drill) -> Check:
     return passed(f"{compared} step records computed twice, equal", records=compared)
 
 
-def bucket_layout(drill: Drill) -> Check:
+def bucket_layout(drill: Drill) -> CheckResult:
     """Gradients were reduced in the same bucket layout in every attempt of both legs (hazard C1)."""
     if drill.spec.workers == 1:
         return skipped("one worker reduces nothing")

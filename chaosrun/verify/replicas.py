@@ -11,7 +11,7 @@ from itertools import islice
 from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import Block, StartRecord, StepRecord
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import first_difference, unlike_orders
 
 OWN_STEPS = 64
@@ -114,10 +114,10 @@ class Replicas:
         longest = 0
         for attempt in self._leg.attempts if self.exist else ():
             until = 0
-            for parting in self._weight_mismatches(attempt):
-                joined = _joined_after(attempt, parting) if parting.step >= until else None
+            for mismatch in self._weight_mismatches(attempt):
+                joined = _joined_after(attempt, mismatch) if mismatch.step >= until else None
                 if joined is not None:
-                    longest, until = max(longest, joined - parting.step), joined
+                    longest, until = max(longest, joined - mismatch.step), joined
         return longest
 
     def drift(self, usual: int | None = None) -> Drift | None:
@@ -126,13 +126,13 @@ class Replicas:
         usual = self.longest_unsynchronized if usual is None else usual
         for attempt in self._leg.attempts if self.exist else ():
             until = 0
-            for parting in self._weight_mismatches(attempt):
-                if parting.step < until:
+            for mismatch in self._weight_mismatches(attempt):
+                if mismatch.step < until:
                     continue
-                last, ended = _end_of(attempt, parting)
-                until = _joined_after(attempt, parting) or last + (2 if ended else 1)
-                if until - parting.step > usual or (parting.at_start and (usual <= 1 or parting.step == 0)):
-                    return _drift(self._leg, attempt, parting)
+                last, ended = _end_of(attempt, mismatch)
+                until = _joined_after(attempt, mismatch) or last + (2 if ended else 1)
+                if until - mismatch.step > usual or (mismatch.at_start and (usual <= 1 or mismatch.step == 0)):
+                    return _drift(self._leg, attempt, mismatch)
         return None
 
     def comparisons(self, attempt: Attempt) -> int:
@@ -187,7 +187,7 @@ def of_reference(drill: Drill) -> Replicas:
     return Replicas(leg if leg.attempts else replace(drill.chaos, attempts=drill.chaos.attempts[:1]))
 
 
-def rank_agreement(drill: Drill) -> Check:
+def rank_agreement(drill: Drill) -> CheckResult:
     """All ranks hold the same parameters when an attempt begins and after each step, in both legs; if the script lets them
     differ for some steps in the reference run (Local SGD), whenever it has synchronised them."""
     if drill.spec.workers == 1:
@@ -195,7 +195,7 @@ def rank_agreement(drill: Drill) -> Check:
     replicas = of_reference(drill)
     if not replicas.exist:
         return skipped("no two ranks hold the same part of any parameter")
-    if never_synchronized(drill):
+    if never_equal_again(drill):
         return passed("the ranks part in the reference run, without DDP: each is compared with itself there")
     usual = replicas.longest_unsynchronized
     for leg in (drill.reference, drill.chaos):
@@ -225,7 +225,7 @@ def rank_agreement(drill: Drill) -> Check:
     return passed(summary, starts=starts, comparisons=comparisons)
 
 
-def never_synchronized(drill: Drill) -> Drift | None:
+def never_equal_again(drill: Drill) -> Drift | None:
     """Where the ranks of a script that resumes by itself part and never hold equal weights again, without a fault and without
     DDP (gossip, a model of each rank's own): every rank's state is its own, and right if it is what it was."""
     leg = drill.reference
@@ -255,30 +255,30 @@ def _words_by_name(attempt: Attempt, words: Mapping[int, bytes]) -> dict[str, di
     return found
 
 
-def _joined_after(attempt: Attempt, parting: WeightMismatch) -> int | None:
+def _joined_after(attempt: Attempt, mismatch: WeightMismatch) -> int | None:
     """The first later step at whose beginning the ranks are equal, because the script has synchronised them; the last step plus
     one if they are equal at the end only. None: no record shows it."""
-    held = parting.values
-    for step in (each for each in attempt.steps if each > parting.step):
+    held = mismatch.values
+    for step in (each for each in attempt.steps if each > mismatch.step):
         records = attempt.steps[step]
-        began = {records[rank].began or held.get(rank, "") for rank in parting.values if rank in records}
+        began = {records[rank].began or held.get(rank, "") for rank in mismatch.values if rank in records}
         changed = any(record.began for record in records.values())
-        if changed and len(began) == 1 and parting.values.keys() <= records.keys():
+        if changed and len(began) == 1 and mismatch.values.keys() <= records.keys():
             return step
         held = {rank: record.param for rank, record in records.items()}
-    if len({held.get(rank) for rank in parting.values}) == 1:
+    if len({held.get(rank) for rank in mismatch.values}) == 1:
         return None
-    last, ended = _end_of(attempt, parting)
-    ends = [trace.end.digests.get("model") for rank in parting.values if (trace := attempt.traces[rank]).end]
+    last, ended = _end_of(attempt, mismatch)
+    ends = [trace.end.digests.get("model") for rank in mismatch.values if (trace := attempt.traces[rank]).end]
     return last + 1 if ended and ends[0] and all(each == ends[0] for each in ends) else None
 
 
-def _end_of(attempt: Attempt, parting: WeightMismatch) -> tuple[int, bool]:
+def _end_of(attempt: Attempt, mismatch: WeightMismatch) -> tuple[int, bool]:
     """The last step that all of these ranks recorded, and whether they came to the end of the training: a rank that outlives
     another records some steps alone, at which the ranks cannot have been synchronised."""
-    traces = [attempt.traces[rank] for rank in parting.values]
+    traces = [attempt.traces[rank] for rank in mismatch.values]
     last, ended = [trace.steps.last for trace in traces], all(trace.end for trace in traces)
-    return max(parting.step, max(last) if ended else min(last)), ended
+    return max(mismatch.step, max(last) if ended else min(last)), ended
 
 
 def _blocks(attempt: Attempt, ranks: Iterable[int]) -> Iterator[Block]:
@@ -297,8 +297,8 @@ def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | Step
     yield from (steps[step] for step in steps if len(values[step]) > 1 or (b"" in {param for _, param in values[step]}))
 
 
-def _drift(leg: LegHistory, attempt: Attempt, parting: WeightMismatch) -> Drift:
-    records, values, index = parting.records, parting.values, parting.index
+def _drift(leg: LegHistory, attempt: Attempt, mismatch: WeightMismatch) -> Drift:
+    records, values, index = mismatch.records, mismatch.values, mismatch.index
     seen = list(values.values())
     # The weights of the majority; on a tie, those of the lowest rank.
     common = max(seen, key=seen.count)
@@ -312,11 +312,11 @@ def _drift(leg: LegHistory, attempt: Attempt, parting: WeightMismatch) -> Drift:
     return Drift(
         leg=leg.name,
         attempt=attempt.number,
-        step=parting.step,
+        step=mismatch.step,
         rank=rank,
         other=other,
         tensor=None if index is None else attempt.traces[rank].tensor(index),
-        at_start=parting.at_start,
+        at_start=mismatch.at_start,
         fingerprints={str(number): value for number, value in values.items()},
         unlike_rates=", ".join(told) if len({*rates.values()}) > 1 else None,
     )

@@ -10,7 +10,7 @@ from typing import Literal
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import CheckpointRecord, Digests
-from chaosrun.verify.check import Check, Drill, failed, passed, skipped
+from chaosrun.verify.check import CheckResult, Drill, failed, passed, skipped
 from chaosrun.verify.compare import Kind, differing_keys
 from chaosrun.wording import listed
 
@@ -151,7 +151,7 @@ def saved_difference(drill: Drill, attempt: Attempt, step: int) -> StateDifferen
     return _difference(drill, step, held)
 
 
-def checkpointed_state(drill: Drill) -> Check:
+def checkpointed_state(drill: Drill) -> CheckResult:
     """All state that the chaos leg restored and saved has the digests of the reference's checkpoint of that step."""
     compared = 0
     for attempt in drill.chaos.attempts:

@@ -15,7 +15,7 @@ ENOUGH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saves:
+class FileSaves:
     """The saves of one file by one process."""
 
     times: dict[int, float]
@@ -32,7 +32,7 @@ class Saves:
         return self.times.keys()
 
 
-def is_of_its_start(fault_free: Saves, restarted: Saves, *, holds_weights: bool) -> bool:
+def is_of_its_start(fault_free: FileSaves, restarted: FileSaves, *, holds_weights: bool) -> bool:
     """Whether the start times of the processes explain the difference. In doubt, a file of weights is assumed to depend on the
     best value."""
     due = {step + restarted.begun for step in fault_free.steps}
@@ -47,7 +47,7 @@ def is_of_its_start(fault_free: Saves, restarted: Saves, *, holds_weights: bool)
     return counted or once or at_once or rhythmic
 
 
-def _follows_what_was_best(fault_free: Saves, restarted: Saves) -> bool:
+def _follows_what_was_best(fault_free: FileSaves, restarted: FileSaves) -> bool:
     """A model may be evaluated at the final step under any rhythm."""
     begun, final = restarted.begun, fault_free.final
     return any(
@@ -71,14 +71,14 @@ def _is_best_of_some(expected: Set[int], seen: Set[int], begun: int, final: int)
     return min(seen) == begun + 1 + (phase - begun - 1) % every if seen else len(expected) > 1 and max(expected) > begun
 
 
-def _is_long_enough(fault_free: Saves, restarted: Saves) -> bool:
+def _is_long_enough(fault_free: FileSaves, restarted: FileSaves) -> bool:
     """Whether there are enough saves to show a rhythm, with none due after the last."""
     own = sorted(fault_free.steps)
     shortest = min((b - a for a, b in pairwise(own)), default=0)
     return len(own) + len(restarted.steps) >= ENOUGH and fault_free.final - own[-1] < shortest
 
 
-def _same_evaluations(fault_free: Saves, restarted: Saves) -> bool:
+def _same_evaluations(fault_free: FileSaves, restarted: FileSaves) -> bool:
     """Both save at the same evaluations, counted from their start: the first, say, or every third."""
     every = gcd(*fault_free.steps, *restarted.steps)
     before = restarted.begun // every
@@ -88,7 +88,7 @@ def _same_evaluations(fault_free: Saves, restarted: Saves) -> bool:
     }
 
 
-def _is_regular(fault_free: Saves, restarted: Saves) -> bool:
+def _is_regular(fault_free: FileSaves, restarted: FileSaves) -> bool:
     """Both save at a fixed interval of steps, counted from any step."""
     own = sorted(fault_free.steps)
     every = own[1] - own[0] if len(own) > 1 else own[0]
@@ -100,7 +100,7 @@ def _is_regular(fault_free: Saves, restarted: Saves) -> bool:
     return True
 
 
-def _is_by_the_clock(fault_free: Saves, restarted: Saves) -> bool:
+def _is_by_the_clock(fault_free: FileSaves, restarted: FileSaves) -> bool:
     """One period in seconds explains all pauses between saves, and the absence of further saves; a save may be a step late."""
     pauses = [b - a for saves in (fault_free, restarted) for a, b in pairwise(saves.times.values())]
     waits = [saves.ended_s - max(saves.times.values(), default=saves.began_s) for saves in (fault_free, restarted)]

@@ -14,7 +14,7 @@ from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
 from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.alignment import never_saves
-from chaosrun.verify.check import Check, Drill, Status
+from chaosrun.verify.check import CheckResult, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import first_difference
@@ -73,7 +73,12 @@ class Ruling:
 
 
 def rule(
-    drill: Drill, checks: Sequence[Check], irreproducible: Cause | None, attempts: Sequence[AttemptSummary], *, landed: int
+    drill: Drill,
+    checks: Sequence[CheckResult],
+    irreproducible: Cause | None,
+    attempts: Sequence[AttemptSummary],
+    *,
+    landed: int,
 ) -> tuple[Ruling, Divergence | None]:
     """The ruling of the first rule that applies, and the first difference, as far as recovery may be its reason."""
     unfounded = _of_premises(checks, irreproducible, drill)
@@ -155,14 +160,14 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
     return Ruling(status="FAIL", reason=reason, hint=f"{reason.hint}; {hint}" if hint and not end.code else hint)
 
 
-def _not_taken_back(drill: Drill, checks: Sequence[Check]) -> Ruling | None:
+def _not_taken_back(drill: Drill, checks: Sequence[CheckResult]) -> Ruling | None:
     """The ruling if the script's objects failed to load valid checkpoints, and the leg ended because of that."""
     found = next((check for check in checks if check.code == "checkpoint_not_taken_back"), None)
     ended = drill.reference.outcome == "completed" and drill.chaos.outcome in ("user_error", "recovery_failed")
     return of_check(found) if found and ended and died_in_restore(drill.chaos.attempts[-1]) else None
 
 
-def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Check]) -> Ruling | None:
+def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[CheckResult]) -> Ruling | None:
     """A leg that did not complete decides the drill; a restore that chaosrun itself found inexact fails it."""
     for leg in (reference, chaos):
         if leg.outcome in (TRAINED if leg is chaos else ("completed",)):
@@ -179,7 +184,7 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
     return None
 
 
-def of_damage(checks: Sequence[Check]) -> Ruling | None:
+def of_damage(checks: Sequence[CheckResult]) -> Ruling | None:
     """The ruling if a leg's records are damaged: perhaps only the record of its end is missing."""
     found = next((check.cause for check in checks if check.code == "records_damaged"), None)
     return found and Ruling(status="INCONCLUSIVE", reason=found)
@@ -203,7 +208,7 @@ def _message(end: LegFinished) -> str:
     return end.message or end.outcome
 
 
-def _of_premises(checks: Sequence[Check], irreproducible: Cause | None, drill: Drill) -> Ruling | None:
+def _of_premises(checks: Sequence[CheckResult], irreproducible: Cause | None, drill: Drill) -> Ruling | None:
     doubts = [check.cause for check in checks if check.name in PREMISES and check.cause is not None]
     # A mistake that was seen says more than that two runs differ.
     known = [each for each in doubts if each.code in ("parameter_order", "file_of_another_leg") or each.because == "by_itself"]
@@ -224,7 +229,7 @@ def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) 
     return replace(divergence, reason=Cause("not_of_the_restore", unfounded.params, because=because))
 
 
-def _of_drift(checks: Sequence[Check]) -> Ruling | None:
+def _of_drift(checks: Sequence[CheckResult]) -> Ruling | None:
     """Replicas that drift apart in the reference run fail the drill: a restore makes them equal again, and so differs without
     being wrong."""
     for check in checks:
@@ -233,7 +238,7 @@ def _of_drift(checks: Sequence[Check]) -> Ruling | None:
     return None
 
 
-def _of_corruption(checks: Sequence[Check], drill: Drill) -> Ruling | None:
+def _of_corruption(checks: Sequence[CheckResult], drill: Drill) -> Ruling | None:
     """A corruption that was injected and found fails the drill, even if the training crashed because of it."""
     outcome = drill.chaos.outcome
     if drill.reference.outcome != "completed" or outcome not in ("completed", "user_error", "recovery_failed"):
@@ -251,7 +256,7 @@ def _of_corruption(checks: Sequence[Check], drill: Drill) -> Ruling | None:
     return Ruling(status="FAIL", reason=reason, headline=f"{reason.sentence}: {seen.summary}{end}")
 
 
-def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:
+def _of_failures(checks: Sequence[CheckResult], divergence: Divergence | None, drill: Drill) -> Ruling | None:
     """A divergence fails the drill even if no check should have reported it."""
     ended = next((check for check in checks if check.code == "ended_at_another_step"), None) if drill.by_script else None
     counted = divergence is None or (
@@ -274,7 +279,7 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
     return failing and of_check(failing)
 
 
-def _went_on_wrong(checks: Sequence[Check], divergence: Divergence) -> Check | None:
+def _went_on_wrong(checks: Sequence[CheckResult], divergence: Divergence) -> CheckResult | None:
     """The check of where restarts resumed, if it failed and all steps agree: files saved under other numbers, or less often,
     are then a consequence, but not those that an earlier attempt saved."""
     found = next((check for check in checks if check.name == "resume_evidence" and check.status == "fail"), None)
@@ -282,7 +287,7 @@ def _went_on_wrong(checks: Sequence[Check], divergence: Divergence) -> Check | N
     return found if follows else None
 
 
-def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:
+def _of_control(checks: Sequence[CheckResult], divergence: Divergence | None, drill: Drill) -> Ruling | None:
     """The ruling on a whole leg that failed after a step at which an early verdict would have passed it: chaosrun's own
     mistake."""
     failed = divergence or any(check.status == "fail" for check in checks)
@@ -298,7 +303,7 @@ def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: D
     return Ruling(status="FAIL", reason=Cause.of("settled_too_early", step=step, first=first), place=ruling and ruling.place)
 
 
-def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
+def _explains(reason: Cause, ended: CheckResult, drill: Drill) -> bool:
     """Whether the cause explains the wrong last step: the data are behind or ahead by at least as many batches as the end is
     off, or batches have another size, or steps have other micro-batches, or passes begin elsewhere."""
     if reason.code in ("batch_size_not_restored", "other_optimizer_stepped") or reason.because == "each_pass":
@@ -311,20 +316,20 @@ def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
     return first is not None and min(0, -shift) <= steps * len(first.batch) <= max(0, -shift) and bool(shift)
 
 
-def first_of(checks: Sequence[Check], status: Status) -> Check | None:
+def first_of(checks: Sequence[CheckResult], status: Status) -> CheckResult | None:
     return next((check for check in checks if check.status == status), None)
 
 
-def of_check(check: Check) -> Ruling:
+def of_check(check: CheckResult) -> Ruling:
     status = "FAIL" if check.status == "fail" else "INCONCLUSIVE"
     return Ruling(status=status, reason=_cause_of(check), headline=about_check(check))
 
 
-def about_check(check: Check) -> str:
+def about_check(check: CheckResult) -> str:
     return f"{check.name}: {check.summary}"
 
 
-def _cause_of(check: Check) -> Cause:
+def _cause_of(check: CheckResult) -> Cause:
     assert check.cause is not None, f"{check.name} did not pass and says nothing"
     return check.cause
 
@@ -353,7 +358,7 @@ def _around(ids: Any, others: Any) -> str:
     return f"[{', '.join(map(str, shown))}]"
 
 
-def _of_doubts(checks: Sequence[Check], drill: Drill) -> Ruling | None:
+def _of_doubts(checks: Sequence[CheckResult], drill: Drill) -> Ruling | None:
     if doubtful := first_of(checks, "inconclusive"):
         return of_check(doubtful)
     lacking = sorted(required(drill) - {check.name for check in checks if check.status == "pass"})

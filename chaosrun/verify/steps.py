@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StepRecord
-from chaosrun.verify.check import Check, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
+from chaosrun.verify.check import CheckResult, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import Field, Mismatch, compared_fields, first_difference, unlike_orders
 from chaosrun.verify.restored import reference_state, saved_before
@@ -17,7 +17,7 @@ from chaosrun.verify.restored import reference_state, saved_before
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 
 
-def data_order(drill: Drill) -> Check:
+def data_order(drill: Drill) -> CheckResult:
     """Every rank saw the same samples at the same positions: by ids, if the loader has them, and by the bytes of every
     batch."""
     check = _compare(drill, ("ids", "batch", "position"), "sample ids and batch bytes")
@@ -34,12 +34,12 @@ def data_order(drill: Drill) -> Check:
     return passed(f"{check.summary}{how}", ids_known=known, **check.evidence)
 
 
-def rng(drill: Drill) -> Check:
+def rng(drill: Drill) -> CheckResult:
     """The random streams had the same state before each step's first micro-batch."""
     return excuse_unused_streams(_compare(drill, ("rng",), "RNG states"), drill)
 
 
-def losses(drill: Drill) -> Check:
+def losses(drill: Drill) -> CheckResult:
     """Every micro-batch's loss is the same, bit for bit or within `verify.losses` or `verify.profile`."""
     check = _compare(drill, ("loss",), "losses")
     if check.status == "pass" and drill.by_script and not any(record.loss for record in _reference_records(drill)):
@@ -50,7 +50,7 @@ def losses(drill: Drill) -> Check:
     return check
 
 
-def lr(drill: Drill) -> Check:
+def lr(drill: Drill) -> CheckResult:
     """The optimizer used the same learning rates."""
     check = _compare(drill, ("lr",), "learning rates")
     if check.status == "pass" and not any(record.lr for record in _reference_records(drill)):
@@ -58,7 +58,7 @@ def lr(drill: Drill) -> Check:
     return check
 
 
-def gradients(drill: Drill) -> Check:
+def gradients(drill: Drill) -> CheckResult:
     """The optimizer saw the same gradients, reduced and clipped."""
     if not drill.exact_weights:
         return skipped(TOLERANCE_GIVEN)
@@ -68,7 +68,7 @@ def gradients(drill: Drill) -> Check:
     return check
 
 
-def parameters(drill: Drill) -> Check:
+def parameters(drill: Drill) -> CheckResult:
     """The parameters were the same after each step, and right after each restore, under the same names."""
     if not drill.exact_weights:
         return skipped(TOLERANCE_GIVEN)
@@ -81,7 +81,7 @@ def parameters(drill: Drill) -> Check:
     return check
 
 
-def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
+def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> CheckResult:
     fields: list[Field] = [field for field in wanted if field in compared_fields(drill.spec)]
     first: Mismatch | None = None
     differing = 0
@@ -136,7 +136,7 @@ def _nan_since(drill: Drill) -> int | None:
     return earliest
 
 
-def _wrong_names(drill: Drill) -> Check | None:
+def _wrong_names(drill: Drill) -> CheckResult | None:
     for rank in drill.ranks:
         start = drill.reference_start(rank)
         if start is None:
@@ -153,7 +153,7 @@ def _wrong_names(drill: Drill) -> Check | None:
     return None
 
 
-def _wrong_restore(drill: Drill) -> Check | None:
+def _wrong_restore(drill: Drill) -> CheckResult | None:
     """Parameters right after a restore that are not the reference's after that step."""
     for attempt in drill.chaos.attempts:
         for rank, start in attempt.starts.items():

@@ -25,7 +25,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class LossDifference:
     """The distance between two trajectories, over the steps that both have."""
 
     atol: float
@@ -57,7 +57,7 @@ class ComparedRun:
     workers: int
     changes: tuple[str, ...]
     """Overrides of the job file on its command line, which distinguish runs of one job."""
-    difference: Difference
+    difference: LossDifference
     """From the first run; zero for the first itself."""
 
     def to_json(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class TrajectoryComparison:
     leg: str
     atol: float
     runs: tuple[ComparedRun, ...]
@@ -113,14 +113,14 @@ def losses_of(history: LegHistory, run_id: str) -> Trajectory:
     )
 
 
-def compare_trajectories(first: Trajectory, seen: Trajectory, *, atol: float) -> Difference:
+def compare_trajectories(first: Trajectory, seen: Trajectory, *, atol: float) -> LossDifference:
     pairs = list(zip(first.losses, seen.losses, strict=False))
     apart = [_distance(*pair) for pair in pairs]
     lengths = (len(first.losses), len(seen.losses))
     beyond = next((step for step, distance in enumerate(apart, start=1) if distance > atol), None)
     if beyond is None and lengths[0] != lengths[1]:
         beyond = len(pairs) + 1
-    return Difference(
+    return LossDifference(
         atol=atol,
         steps=len(pairs),
         lengths=lengths,

@@ -15,7 +15,7 @@ from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.run_file import RunInfo, read_object, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
-from chaosrun.verify.check import Check, Drill
+from chaosrun.verify.check import CheckResult, Drill
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause
@@ -51,7 +51,7 @@ class Verdict:
     hint: str | None
     outcome: Outcome | None
     """How the chaos leg ended, or the reference leg if that did not complete; None while it runs."""
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
     divergence: Divergence | None
     faults: tuple[FaultOutcome, ...]
     attempts: tuple[AttemptSummary, ...]
@@ -211,7 +211,7 @@ def _verdict(
     drill: Drill,
     ruling: Ruling,
     divergence: Divergence | None,
-    checks: tuple[Check, ...],
+    checks: tuple[CheckResult, ...],
     attempts: tuple[AttemptSummary, ...],
     outcome: Outcome | None,
     told: tuple[str, ...] = (),

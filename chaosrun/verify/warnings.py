@@ -17,7 +17,7 @@ from chaosrun.verify.own_saves import saved_by_several
 from chaosrun.verify.plain_values import values_never_restored
 from chaosrun.verify.rates import schedule_behind
 from chaosrun.verify.recovery import set_aside_unplanned
-from chaosrun.verify.replicas import is_sharded, never_synchronized, of_reference
+from chaosrun.verify.replicas import is_sharded, never_equal_again, of_reference
 from chaosrun.wording import count, listed, rank_list
 
 ENOUGH = 8000
@@ -299,7 +299,7 @@ def ranks_differ(drill: Drill) -> Iterator[str]:
             f"the ranks' weights differ for up to {usual} steps until the script synchronises them (right for Local SGD; a "
             "mistake for replicas under DistributedDataParallel)"
         )
-    if parted := never_synchronized(drill):
+    if parted := never_equal_again(drill):
         yield (
             f"the ranks' weights part at step {parted.step} and are never equal again (right for gossip, or a model of each "
             "rank's own; a mistake for replicas)"

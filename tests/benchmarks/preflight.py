@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from chaosrun.preflight.conduct import CHECKS
 from chaosrun.preflight.engine import Engine
 from chaosrun.preflight.model import Check, Level, Setting
@@ -30,7 +30,7 @@ class SimulatedAgents:
     """Every node answers a call with the recorded outcome of its probe, when its time has passed."""
 
     nodes: Sequence[Node]
-    recorded: Mapping[str, Outcome]
+    recorded: Mapping[str, ProbeOutcome]
     took_s: Mapping[str, float]
     lost: Mapping[str, str] = field(default_factory=dict)
 
@@ -38,7 +38,7 @@ class SimulatedAgents:
     def everyone(self) -> Sequence[Node]:
         return self.nodes
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         """All at the same time, of one probe."""
         outcomes = {name: self.recorded[call.probe] for name, call in calls.items()}
         time.sleep(max(self.took_s[call.probe] for call in calls.values()))
@@ -68,10 +68,10 @@ def measure_preflight(repeats: int, progress: Callable[[str], None]) -> dict[int
     return found
 
 
-def _recorded(setting: Setting, checks: Sequence[Check]) -> tuple[dict[str, Outcome], dict[str, float]]:
+def _recorded(setting: Setting, checks: Sequence[Check]) -> tuple[dict[str, ProbeOutcome], dict[str, float]]:
     """What became of each check's probe on this machine, and the seconds that it took, by the probe's name."""
     pool = LocalPool({"here": {}})
-    found: dict[str, Outcome] = {}
+    found: dict[str, ProbeOutcome] = {}
     took_s: dict[str, float] = {}
     for check in checks:
         assert check.call is not None

@@ -18,7 +18,9 @@ What chaosrun says when something is wrong, worth a warning or to be done, by th
 The page is made from the source, so that its English is kept by reading it from end to end.
 The causes of a verdict have [a table of their own](causes.md).
 """
-TELLING = frozenset({"Problem", "Row", "error", "failed", "passed", "print", "skipped", "warn", "warned", "warning"})
+TELLING = frozenset(
+    {"Disproof", "Problem", "Row", "error", "failed", "passed", "print", "skipped", "warn", "warned", "warning"}
+)
 """What is made, or called, of a text that a person reads; by its last name."""
 
 

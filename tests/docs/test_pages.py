@@ -10,7 +10,7 @@ import chaosrun
 from chaosrun.integrations.testing import Chaos
 from chaosrun.protocol.session import Session
 from chaosrun.spec.job_file import load_job
-from chaosrun.spec.places import Source
+from chaosrun.spec.places import SourceText
 from chaosrun.spec.suite import load_suite
 from chaosrun.spec.tree import Mapping, plain, read_tree
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, prose, spans
@@ -79,7 +79,7 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
 @pytest.mark.parametrize("block", all_blocks("yaml"), ids=str)
 def test_yaml_loads(block: Block, tmp_path: Path) -> None:
     """A suite, a job, a part of a job, or a workflow of GitHub Actions."""
-    root, problems = read_tree(Source(label=str(block), text=block.text))
+    root, problems = read_tree(SourceText(label=str(block), text=block.text))
     assert isinstance(root, Mapping) and not problems
     keys = plain(root).keys()
     folder = tmp_path / "configs"

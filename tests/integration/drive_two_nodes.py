@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from chaosrun.cluster import command
-from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, Stopped
+from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, RanksStopped
 from chaosrun.cluster.ray_cluster import RayCluster
 from tests.integration.ranks import TARGET, make_orders, notes_of
 from tests.integration.raylets import add, raylets
@@ -38,7 +38,7 @@ def main(leg: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
             while len(stopped) < 2:
                 node_id, event = cluster.events.get(timeout=120)
-                if isinstance(event, Stopped):
+                if isinstance(event, RanksStopped):
                     stopped.append(node_id)
             told = {
                 "nodes": list(placement.nodes),
@@ -80,7 +80,7 @@ def run_command(cluster: RayCluster, leg: Path) -> dict[str, Any]:
                 completed[event.rank] = event.completed
             case LauncherFailed():
                 failed.append(f"{event.code}: {event.said}")
-            case Stopped() if event.attempt == 2:
+            case RanksStopped() if event.attempt == 2:
                 stopped.add(node_id)
     return {"where": [where.get(rank) for rank in range(3)], "completed": completed, "failed": failed}
 

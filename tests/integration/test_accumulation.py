@@ -12,7 +12,7 @@ from chaosrun.campaign.results import SuiteResult, compare_losses, drill_result
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.suite import load_suite
-from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
+from chaosrun.verify.trajectory import LossDifference, compare_trajectories, trajectory
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import REPOSITORY, WarmDrills, job_file
 
@@ -60,7 +60,7 @@ def assert_exact(verdict: Verdict) -> None:
     assert all(fault.landed for fault in verdict.faults)
 
 
-def differences(runs: Mapping[str, RunLayout]) -> dict[str, Difference]:
+def differences(runs: Mapping[str, RunLayout]) -> dict[str, LossDifference]:
     """Of every run's losses from the first one's."""
     found = {name: trajectory(run) for name, run in runs.items()}
     first = next(iter(found))

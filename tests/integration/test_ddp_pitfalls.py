@@ -10,7 +10,7 @@ import pytest
 
 from chaosrun.api import RunResult
 from chaosrun.records.layout import LegLayout
-from chaosrun.verify.check import Check
+from chaosrun.verify.check import CheckResult
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import REPOSITORY, WarmDrills
 from tests.records import read_lines
@@ -76,7 +76,7 @@ def drills(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) ->
     return Drills(tmp_path_factory.mktemp("ddp"), warm_drills)
 
 
-def check(verdict: Verdict, name: str) -> Check:
+def check(verdict: Verdict, name: str) -> CheckResult:
     return next(check for check in verdict.checks if check.name == name)
 
 

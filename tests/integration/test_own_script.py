@@ -11,7 +11,7 @@ import pytest
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import LegLayout
-from chaosrun.spec.command_line import Asked, TypedJob, typed_job
+from chaosrun.spec.command_line import JobOptions, TypedJob, typed_job
 from tests.conftest import WarmDrills
 from tests.e2e.drills import events
 
@@ -33,7 +33,7 @@ def leaving_at_once(folder: Path) -> None:
 
 
 def typed(folder: Path, *args: str, kill: tuple[str, ...] = ()) -> TypedJob:
-    return typed_job(Path("train.py"), args, Asked(workers=2, kill=kill), folder)
+    return typed_job(Path("train.py"), args, JobOptions(workers=2, kill=kill), folder)
 
 
 def test_the_default_plan(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
@@ -56,7 +56,7 @@ def test_ranks_of_a_command_leave_on_a_notice_as_they_like(job: Path, tmp_path: 
     """With exit code 0, each in its own time. They use chaosrun before their processes are known to be ranks, too."""
     leaving_at_once(job)
     command = (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "train.py", "--on-notice")
-    result = warm_drills(typed_job(None, command, Asked(preempt=("all@9",)), job), root=tmp_path)
+    result = warm_drills(typed_job(None, command, JobOptions(preempt=("all@9",)), job), root=tmp_path)
     assert (result.verdict.status, result.verdict.resume_by) == ("PASS", "script"), result.verdict.cause
     assert [fault.landed for fault in result.verdict.faults] == [True, True]
     exits = events(LegLayout(result.run.path / "chaos"), "worker.exited")
@@ -98,7 +98,7 @@ def test_the_rank_that_was_told_to_leave_may_be_the_last_to_go(tmp_path: Path, w
     folder = tmp_path / "job"
     folder.mkdir()
     (folder / "train.py").write_text(LEAVING)
-    result = warm_drills(typed_job(Path("train.py"), (), Asked(workers=2, preempt=("0@6",)), folder), root=tmp_path)
+    result = warm_drills(typed_job(Path("train.py"), (), JobOptions(workers=2, preempt=("0@6",)), folder), root=tmp_path)
     assert result.verdict.status == "PASS", result.verdict.cause
     assert [attempt.resumed_step for attempt in result.verdict.attempts] == [0, 7]
     assert events(LegLayout(result.run.path / "chaos"), "death.unplanned") == []
@@ -141,10 +141,10 @@ def test_what_cannot_be_drilled(job: Path, tmp_path: Path, warm_drills: WarmDril
 @pytest.mark.nightly
 def test_an_earlier_run_that_left_nothing_to_do_is_named(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
     subprocess.run([sys.executable, "train.py"], cwd=job, check=True)
-    nothing = warm_drills(typed_job(Path("train.py"), (), Asked(workers=1), job), root=tmp_path).verdict
+    nothing = warm_drills(typed_job(Path("train.py"), (), JobOptions(workers=1), job), root=tmp_path).verdict
     assert (nothing.status, nothing.blame.whose) == ("INCONCLUSIVE", "yours")
     assert "the script ended without a step of any optimizer" in nothing.headline
     assert nothing.hint == "it read out/last.pt: if an earlier run left that, outputs=[out] hides it from each leg"
-    part = typed_job(Path("train.py"), ("--epochs", "4"), Asked(workers=1), job)
+    part = typed_job(Path("train.py"), ("--epochs", "4"), JobOptions(workers=1), job)
     verdict = warm_drills(part, root=tmp_path).verdict
     assert verdict.cause.count("the script began with out/last.pt, which another run left, and saves it anew") == 1

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probe_guard import PREFIX
-from chaosrun.cluster.probing import Call, Outcome
+from chaosrun.cluster.probing import Call, ProbeOutcome
 from chaosrun.preflight.checks import shared_storage
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
 from chaosrun.preflight.checks.storage import CHECK as STORAGE
@@ -50,7 +50,7 @@ class Asking(Answering):
         self._crew, self._changes = pool, changes
         self.nodes = pool.nodes
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         changed = {
             name: replace(call, parameters={**call.parameters, **self._changes}, limit_s=PATIENT_S)
             for name, call in calls.items()

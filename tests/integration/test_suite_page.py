@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaosrun.campaign.history import Entry, Night, label, nights, trend
+from chaosrun.campaign.history import Night, NightResult, label, nights, trend
 from chaosrun.campaign.report.pages import junit_text, render_index
 from chaosrun.campaign.results import DrillResult, SuiteResult
 from chaosrun.records.layout import RunLayout
@@ -42,7 +42,7 @@ def history() -> list[Night]:
             last = {NAMES[0]: [NIGHTS - 1], NAMES[1]: [NIGHTS - 2, NIGHTS - 1], NAMES[2]: [NIGHTS - 2], HOSTILE: [NIGHTS - 1]}
             ok = ok and number not in last.get(name, [])
             entries.append(
-                Entry(
+                NightResult(
                     suite=f"nightly-{number:02}",
                     night=f"2026-10-{number + 1:02}",
                     time_s=float(number),

@@ -102,7 +102,7 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventText:
+class Told:
     """What the ranks of a leg printed."""
 
     steps: dict[tuple[str, str], set[str]]
@@ -110,7 +110,7 @@ class EventText:
     ends: dict[str, dict[str, str]]
 
     @classmethod
-    def by(cls, result: RunResult, name: str) -> "EventText":
+    def by(cls, result: RunResult, name: str) -> "Told":
         steps: dict[tuple[str, str], set[str]] = {}
         ends: dict[str, dict[str, str]] = {}
         for log in sorted((LegLayout(result.run.path / name).path / "attempts").glob("*/rank-*.log")):
@@ -122,7 +122,7 @@ class EventText:
                         ends[rank] = json.loads(" ".join(held))
         return cls(steps=steps, ends=ends)
 
-    def differing(self, other: "EventText") -> set[str]:
+    def differing(self, other: "Told") -> set[str]:
         """The parts that are not the same, "steps" among them."""
         parts = {part for rank, held in self.ends.items() for part in held if held[part] != other.ends.get(rank, {}).get(part)}
         return parts | ({"steps"} if self.steps != other.steps else set())
@@ -155,7 +155,7 @@ def test_the_verdict_is_what_the_script_itself_shows(warm_drills: WarmDrills, tm
     path, parts = drawn(number, tmp_path)
     result = warm_drills(path, root=tmp_path / "root")
     verdict = result.verdict
-    differing = EventText.by(result, "reference").differing(EventText.by(result, "chaos"))
+    differing = Told.by(result, "reference").differing(Told.by(result, "chaos"))
     said = f"{verdict.status} {verdict.code}, differing: {sorted(differing)}\n{verdict.cause}\n{path.read_text()}"
     if parts.lost in NOT_WENT_ON:
         # A kill may come before a background thread has written the second checkpoint: an older one is none then.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from chaosrun.cluster.agent_client import Sink
-from chaosrun.cluster.messages import AgentLost
+from chaosrun.cluster.messages import AgentDied
 from chaosrun.cluster.ray_cluster import Placement, RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity
@@ -101,7 +101,7 @@ class SimulatedClient:
                 if not answer.done():
                     answer.set_exception(self._gone())
             if not self._closing:
-                self._sink(self.node_id, AgentLost(message="its node is gone"))
+                self._sink(self.node_id, AgentDied(message="its node is gone"))
             return False
         self._unread += received
         while len(self._unread) >= HEADER_BYTES:

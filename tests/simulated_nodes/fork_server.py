@@ -16,7 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.agent import MESSAGE_LIMIT, NodeAgent, Server
-from chaosrun.cluster.messages import Configure, Exited, Ready, ServerEvent, Start, Started, Stop, Stopped, decode_command, line
+from chaosrun.cluster.messages import (
+    Configure,
+    Exited,
+    RanksStarted,
+    RanksStopped,
+    Ready,
+    ServerEvent,
+    StartRanks,
+    StopRanks,
+    decode_command,
+    line,
+)
 from chaosrun.faults.node_evidence import EndNote, NamedProcess
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
@@ -157,9 +168,9 @@ class SimulatedForkServer:
             match decode_command(received):
                 case Configure():
                     self._send(Ready(pid=self.pid))
-                case Start() as start:
+                case StartRanks() as start:
                     await self._start(start)
-                case Stop() as stop:
+                case StopRanks() as stop:
                     self._note("told to stop", node=self._node, attempt=stop.attempt)
                     if self._ranks and self._attempt == stop.attempt:
                         self._kill_all()
@@ -167,7 +178,7 @@ class SimulatedForkServer:
         self.end()
         self._writer.close()
 
-    async def _start(self, start: Start) -> None:
+    async def _start(self, start: StartRanks) -> None:
         self._attempt, self._killed = start.attempt, set()
         self._world = self._worlds[start.orders[0].leg_path, start.attempt]
         layout = LegLayout(Path(start.orders[0].leg_path)).attempt(start.attempt)
@@ -180,7 +191,7 @@ class SimulatedForkServer:
             self._ranks[order.rank] = SimulatedRank(told, next(_pids), wrong=wrong)
         self.live = set(self._ranks)
         self._note("started", node=self._node, attempt=start.attempt)
-        self._send(Started(attempt=start.attempt, pids={r: each.pid for r, each in self._ranks.items()}, port=port))
+        self._send(RanksStarted(attempt=start.attempt, pids={r: each.pid for r, each in self._ranks.items()}, port=port))
         for rank in self._ranks.values():
             self._world.join(rank, self)
 
@@ -210,7 +221,7 @@ class SimulatedForkServer:
     def _see_whether_over(self) -> None:
         if self._ranks and not self.live:
             self._ranks = {}
-            self._send(Stopped(attempt=self._attempt, killed=tuple(sorted(self._killed))))
+            self._send(RanksStopped(attempt=self._attempt, killed=tuple(sorted(self._killed))))
 
     def end(self) -> None:
         """Gone without a word."""
@@ -254,7 +265,7 @@ class SimulatedAgent(NodeAgent):
 
     def _hear(self, server: Server, event: ServerEvent) -> None:
         super()._hear(server, event)
-        if isinstance(event, Started):
+        if isinstance(event, RanksStarted):
             server.ranks = {rank: ProcessIdentity(pid, 1) for rank, pid in event.pids.items()}
 
     async def _server_ended(self, server: Server) -> None:

@@ -15,8 +15,7 @@ from chaosrun.records.events import RaisedError
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, checkpoint_name, checkpoint_step
-from chaosrun.records.manifest import Manifest
-from chaosrun.records.manifest import Position as StoredPosition
+from chaosrun.records.manifest import Manifest, ManifestPosition
 from chaosrun.records.markers import WorkerEnd, write_marker
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
@@ -171,7 +170,7 @@ def save(ranks: Sequence[SimulatedRank]) -> None:
     parts = [rank.digests() for rank in ranks]
     manifest = Manifest(
         step=first.step,
-        position=StoredPosition(epoch=0, batches=first.step, step=first.step),
+        position=ManifestPosition(epoch=0, batches=first.step, step=first.step),
         world_size=len(ranks),
         attempt=first.order.attempt,
         time_s=time.time(),

@@ -30,7 +30,7 @@ def double_start() -> Any:
     """The next attempt starts when the first node of this one has stopped."""
     real = Supervisor._node_stopped
 
-    def node_stopped(self: Supervisor, node: str, killed: Sequence[int]) -> Iterator[lifecycle.Event]:
+    def node_stopped(self: Supervisor, node: str, killed: Sequence[int]) -> Iterator[lifecycle.LegEvent]:
         if self._is_open:
             self._stopped_nodes.update(self._workers.nodes)
         return real(self, node, killed)
@@ -62,7 +62,7 @@ def ignored_late_death() -> Any:
     """Once an attempt is being stopped, nobody looks at who else dies."""
     real = Supervisor._as_lifecycle_event
 
-    def understand(self: Supervisor, node: str, event: Any) -> lifecycle.Event | None:
+    def understand(self: Supervisor, node: str, event: Any) -> lifecycle.LegEvent | None:
         late = isinstance(event, Exited) and self._stop_reason.startswith("planned fault")
         return None if late else real(self, node, event)
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from chaosrun.cluster import agent as agents
 from chaosrun.cluster.attempts import RunningAttempt
-from chaosrun.cluster.command import Ended
+from chaosrun.cluster.command import EndedRank
 from chaosrun.cluster.messages import (
     Configure,
+    RanksStarted,
+    RanksStopped,
     RankStack,
     Ready,
     ServerCommand,
     ServerEvent,
-    Start,
-    Started,
-    Stop,
-    Stopped,
+    StartRanks,
+    StopRanks,
     decode_command,
     line,
 )
@@ -48,7 +48,9 @@ class SimulatedAttempt(RunningAttempt):
     def see_ends(self, send: Any) -> None:
         dead = [self.processes[pid] for pid in sorted(self.live) if not self.processes[pid].is_alive]
         dead.sort(key=lambda rank: rank.signal is None)
-        self._tell([Ended(rank=rank.rank, pid=rank.pid, exit_code=rank.exit_code, signal=rank.signal) for rank in dead], send)
+        self._tell(
+            [EndedRank(rank=rank.rank, pid=rank.pid, exit_code=rank.exit_code, signal=rank.signal) for rank in dead], send
+        )
 
 
 class SimulatedForkServer:
@@ -113,14 +115,14 @@ class SimulatedForkServer:
         match command:
             case Configure():
                 self.world.after(0.05, lambda: self.send(Ready(pid=self.pid)) if self.is_alive else None)
-            case Start():
+            case StartRanks():
                 self._start(command)
-            case Stop():
+            case StopRanks():
                 if self.attempt is not None and self.attempt.number == command.attempt:
                     self.attempt.kill_all()
                     self._see_deaths()
 
-    def _start(self, command: Start) -> None:
+    def _start(self, command: StartRanks) -> None:
         assert self.attempt is None, "the agent starts an attempt only after the last one has stopped"
         leg = LegLayout(Path(command.orders[0].leg_path))
         self.attempt = attempt = SimulatedAttempt(number=command.attempt, leg=leg, shared_memory=frozenset())
@@ -132,7 +134,7 @@ class SimulatedForkServer:
             attempt.processes[rank.pid] = rank
             self.simulation.rank_began(rank)
         port = 20_000 + command.attempt if command.listen else None
-        self.send(Started(attempt=command.attempt, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
+        self.send(RanksStarted(attempt=command.attempt, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
 
     def _see_deaths(self) -> None:
         attempt = self.attempt
@@ -141,7 +143,7 @@ class SimulatedForkServer:
         attempt.see_ends(self.send)
         if not attempt.live:
             self.attempt = None
-            self.send(Stopped(attempt=attempt.number, killed=tuple(sorted(attempt.killed))))
+            self.send(RanksStopped(attempt=attempt.number, killed=tuple(sorted(attempt.killed))))
 
 
 class SimulatedAgent(agents.NodeAgent):

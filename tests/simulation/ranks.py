@@ -22,7 +22,7 @@ from chaosrun.records.events import RaisedError
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, checkpoint_step
-from chaosrun.records.manifest import FileEntry, Manifest, Position
+from chaosrun.records.manifest import FileEntry, Manifest, ManifestPosition
 from chaosrun.records.markers import WorkerEnd, read_markers, write_marker
 from chaosrun.records.order import WorkerOrder
 
@@ -296,7 +296,7 @@ class SimulatedRank:
     def _manifest(self, step: int, files: dict[str, FileEntry]) -> Manifest:
         return Manifest(
             step=step,
-            position=Position(epoch=0, batches=step, step=step),
+            position=ManifestPosition(epoch=0, batches=step, step=step),
             world_size=self.order.world_size,
             attempt=self.attempt,
             time_s=self.world.wall(),

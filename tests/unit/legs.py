@@ -26,8 +26,7 @@ from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
-from chaosrun.records.manifest import Manifest
-from chaosrun.records.manifest import Position as ManifestPosition
+from chaosrun.records.manifest import Manifest, ManifestPosition
 from tests.records import PlainTraceWriter, read_lines, write_lines
 from tests.unit.events import event
 

@@ -28,7 +28,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import EndCode
 from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import failure_of
-from chaosrun.supervise.lifecycle import Audit, Audited, Death, Failure, Finish, Placed, Started, Stopped, begin, decide
+from chaosrun.supervise.lifecycle import Audit, Audited, Failure, Finish, Placed, RankDeath, Started, Stopped, begin, decide
 from chaosrun.verify.codes import REMEDIES, TABLE, Cause
 from chaosrun.verify.row import WHOSE, Blame, Whose
 from chaosrun.verify.ruling import END_CODES
@@ -268,7 +268,7 @@ def test_an_error_that_comes_whenever_the_script_begins_is_not_tried_again(
     assert ("before its first step" in failure.message) is (step == 0 and type_ != "UserScriptError")
     assert ("at step 1" in failure.message) is (step == 1)
     state, actions = begin(2, 3)
-    for event in (Placed(), Audited(resume=None, step=0), Started(), Death(rank=1, failure=failure), Stopped()):
+    for event in (Placed(), Audited(resume=None, step=0), Started(), RankDeath(rank=1, failure=failure), Stopped()):
         state, actions = decide(state, event)
     assert isinstance(actions[0], Audit if again else Finish)
 

@@ -27,7 +27,7 @@ from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.manifest import FileEntry, Manifest, Position
+from chaosrun.records.manifest import FileEntry, Manifest, ManifestPosition
 from tests.records import read_lines
 from tests.unit.events import event
 from tests.unit.powercut import RecordingDisk, after_power_cut, build
@@ -51,7 +51,7 @@ def files_of(step: int) -> dict[str, bytes]:
 
 
 def manifest_of(step: int, attempt: int, files: dict[str, FileEntry]) -> Manifest:
-    position = Position(epoch=0, batches=step, step=step)
+    position = ManifestPosition(epoch=0, batches=step, step=step)
     about = {"world_size": 1, "time_s": 0.0, "job_fingerprint": "job", "digests": {}}
     return Manifest(step=step, position=position, attempt=attempt, files=files, **about)
 

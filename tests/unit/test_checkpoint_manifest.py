@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from chaosrun.errors import UsageError
-from chaosrun.records.manifest import FileEntry, Manifest, Position
+from chaosrun.records.manifest import FileEntry, Manifest, ManifestPosition
 
 ENTRY = FileEntry(size=3, xxh3="ab" * 16)
 
@@ -12,7 +12,7 @@ ENTRY = FileEntry(size=3, xxh3="ab" * 16)
 def manifest(**changes):
     fields = {
         "step": 50,
-        "position": Position(epoch=1, batches=7, step=50),
+        "position": ManifestPosition(epoch=1, batches=7, step=50),
         "world_size": 3,
         "attempt": 2,
         "time_s": 1.5,

@@ -15,7 +15,7 @@ from chaosrun.checkpoint.audit import hash_member, list_members
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout, checkpoint_name
-from chaosrun.records.manifest import Manifest, Position
+from chaosrun.records.manifest import Manifest, ManifestPosition
 
 FILES = {"model.safetensors": bytes(range(256)) * 64, "rng/rank-0.bin": b"dice" * 100, "empty.bin": b""}
 
@@ -33,7 +33,7 @@ def store(layout):
 def manifest_for(step, files, attempt=1):
     return Manifest(
         step=step,
-        position=Position(epoch=0, batches=step, step=step),
+        position=ManifestPosition(epoch=0, batches=step, step=step),
         world_size=2,
         attempt=attempt,
         time_s=0.0,

@@ -15,7 +15,7 @@ from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.housekeeping import cleaning
 from chaosrun.housekeeping.cleaning import Cleaning, clean
-from chaosrun.housekeeping.inventory import Found, Storage, choose, inventory_of
+from chaosrun.housekeeping.inventory import KeptPlace, Storage, choose, inventory_of
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.spec.job_file import load_job
@@ -27,11 +27,11 @@ DAY_S = 86400.0
 OLD_S = 30 * DAY_S
 
 
-def found(name: str, age_d: float, status: str = "PASS", **more: Any) -> Found:
-    return Found(kind=more.pop("kind", "run"), path=Path("/root/runs") / name, used_s=-age_d * DAY_S, status=status, **more)
+def found(name: str, age_d: float, status: str = "PASS", **more: Any) -> KeptPlace:
+    return KeptPlace(kind=more.pop("kind", "run"), path=Path("/root/runs") / name, used_s=-age_d * DAY_S, status=status, **more)
 
 
-def needing(name: str, age_d: float, needed: str, status: str = "PASS") -> Found:
+def needing(name: str, age_d: float, needed: str, status: str = "PASS") -> KeptPlace:
     return found(name, age_d, status, needs=frozenset({Path("/root/runs") / needed}))
 
 
@@ -73,7 +73,7 @@ NEEDED = "a run that is kept needs the reference"
         ),
     ],
 )
-def test_what_goes(entries: list[Found], options: dict[str, Any], removed: str, kept: dict[str, str]) -> None:
+def test_what_goes(entries: list[KeptPlace], options: dict[str, Any], removed: str, kept: dict[str, str]) -> None:
     """The rule alone; ages in days, now is 0."""
     choice = choose(entries, **{"now_s": 0.0, "older_than_s": 14 * DAY_S, "keep": 0, "failed": False, **options})
     assert {entry.name for entry in choice.removed} == {*removed}

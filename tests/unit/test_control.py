@@ -330,18 +330,18 @@ from pathlib import Path
 from chaosrun.supervise import process
 from chaosrun.supervise.interrupts import Interrupts
 
-ties = process.SupervisorPipes()
-process.SupervisorPipes = lambda: ties
+pipes = process.SupervisorPipes()
+process.SupervisorPipes = lambda: pipes
 
 def stuck(run, address, listener):
     with Interrupts() as interrupts:
         with interrupts.postponed():
-            ties.tell(process.Supervising(pid=0))
+            pipes.tell(process.Supervising(pid=0))
             if sys.argv[1] == "socket":
                 for after in (0.1, 0.5):
                     threading.Timer(after, interrupts.request).start()
             time.sleep(float(sys.argv[2]))
-            ties.tell(process.Recorded(record={}))
+            pipes.tell(process.Recorded(record={}))
         interrupts.check()
 
 process.main(stuck)

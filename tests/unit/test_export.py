@@ -18,7 +18,7 @@ import pytest
 from chaosrun import cli
 from chaosrun.errors import UsageError
 from chaosrun.integrations.export import workflow
-from chaosrun.spec.places import Source
+from chaosrun.spec.places import SourceText
 from chaosrun.spec.tree import plain, read_tree
 from tests.e2e.drills import eventually
 
@@ -51,7 +51,7 @@ def exported(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def parsed(text: str) -> Any:
-    tree, problems = read_tree(Source(label="exported", text=text))
+    tree, problems = read_tree(SourceText(label="exported", text=text))
     assert tree is not None and not problems
     return plain(tree)
 

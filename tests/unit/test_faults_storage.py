@@ -16,14 +16,14 @@ from chaosrun.errors import InvalidCheckpointError, ResourcesError
 from chaosrun.faults import storage
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
-from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.faults.points import DiskPoints, FaultPoints
 from chaosrun.faults.storage import RequestNote
 from chaosrun.faults.strike import Pace, Strike
 from chaosrun.records.filesystem import Filesystem, written_for
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout
-from chaosrun.records.manifest import Manifest, Position
+from chaosrun.records.manifest import Manifest, ManifestPosition
 from chaosrun.records.markers import read_note
 from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.records.order import WorkerOrder
@@ -57,7 +57,7 @@ class Leg:
         for name, data in FILES.items():
             (staging / name).write_bytes(data)
         about = {"world_size": 2, "attempt": 3, "time_s": 0.0, "job_fingerprint": "job", "digests": {}}
-        position = Position(epoch=0, batches=step, step=step)
+        position = ManifestPosition(epoch=0, batches=step, step=step)
         sealed = self.store.seal(staging, sorted(FILES))
         self.store.write_manifest(staging, Manifest(step=step, position=position, files=sealed, **about))
         return self.store.commit(staging, step)
@@ -434,7 +434,7 @@ def test_temporary_files_have_the_name_of_what_they_become() -> None:
 SEEN = event("fault.observed", how="note", found={"checkpoint": "step-00000020", "staged": "step-00000020.attempt-0"})
 
 
-def aftermath(kind: str, leg: LegHistory) -> Problem | None:
+def aftermath(kind: str, leg: LegHistory) -> Disproof | None:
     fault = Fault(id="F1", kind=kind, rank=0, at_step=20, source="test")
     judge = fault.facts.aftermath
     assert judge is not None

@@ -217,10 +217,10 @@ def test_the_command_that_repeats_a_run_has_its_injected_faults(run: RunLayout) 
     (override,) = read_facts(run).injected
     assert override.startswith("faults.schedule=")
     from chaosrun.spec.overrides import apply_overrides
-    from chaosrun.spec.places import Source
+    from chaosrun.spec.places import SourceText
     from chaosrun.spec.tree import Mapping, plain, read_tree
 
-    root, _ = read_tree(Source(label="job", text="{name: small, script: train.py, workers: 3, max_steps: 60}"))
+    root, _ = read_tree(SourceText(label="job", text="{name: small, script: train.py, workers: 3, max_steps: 60}"))
     assert isinstance(root, Mapping)
     tree, problems = apply_overrides(root, [override])
     assert not problems

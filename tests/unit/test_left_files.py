@@ -26,7 +26,7 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
 from chaosrun.records.tensor_files import contents, entries, unnumbered
-from chaosrun.supervise.drill import Drill, LegRunner
+from chaosrun.supervise.drill import DrillExecution, LegRunner
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 
@@ -146,7 +146,7 @@ def run_that_left_files(tmp_path: Path) -> RunLayout:
 def test_what_a_leg_left_is_noted_at_the_latest_when_the_run_is_resumed(tmp_path: Path) -> None:
     run = run_that_left_files(tmp_path)
     nobody: Any = SimpleNamespace(ray=None)
-    drill = Drill(run=run, root=tmp_path, legs=LegRunner(workers=nobody, on_record=lambda _: None))
+    drill = DrillExecution(run=run, root=tmp_path, legs=LegRunner(workers=nobody, on_record=lambda _: None))
     assert drill.execute().status == "PASS"
     assert all(read_left(run.leg(leg), []).files for leg in ("reference", "chaos"))
 

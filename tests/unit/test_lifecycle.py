@@ -12,7 +12,7 @@ from chaosrun.records.events import Outcome
 from chaosrun.supervise import lifecycle as life
 from chaosrun.supervise.lifecycle import AcquirePlaces, Audit, Finish, Rest, SetAside, Start, Stop, begin, decide
 
-PLANNED = life.Death(rank=1, fault="F1")
+PLANNED = life.RankDeath(rank=1, fault="F1")
 RAISED = life.Failure(
     message="rank 0 raised ValueError at step 7: boom", outcome="user_error", rank=0, step=7, error=("ValueError", "boom")
 )
@@ -20,7 +20,7 @@ KILLED = life.Failure(message="rank 0 was killed by SIGKILL", rank=0, step=3)
 
 
 def run(
-    *events: life.Event, world_size: int = 2, max_restarts: int = 2, backoff_s: float = 0.0
+    *events: life.LegEvent, world_size: int = 2, max_restarts: int = 2, backoff_s: float = 0.0
 ) -> tuple[life.LegState, list[tuple[life.Action, ...]]]:
     state, actions = begin(world_size, max_restarts, backoff_s)
     seen = [actions]
@@ -30,7 +30,7 @@ def run(
     return state, seen
 
 
-def started(resume: str | None = None, step: int = 0) -> tuple[life.Event, ...]:
+def started(resume: str | None = None, step: int = 0) -> tuple[life.LegEvent, ...]:
     return (life.Audited(resume=resume, step=step), life.Started())
 
 
@@ -39,7 +39,7 @@ def over(outcome: Any, message: str, **more: Any) -> life.EndLeg:
 
 
 def test_an_undisturbed_leg_is_placed_audited_started_and_completed() -> None:
-    _, actions = run(life.Placed(), *started(), life.Death(rank=0), life.Death(rank=1), life.Stopped())
+    _, actions = run(life.Placed(), *started(), life.RankDeath(rank=0), life.RankDeath(rank=1), life.Stopped())
     assert actions == [
         (AcquirePlaces(),),
         (Audit(),),
@@ -66,7 +66,7 @@ def test_of_two_errors_seen_together_the_first_raised_is_the_cause() -> None:
     echo = life.Failure(message="peer gone", outcome="user_error", rank=1, step=7, error=("RuntimeError", "peer"), raised_s=2.0)
     cause = life.Failure(message="boom", outcome="user_error", rank=0, step=7, error=("ValueError", "boom"), raised_s=1.0)
     for deaths in ((echo, cause), (cause, echo)):
-        seen = [life.Death(rank=failure.rank or 0, failure=failure) for failure in deaths]
+        seen = [life.RankDeath(rank=failure.rank or 0, failure=failure) for failure in deaths]
         _, actions = run(life.Placed(), *started(), *seen, life.Stopped(), max_restarts=0)
         assert actions[-1] == (Finish(outcome="user_error", message="boom"),)
 
@@ -74,7 +74,7 @@ def test_of_two_errors_seen_together_the_first_raised_is_the_cause() -> None:
 @pytest.mark.parametrize(("outcome", "refused"), [("inexact_restore", False), ("resources", False), ("user_error", True)])
 def test_what_another_attempt_cannot_mend_ends_the_leg_at_once(outcome: Outcome, refused: bool) -> None:
     failure = life.Failure(message="no", hint="so", outcome=outcome, refused=refused)
-    _, actions = run(life.Placed(), *started(), life.Death(rank=0, failure=failure), life.Stopped())
+    _, actions = run(life.Placed(), *started(), life.RankDeath(rank=0, failure=failure), life.Stopped())
     assert actions[-1] == (Finish(outcome=outcome, message="no", hint="so"),)
 
 
@@ -92,7 +92,7 @@ REDUCER = life.Failure(
     error=("RuntimeError", "ready"),
     reducer=True,
 )
-COMPLAINT = (life.Death(rank=0, failure=REDUCER), life.Stopped())
+COMPLAINT = (life.RankDeath(rank=0, failure=REDUCER), life.Stopped())
 
 
 def detail(attempt: int, resume: str | None = None, step: int = 0) -> Start:
@@ -102,7 +102,7 @@ def detail(attempt: int, resume: str | None = None, step: int = 0) -> Start:
 def test_a_complaint_of_ddps_reducer_is_heard_once_more_in_detail_and_ends_the_leg() -> None:
     named = replace(REDUCER, message="rank 0 raised RuntimeError at step 7: net2.weight marked ready twice")
     _, actions = run(
-        life.Placed(), *started(), *COMPLAINT, *started(), life.Death(rank=0, failure=named), life.Stopped(), max_restarts=9
+        life.Placed(), *started(), *COMPLAINT, *started(), life.RankDeath(rank=0, failure=named), life.Stopped(), max_restarts=9
     )
     assert actions == [
         (AcquirePlaces(),),
@@ -143,15 +143,15 @@ LEFT = life.Failure(message="rank 1 was told to leave", rank=1, step=6, leaving=
 
 
 def test_ranks_that_leave_on_a_planned_notice_are_waited_for() -> None:
-    notice = life.Death(rank=1, fault="F1", leaving=True)
-    for deaths in ((life.Death(rank=0, failure=LEFT), notice), (notice, life.Death(rank=0, failure=LEFT))):
+    notice = life.RankDeath(rank=1, fault="F1", leaving=True)
+    for deaths in ((life.RankDeath(rank=0, failure=LEFT), notice), (notice, life.RankDeath(rank=0, failure=LEFT))):
         state, actions = run(life.Placed(), *started(), *deaths, life.Stopped())
         assert actions[-3:] == [(), (), (Audit(),)]
         assert (state.fired, state.failure, state.restarts) == (frozenset({"F1"}), None, 0)
 
 
 def test_a_notice_that_nobody_planned_costs_a_restart_until_the_job_is_further() -> None:
-    both = [life.Death(rank=rank, failure=LEFT) for rank in (0, 1)]
+    both = [life.RankDeath(rank=rank, failure=LEFT) for rank in (0, 1)]
     state, actions = run(life.Placed(), *started(), *both, life.Stopped())
     assert actions[-3:] == [(), (), (Audit(),)]
     assert (state.failure, state.restarts) == (LEFT, 1)
@@ -160,11 +160,11 @@ def test_a_notice_that_nobody_planned_costs_a_restart_until_the_job_is_further()
 
 
 def test_a_rank_that_dies_while_the_others_leave_ends_the_attempt() -> None:
-    notice = life.Death(rank=1, fault="F1", leaving=True)
-    dies = life.Death(rank=0, failure=KILLED)
+    notice = life.RankDeath(rank=1, fault="F1", leaving=True)
+    dies = life.RankDeath(rank=0, failure=KILLED)
     _, actions = run(life.Placed(), *started(), notice, dies)
     assert actions[-1] == (Stop(attempt=1, reason=KILLED.message),)
-    state, actions = run(life.Placed(), *started(), life.Death(rank=1, failure=LEFT), dies)
+    state, actions = run(life.Placed(), *started(), life.RankDeath(rank=1, failure=LEFT), dies)
     assert actions[-1] == (Stop(attempt=1, reason=KILLED.message),)
     assert state.failure == KILLED
 
@@ -197,13 +197,15 @@ def test_a_hang_at_the_same_place_twice_ends_the_leg_and_is_not_called_the_scrip
     [
         (HANG, msgspec.structs.replace(HANG, step=8), ()),
         (HANG, msgspec.structs.replace(HANG, stage="reduce"), ()),
-        (HANG, life.Death(rank=1, failure=KILLED), ()),
+        (HANG, life.RankDeath(rank=1, failure=KILLED), ()),
         # In the restore it may be the checkpoint: an older one is tried before.
         *[(msgspec.structs.replace(HANG, stage="restoring", reach="in"),) * 2 + (C5,) for C5 in [("step-00000005", 5)]],
     ],
     ids=["other step", "other stage", "a death", "in the restore"],
 )
-def test_a_hang_elsewhere_is_followed_by_another_attempt(first: life.Event, then: life.Event, resume: tuple[Any, ...]) -> None:
+def test_a_hang_elsewhere_is_followed_by_another_attempt(
+    first: life.LegEvent, then: life.LegEvent, resume: tuple[Any, ...]
+) -> None:
     _, actions = run(
         life.Placed(), *started(*resume), first, life.Stopped(), *started(*resume), then, life.Stopped(), max_restarts=5
     )
@@ -224,7 +226,7 @@ def test_the_message_at_the_end_of_the_budget_names_the_attempts_that_used_it() 
 
 
 def test_the_first_restart_comes_at_once_and_the_next_ones_after_ever_longer_rests() -> None:
-    death = (life.Death(rank=0, failure=KILLED), life.Stopped())
+    death = (life.RankDeath(rank=0, failure=KILLED), life.Stopped())
     events = [life.Placed(), *started(), *death]
     for _ in range(8):
         events += [*started(), *death, life.Rested()]
@@ -242,8 +244,8 @@ C5, C10 = ("step-00000005", 5), ("step-00000010", 10)
 REASON = "attempts 1 and 2 began from it and died without a newer checkpoint, the last of: rank 0 was killed by SIGKILL"
 
 
-def died(**about: Any) -> tuple[life.Event, ...]:
-    return (life.Death(rank=0, failure=replace(KILLED, **about)), life.Stopped())
+def died(**about: Any) -> tuple[life.LegEvent, ...]:
+    return (life.RankDeath(rank=0, failure=replace(KILLED, **about)), life.Stopped())
 
 
 def test_a_checkpoint_that_two_attempts_in_a_row_died_from_is_put_aside_and_costs_the_budget_as_ever() -> None:
@@ -289,7 +291,7 @@ ERROR = ("RuntimeError", "size mismatch for embedding")
         "other step", "same step",
     ],
 )  # fmt: skip
-def test_which_deaths_count_against_a_checkpoint(between: list[life.Event], put_aside: bool) -> None:
+def test_which_deaths_count_against_a_checkpoint(between: list[life.LegEvent], put_aside: bool) -> None:
     _, actions = run(life.Placed(), *started(*C5), *between, max_restarts=9)
     assert any(isinstance(action, SetAside) for step in actions for action in step) is put_aside
 
@@ -300,7 +302,7 @@ def test_an_error_in_the_restore_is_the_checkpoints_until_an_older_one_shows_it_
     _, actions = run(*events, max_restarts=9)
     assert [type(action) for action in actions[-1]] == [SetAside, Audit]
     # The older one restores: the job goes on.
-    _, mended = run(*events, *started(*C5), life.Death(rank=0), life.Death(rank=1), life.Stopped(), max_restarts=9)
+    _, mended = run(*events, *started(*C5), life.RankDeath(rank=0), life.RankDeath(rank=1), life.Stopped(), max_restarts=9)
     assert mended[-1] == (Finish(outcome="completed", message="all ranks completed the training"),)
     # It does not, in the same way: no checkpoint is to blame for that.
     _, broken = run(*events, *started(*C5), *torn, max_restarts=9)
@@ -313,7 +315,7 @@ def test_an_error_in_the_restore_is_the_checkpoints_until_an_older_one_shows_it_
 def test_without_faults_a_mistake_of_the_script_ends_a_leg_at_its_second_time(fault_free: bool, kind: str, ends: bool) -> None:
     """However far the training comes in between: after a restart the leg is no reference any more."""
     raised = [life.Failure(message=f"at step {n}", outcome="user_error", rank=0, step=n, error=(kind, "")) for n in (7, 9)]
-    first, second = ((life.Death(rank=0, failure=each), life.Stopped()) for each in raised)
+    first, second = ((life.RankDeath(rank=0, failure=each), life.Stopped()) for each in raised)
     state, actions = begin(2, 9, fault_free=fault_free)
     for event in (life.Placed(), *started(), *first, *started("step-00000005", 5), *second):
         state, actions = decide(state, event)
@@ -343,7 +345,10 @@ def test_without_faults_an_error_of_the_restarts_alone_does_not_hide_what_they_b
         for kind, step in raised
     ]
     state, actions = begin(2, 9, fault_free=fault_free)
-    for event in (life.Placed(), *(e for f in failures for e in (*started(), life.Death(rank=0, failure=f), life.Stopped()))):
+    for event in (
+        life.Placed(),
+        *(e for f in failures for e in (*started(), life.RankDeath(rank=0, failure=f), life.Stopped())),
+    ):
         state, actions = decide(state, event)
         if any(isinstance(action, Finish) for action in actions):
             break
@@ -362,7 +367,7 @@ def test_a_leg_whose_every_attempt_dies_ends_after_a_bounded_number_of_them() ->
         left = [5, 10, 15]
         state, actions = begin(2, 3)
         attempts = 0
-        pending: list[life.Event] = [life.Placed()]
+        pending: list[life.LegEvent] = [life.Placed()]
         while not any(isinstance(action, Finish) for action in actions):
             for action in actions:
                 if isinstance(action, SetAside):
@@ -374,15 +379,15 @@ def test_a_leg_whose_every_attempt_dies_ends_after_a_bounded_number_of_them() ->
                     attempts += 1
                     if chance.random() < writes / 4 and (step := action.resume_step + 5) <= 20:
                         left.append(step)
-                    pending += [life.Death(rank=0, failure=replace(KILLED, step=attempts)), life.Stopped()]
+                    pending += [life.RankDeath(rank=0, failure=replace(KILLED, step=attempts)), life.Stopped()]
             state, actions = decide(state, pending.pop(0))
         assert attempts <= (3 + 1) * 5
 
 
 P, S, STOPPED, LOST = life.Placed(), started(), life.Stopped(), life.AgentLost(message="the agent died")
-RAISES = (life.Death(rank=0, failure=RAISED), STOPPED)
+RAISES = (life.RankDeath(rank=0, failure=RAISED), STOPPED)
 AT_ITS_POINT = msgspec.structs.replace(PLANNED, stopped=True)
-PEER_GONE = life.Death(rank=0, failure=replace(RAISED, error=("RuntimeError", "Connection closed by peer"), raised_s=1.0))
+PEER_GONE = life.RankDeath(rank=0, failure=replace(RAISED, error=("RuntimeError", "Connection closed by peer"), raised_s=1.0))
 RESTING = (P, *S, *died(), *S, *died())
 TWICE_FROM_C5 = (P, *started(*C5), *died(), *started(*C5), *died())
 BACK = (P, *started(*C10), *died(), *started(*C10), *died(), *started(*C5), *died(), *started(*C10))
@@ -400,11 +405,11 @@ def gave_up(*attempts: int, max_restarts: int) -> Finish:
     ("events", "options", "last", "state"),
     [
         # Survivors that die of a planned fault are no failures of their own, seen before the victim or after it.
-        ([P, *S, PLANNED, life.Death(rank=0, failure=RAISED), STOPPED], {}, [(Audit(),)], {"failure": None}),
-        ([P, *S, life.Death(rank=0, failure=RAISED), PLANNED, STOPPED], {}, [(Audit(),)], {"failure": None, "restarts": 0}),
+        ([P, *S, PLANNED, life.RankDeath(rank=0, failure=RAISED), STOPPED], {}, [(Audit(),)], {"failure": None}),
+        ([P, *S, life.RankDeath(rank=0, failure=RAISED), PLANNED, STOPPED], {}, [(Audit(),)], {"failure": None, "restarts": 0}),
         # Rank 1 waited for others at its fault when rank 0 failed of itself, and was killed with the attempt.
         (
-            [P, *S, life.Death(rank=0, failure=RAISED), AT_ITS_POINT, STOPPED], {}, [(Audit(),)],
+            [P, *S, life.RankDeath(rank=0, failure=RAISED), AT_ITS_POINT, STOPPED], {}, [(Audit(),)],
             {"failure": RAISED, "restarts": 1, "fired": frozenset({"F1"})},
         ),
         # A lost node is the cause of what its peers raise: no user error, and nothing against the checkpoint.
@@ -415,7 +420,7 @@ def gave_up(*attempts: int, max_restarts: int) -> Finish:
         ([P, *S, LOST, STOPPED, P], {}, [(AcquirePlaces(),), (Audit(),)], {"agent_lost": False}),
         # Who was killed comes before who raised an error over it.
         (
-            [P, *S, PEER_GONE, life.Death(rank=1, failure=replace(KILLED, rank=1)), STOPPED], {"max_restarts": 0},
+            [P, *S, PEER_GONE, life.RankDeath(rank=1, failure=replace(KILLED, rank=1)), STOPPED], {"max_restarts": 0},
             [(gave_up(1, max_restarts=0),)], {},
         ),
         # The same error at the same step twice is the script; not at another step, not with a planned fault in between.
@@ -423,12 +428,12 @@ def gave_up(*attempts: int, max_restarts: int) -> Finish:
             [P, *S, *RAISES, *S, *RAISES], {},
             [(Finish(outcome="user_error", message=RAISED.message, hint=life.REPEATED),)], {},
         ),
-        ([P, *S, *RAISES, *S, life.Death(rank=0, failure=replace(RAISED, step=9)), STOPPED], {}, [(Audit(),)], {}),
+        ([P, *S, *RAISES, *S, life.RankDeath(rank=0, failure=replace(RAISED, step=9)), STOPPED], {}, [(Audit(),)], {}),
         ([P, *S, *RAISES, *S, PLANNED, STOPPED, *S, *RAISES], {}, [(Audit(),)], {}),
         # Unplanned deaths without progress spend the budget; progress gives it back.
         ([P, *S, *died(), *S, *died(), *S, *died()], {}, [(gave_up(1, 2, 3, max_restarts=2),)], {}),
         ([P, *S, *died(), *started(*C5), *died()], {"max_restarts": 1}, [(Audit(),)], {"restarts": 1}),
-        ([P, *S, life.Death(rank=1), *died()], {}, [(Audit(),)], {}),
+        ([P, *S, life.RankDeath(rank=1), *died()], {}, [(Audit(),)], {}),
         # An interrupt or a timeout stops first, and finishes when all is gone.
         (
             [P, *S, over("interrupted", "interrupted"), STOPPED], {},
@@ -454,7 +459,7 @@ def gave_up(*attempts: int, max_restarts: int) -> Finish:
         # Complaints of DDP's reducer: without restarts to spend, at a later step, and a death of something else in DETAIL.
         ([P, *S, *COMPLAINT], {"max_restarts": 0}, [(COMPLAINED,)], {}),
         (
-            [P, *S, *COMPLAINT, *started(*C7), life.Death(rank=1, failure=replace(REDUCER, rank=1, step=8)), STOPPED], {},
+            [P, *S, *COMPLAINT, *started(*C7), life.RankDeath(rank=1, failure=replace(REDUCER, rank=1, step=8)), STOPPED], {},
             [(detail(2, *C7),), (), (Stop(attempt=2, reason=REDUCER.message),), (COMPLAINED,)], {},
         ),
         (
@@ -478,7 +483,7 @@ def gave_up(*attempts: int, max_restarts: int) -> Finish:
     ],
 )  # fmt: skip
 def test_what_comes_of_it(
-    events: Sequence[life.Event], options: dict[str, Any], last: list[tuple[life.Action, ...]], state: dict[str, Any]
+    events: Sequence[life.LegEvent], options: dict[str, Any], last: list[tuple[life.Action, ...]], state: dict[str, Any]
 ) -> None:
     ended, actions = run(*events, **options)
     assert actions[-len(last) :] == last

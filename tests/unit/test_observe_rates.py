@@ -153,7 +153,7 @@ def test_optimizers_built_before_the_training_count(phases: list[torch.optim.Opt
     found.keep(first)
     found.keep(second)
     assert found.optimizers() == [first, second]
-    assert found.drop_shared_optimizers() and found.optimizers() == [second]
+    assert found.take_shared_for_replaced() and found.optimizers() == [second]
     found.count_all()
     assert found.optimizers() == [first, second]
 

@@ -10,14 +10,14 @@ import pytest
 from chaosrun.observe.resumed_at import RankStart, find
 from chaosrun.protocol import earlier_traces
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.trace_reader import Moment
+from chaosrun.records.trace_reader import TraceMoment
 from chaosrun.records.traces import NEAREST
 
 
-def moment(step: int, last: int, **changes: object) -> Moment:
+def moment(step: int, last: int, **changes: object) -> TraceMoment:
     after = {"rates_after": (f"r{step + 1}",), "rng_after": f"g{step}", "data_after": f"d{step % 6}"} if step < last else {}
     about = {"weights": f"w{step}", "optimizer": f"o{step}", "rates": (f"r{step}",) if step else None, **after}
-    return Moment(step=step, **{**about, **changes})
+    return TraceMoment(step=step, **{**about, **changes})
 
 
 TRACE = [moment(step, 20) for step in range(21)]

@@ -15,7 +15,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.replay import Loss, detect, read_recording
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.places import Source
+from chaosrun.spec.places import SourceText
 
 BAMBOO = "0,0\r\n10,0\r\n10,4\r\n60,4\r\n60,3\r\n90,3\r\n90,4\r\n100,1\r\n"
 PARCAE = """\
@@ -30,8 +30,8 @@ PARCAE = """\
 SKYPILOT = json.dumps({"metadata": {"gap_seconds": 600, "zone": "here"}, "data": [4, 4, 2, 3, 3, 0]}, indent=1)
 
 
-def source(text: str) -> Source:
-    return Source(label="trace.csv", text=text)
+def source(text: str) -> SourceText:
+    return SourceText(label="trace.csv", text=text)
 
 
 def plan(text: str, *, workers: int = 4, seed: int = 0, **replay) -> tuple[Fault, ...]:

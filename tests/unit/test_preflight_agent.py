@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probe_agent import ProbeAgent
-from chaosrun.cluster.probing import Call, Outcome
+from chaosrun.cluster.probing import Call, ProbeOutcome
 from chaosrun.processes import children, identify, is_alive, marked
 from tests.conftest import REPOSITORY
 
@@ -24,7 +24,7 @@ def strange(limit_s: float = LONG_S, **parameters: Any) -> Call:
     return Call(probe=STRANGE_PROBE, parameters=parameters, limit_s=limit_s, env=STRANGE)
 
 
-def run(limit_s: float = LONG_S, **parameters: Any) -> Outcome:
+def run(limit_s: float = LONG_S, **parameters: Any) -> ProbeOutcome:
     told = asyncio.run(ProbeAgent("test-of-the-agent").probe(strange(limit_s, **parameters)))
     assert not marked("test-of-the-agent")
     return told
@@ -81,7 +81,7 @@ def until(path: Path) -> None:
 def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
     path, agent = tmp_path / "pid", ProbeAgent("test-of-the-agent")
 
-    async def both() -> Outcome:
+    async def both() -> ProbeOutcome:
         task = asyncio.create_task(agent.probe(strange(do="hang", leave=str(path))))
         await asyncio.to_thread(until, path)
         if victim == "agent stops":
@@ -118,7 +118,7 @@ def test_an_agent_that_is_killed_takes_its_probes_along(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_has_stopped_begins_nothing() -> None:
-    async def late() -> Outcome:
+    async def late() -> ProbeOutcome:
         agent = ProbeAgent("x")
         await agent.stop()
         return await agent.probe(strange(do="answer"))

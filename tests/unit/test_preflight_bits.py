@@ -10,7 +10,7 @@ import torch
 from chaosrun.preflight.checks.bits import CHECK, call
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.compute import check_memory, check_products, kind_of
-from chaosrun.preflight.probes.fingerprinted_training import Difference, repeated, train
+from chaosrun.preflight.probes.fingerprinted_training import TrainingDifference, repeated, train
 from chaosrun.records.codec import to_plain
 from tests.preflight_answers import SETTING, judged, node_of
 
@@ -222,7 +222,7 @@ def test_one_flipped_bit_is_found_in_its_operation(
 ) -> None:
     flips(name, call)
     run = repeated(CPU, threads=1, repeats=3, seconds=0, say=silent)
-    assert run.differs == Difference(repeat=2, operation=operation)
+    assert run.differs == TrainingDifference(repeat=2, operation=operation)
     assert run.differing == 1
 
 

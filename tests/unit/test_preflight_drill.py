@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from chaosrun.preflight.checks.drill import BEGIN_WITHIN_S, DrillOutcome, DrillRequest, Terms, request_on, request_over
 from chaosrun.preflight.checks.drill import CHECK as DRILL
 from chaosrun.preflight.drills.on_ray import JOB
@@ -55,10 +55,10 @@ class Answers(Answering):
     nodes: Sequence[Node] = NODES
     asked: list[tuple[list[DrillRequest], Terms]] = field(default_factory=list)
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         ((path, digest),) = next(iter(calls.values())).parameters["digests"].items()
         assert hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
-        return {name: Outcome(facts={"missing": {path: self.blind[name]} if name in self.blind else {}}) for name in calls}
+        return {name: ProbeOutcome(facts={"missing": {path: self.blind[name]} if name in self.blind else {}}) for name in calls}
 
     def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
         self.asked.append((list(wanted), terms))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import chaosrun.preflight
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from chaosrun.errors import UsageError
 from chaosrun.preflight.conduct import choose, expect_good_nodes, write_good_nodes
 from chaosrun.preflight.engine import Engine
@@ -18,7 +18,7 @@ from chaosrun.preflight.peers import Baseline
 from chaosrun.preflight.result import Result
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
-Answer = Callable[[str, Call], Outcome]
+Answer = Callable[[str, Call], ProbeOutcome]
 
 
 def node(name: str) -> Node:
@@ -30,7 +30,7 @@ class SimulatedPool:
     """Answers at once, nodes in turn, each with what `answer` says; "lost" loses the node."""
 
     names: Sequence[str]
-    answer: Answer = lambda name, call: Outcome(facts={"node": name})
+    answer: Answer = lambda name, call: ProbeOutcome(facts={"node": name})
     lost: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     dies: str = ""
@@ -44,8 +44,8 @@ class SimulatedPool:
     def nodes(self) -> Sequence[Node]:
         return [each for each in self.everyone if each.name not in self.lost]
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
-        found: dict[str, Outcome] = {}
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
+        found: dict[str, ProbeOutcome] = {}
         for name, call in calls.items():
             self.asked.append((name, call.probe))
             found[name] = self.answer(name, call)
@@ -138,23 +138,25 @@ def test_a_blamed_node_is_left_out() -> None:
 
 @pytest.mark.parametrize("ended", ["limit", "died", "raised"])
 def test_no_answer_is_an_error_of_that_node(ended: Any) -> None:
-    pool = SimulatedPool(("a", "b"), lambda name, call: Outcome(ended=ended, error="why") if name == "b" else Outcome(facts={}))
+    pool = SimulatedPool(
+        ("a", "b"), lambda name, call: ProbeOutcome(ended=ended, error="why") if name == "b" else ProbeOutcome(facts={})
+    )
     result = fly(pool, by_itself("one"), by_itself("two"))
     assert rows(result) == [("one", "a", PASS), ("one", "b", ERROR), ("two", "a", PASS), ("two", "b", ERROR)]
     assert result.findings[1].reason == "why" and result.good == ("a",) and result.exit_code == 8
-    assert result.facts["one"].unanswered == {"b": Outcome(ended=ended, error="why")}
+    assert result.facts["one"].unanswered == {"b": ProbeOutcome(ended=ended, error="why")}
 
 
 def test_what_an_assessment_says_of_no_answer_counts() -> None:
-    pool = SimulatedPool(("a",), lambda name, call: Outcome(ended="limit", error="why"))
+    pool = SimulatedPool(("a",), lambda name, call: ProbeOutcome(ended="limit", error="why"))
     check = by_itself("one")
     hangs = replace(check, judge=lambda setting, nodes, facts: [_finding("one", FAIL, each) for each in facts.unanswered])
     assert rows(fly(pool, hangs)) == [("one", "a", FAIL)]
 
 
 def test_a_node_that_is_lost_is_asked_no_more() -> None:
-    def answer(name: str, call: Call) -> Outcome:
-        return Outcome(ended="lost", error="gone") if (name, call.probe) == ("b", "one") else Outcome(facts={})
+    def answer(name: str, call: Call) -> ProbeOutcome:
+        return ProbeOutcome(ended="lost", error="gone") if (name, call.probe) == ("b", "one") else ProbeOutcome(facts={})
 
     pool = SimulatedPool(("a", "b", "c"), answer)
     events: list[Mapping[str, Any]] = []
@@ -213,8 +215,8 @@ class Speed:
 
 
 def test_facts_that_cannot_be_read_do_not_keep_the_others_from_being_judged() -> None:
-    def answer(name: str, call: Call) -> Outcome:
-        return Outcome(facts={} if name == "a" else {"speed": 1.0 if name == "b" else 9.0})
+    def answer(name: str, call: Call) -> ProbeOutcome:
+        return ProbeOutcome(facts={} if name == "a" else {"speed": 1.0 if name == "b" else 9.0})
 
     def judge(setting: Setting, nodes: Sequence[Node], told: Answers[Speed]) -> Sequence[Finding]:
         fastest = max(facts.speed for facts in told.answered.values())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from chaosrun.preflight.checks import network
 from chaosrun.preflight.checks import network_sums as sums
 from chaosrun.preflight.checks.network import judge_interfaces
@@ -16,7 +16,7 @@ from chaosrun.preflight.checks.network_sums import Backend, Run, judge_sums, sou
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.allreduce import DONE, START, RankFacts, Sum, SumFacts, Wrong
 from chaosrun.preflight.probes.interfaces import InterfaceFacts
-from chaosrun.preflight.probes.mesh import Failure, MeshFacts
+from chaosrun.preflight.probes.mesh import MeshFacts, MeshFailure
 from chaosrun.records.codec import changed, to_plain
 from chaosrun.spec.job_file import Job
 from chaosrun.spec.model import JobSpec
@@ -146,12 +146,12 @@ def test_a_head_without_gpus_is_not_held_to_what_gloo_needs() -> None:
 # Connections
 
 
-def refused(peer: str, port: int, error: str = "refused") -> Failure:
+def refused(peer: str, port: int, error: str = "refused") -> MeshFailure:
     cause = "refused" if error == "refused" else "no answer"
-    return Failure(peer=peer, purpose="rendezvous", port=port, cause=cause, error=error)
+    return MeshFailure(peer=peer, purpose="rendezvous", port=port, cause=cause, error=error)
 
 
-def met(*failed: Failure, **changes: Any) -> MeshFacts:
+def met(*failed: MeshFailure, **changes: Any) -> MeshFacts:
     reached = 3 - len({each.peer for each in failed})
     return changed(MeshFacts(reached=reached, failed=failed), **changes)
 
@@ -339,12 +339,12 @@ class Answers(Answering):
         self.nodes = nodes(2)
         self.sums: list[list[str]] = []
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, ProbeOutcome]:
         (probe,) = {call.probe for call in calls.values()}
         probe = probe.rpartition(".")[2]
         if probe == "allreduce":
             self.sums.append(sorted(calls))
-        return {name: Outcome(facts=to_plain(getattr(self, probe)(name, call.parameters))) for name, call in calls.items()}
+        return {name: ProbeOutcome(facts=to_plain(getattr(self, probe)(name, call.parameters))) for name, call in calls.items()}
 
     def interfaces(self, name: str, asked: Any) -> InterfaceFacts:
         (node,) = [node for node in self.nodes if node.name == name]

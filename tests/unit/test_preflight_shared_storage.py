@@ -8,7 +8,7 @@ import pytest
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
 from chaosrun.preflight.checks.shared_storage import PATIENT_S, Shared, Written, judge
 from chaosrun.preflight.model import Finding, Level, Status
-from chaosrun.preflight.probes.seen import Seen
+from chaosrun.preflight.probes.seen import SeenFiles
 from chaosrun.spec.job_file import Job
 from tests.preflight_answers import Answering, job_of, nodes_of, told
 from tests.unit.test_preflight_storage import MOUNT, setting_of
@@ -33,7 +33,7 @@ def shared_of(sees: Mapping[str, str], silent: Changes | None = None, **changes:
     for name in [name for name in sees if "failed" in written[name] or name in (silent or {})]:
         del looked[name]
     return Shared(
-        files={name: f"{name}/here" for name in sees}, written=told(Written, written), looked=told(Seen, looked, silent)
+        files={name: f"{name}/here" for name in sees}, written=told(Written, written), looked=told(SeenFiles, looked, silent)
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from chaosrun.errors import MisuseError
 from chaosrun.protocol.checkpointing import _check_same_job
-from chaosrun.records.manifest import Manifest, Position
+from chaosrun.records.manifest import Manifest, ManifestPosition
 from chaosrun.records.order import WorkerOrder
 from tests.integration.ranks import make_orders
 
@@ -18,7 +18,7 @@ JOB = {"batches per epoch": 5, "total batch size": 8, "even batches": True}
 def manifest() -> Manifest:
     return Manifest(
         step=3,
-        position=Position(epoch=0, batches=3, step=3),
+        position=ManifestPosition(epoch=0, batches=3, step=3),
         world_size=2,
         attempt=1,
         time_s=1.0,

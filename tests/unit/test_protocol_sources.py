@@ -321,7 +321,7 @@ class Rotating(Sampler[int]):
         return 4
 
 
-class EventText(Rotating):
+class Told(Rotating):
     def set_epoch(self, epoch: int) -> None:
         self.passes = epoch
 
@@ -338,7 +338,7 @@ class Cursor(IterableDataset[int]):
     ("loader", "own", "held"),
     [
         (lambda: DataLoader(Numbers(), sampler=Rotating()), "Rotating", {"Rotating/passes": "0"}),
-        (lambda: DataLoader(Numbers(), sampler=EventText()), None, {"EventText/passes": "0"}),
+        (lambda: DataLoader(Numbers(), sampler=Told()), None, {"Told/passes": "0"}),
         (lambda: DataLoader(Cursor(), batch_size=2), "Cursor", {"Cursor/cursor": "5"}),
         (lambda: DataLoader(Numbers(), shuffle=True), None, {}),
     ],

@@ -14,7 +14,7 @@ from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.report.sentences import EventText
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.drill import Drill, LegRunner, run_files
+from chaosrun.supervise.drill import DrillExecution, LegRunner, run_files
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, reference_key
 
 
@@ -38,9 +38,9 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "copy2", copy2)
 
 
-def drill(run: RunLayout, root: Path, events: list[dict[str, Any]]) -> Drill:
+def drill(run: RunLayout, root: Path, events: list[dict[str, Any]]) -> DrillExecution:
     nobody: Any = None
-    return Drill(run=run, root=root, legs=LegRunner(workers=nobody, on_record=events.append))
+    return DrillExecution(run=run, root=root, legs=LegRunner(workers=nobody, on_record=events.append))
 
 
 def test_one_that_is_kept_is_found(made: RunLayout, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from chaosrun.report.diagnosis import render_diagnosis
 from chaosrun.report.output import rendered
 from chaosrun.verify.diagnosis import Diagnosis, Replay
 from chaosrun.verify.hazards import HAZARDS, Hazard
-from chaosrun.verify.inspection import Comparison, Finding, QuantityComparison
+from chaosrun.verify.inspection import InspectionComparison, QuantityComparison, QuantityDifference
 from chaosrun.verify.ulp import TensorDifference
 
 RUN = RunLayout(Path(".chaosrun/runs/bytelm-20260102-030405"))
@@ -27,7 +27,7 @@ DIFFERENCE = TensorDifference(
     max_distance=None,
     not_finite=0,
 )
-FINDING = Finding(
+FINDING = QuantityDifference(
     quantity="reduced gradients",
     step=9,
     at_end=False,
@@ -47,7 +47,7 @@ FINDING = Finding(
 )
 
 
-def quantity(name: str, finding: Finding | None = None, micro_batch: int | None = None) -> QuantityComparison:
+def quantity(name: str, finding: QuantityDifference | None = None, micro_batch: int | None = None) -> QuantityComparison:
     return QuantityComparison(quantity=name, micro_batch=micro_batch, compared=12, finding=finding)  # pyright: ignore
 
 
@@ -64,7 +64,7 @@ DIAGNOSIS = Diagnosis(
     ),
     reproduced=True,
     account="the replay differs where the run did, in the same bits",
-    comparison=Comparison(
+    comparison=InspectionComparison(
         moments=5,
         quantities=(
             *(quantity("batch", micro_batch=number) for number in range(4)),
@@ -84,7 +84,7 @@ def text(diagnosis: Diagnosis, width: int = 100) -> str:
 
 def finding(**changes: object) -> Diagnosis:
     found = replace(FINDING, **changes)  # pyright: ignore[reportArgumentType]
-    return replace(DIAGNOSIS, comparison=Comparison(moments=1, quantities=(quantity(found.quantity, found),)))
+    return replace(DIAGNOSIS, comparison=InspectionComparison(moments=1, quantities=(quantity(found.quantity, found),)))
 
 
 def test_the_whole_page() -> None:
@@ -124,21 +124,23 @@ inspect   chaosrun verify bytelm-20260102-030405
 
 
 def test_not_shown_again() -> None:
-    shown = text(replace(DIAGNOSIS, reproduced=False, account="it does not repeat itself", comparison=Comparison(moments=5)))
+    shown = text(
+        replace(DIAGNOSIS, reproduced=False, account="it does not repeat itself", comparison=InspectionComparison(moments=5))
+    )
     assert "NOT SHOWN  it does not repeat itself" in shown
     assert "What differs first" not in shown
     assert replace(DIAGNOSIS, reproduced=False).exit_code == 6
 
 
 def test_shown_again_in_no_quantity() -> None:
-    shown = text(replace(DIAGNOSIS, comparison=Comparison(moments=5)), width=200)
+    shown = text(replace(DIAGNOSIS, comparison=InspectionComparison(moments=5)), width=200)
     assert "in the same bits; every quantity of the steps around it is equal" in shown
-    assert "every quantity" not in text(replace(DIAGNOSIS, comparison=Comparison(moments=0)), width=200)
+    assert "every quantity" not in text(replace(DIAGNOSIS, comparison=InspectionComparison(moments=0)), width=200)
 
 
 def test_one_micro_batch_that_differs_is_told_from_the_others() -> None:
     first = replace(FINDING, quantity="loss", micro_batch=1, tensor="")
-    comparison = Comparison(moments=1, quantities=(quantity("loss", None, 0), quantity("loss", first, 1)))
+    comparison = InspectionComparison(moments=1, quantities=(quantity("loss", None, 0), quantity("loss", first, 1)))
     shown = text(replace(DIAGNOSIS, comparison=comparison))
     assert "loss, micro-batch 0  12 equal" in shown
     assert "loss, micro-batch 1  4 of 4 differ" in shown

@@ -14,7 +14,7 @@ from chaosrun.preflight.model import Finding, Measure, Status
 from chaosrun.preflight.peers import BASELINE
 from chaosrun.preflight.report.html import render_html
 from chaosrun.preflight.report.junit import render_junit
-from chaosrun.preflight.report.rows import Problem, commands, groups, headline, measures, report_of
+from chaosrun.preflight.report.rows import ProblemRow, commands, groups, headline, measures, report_of
 from chaosrun.preflight.report.text import render_text
 from chaosrun.preflight.report.ticker import PreflightTicker
 from chaosrun.preflight.result import ANSWERS, CheckRun, Result
@@ -161,7 +161,7 @@ def test_headlines(findings: Sequence[Finding], how: dict[str, Any], says: str) 
     assert ("FIT" if value.fit else "NOT FIT") == text(value).partition("  ")[0]
 
 
-def wrong(findings: Sequence[Finding], nodes: Sequence[Node] = NODES) -> Sequence[Problem]:
+def wrong(findings: Sequence[Finding], nodes: Sequence[Node] = NODES) -> Sequence[ProblemRow]:
     return report_of(result(nodes, findings)).wrong
 
 

@@ -21,7 +21,7 @@ from chaosrun.report.text import job_sentence, render_line, render_plan, render_
 from chaosrun.report.view import read_view
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
-from chaosrun.verify.check import Check
+from chaosrun.verify.check import CheckResult
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
@@ -44,7 +44,7 @@ SECOND = AttemptSummary(
     **{"attempt": 2, "resumed_from": "step-00000010", "resumed_step": 10, "first_step": 11, "last_step": 90},
     **{"ended_by": "completed", "lost_steps": 0, "recovery_s": 0.187, "ranks": 3},
 )
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[CheckResult, ...] = (
     check_that("completed", "pass", "both legs ended at step 90 on every rank"),
     check_that("gradients", "pass", "270 step records, equal"),
     check_that("final_scheduler", "skip", "no scheduler is registered"),
@@ -291,7 +291,7 @@ def test_commands_repeat_the_root(run: RunLayout, tmp_path: Path) -> None:
     account = text(PASSED, elsewhere)
     assert f"inspect   chaosrun verify -v {RUN_ID} --root 'my runs'\n" in text(NOT_SHOWN, elsewhere)
     assert "repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]' --root 'my runs'\n" in account
-    # EventText in the middle of a command, and of a run that lies under no root.
+    # Told in the middle of a command, and of a run that lies under no root.
     assert f"logs {RUN_ID} --leg chaos --attempt 2 --rank 0 --root 'my runs'\n" in text(FAILED, elsewhere)
     copied = RunLayout(elsewhere.path.rename(tmp_path / "copy"))
     account = text(NOT_SHOWN, copied)

@@ -16,7 +16,7 @@ from chaosrun.errors import UsageError
 from chaosrun.integrations import scaffold as files
 from chaosrun.integrations.scaffold import init
 from chaosrun.spec.job_file import load_job
-from chaosrun.spec.places import Source
+from chaosrun.spec.places import SourceText
 from chaosrun.spec.tree import plain, read_tree
 
 TEMPLATES: list[Any] = ["accelerate", "trainer", "lightning", "torch"]
@@ -50,7 +50,7 @@ class TestEveryTemplate:
         first = made.job.read_text().splitlines()[0]
         assert first == "# yaml-language-server: $schema=job.schema.json"
         fits = Draft202012Validator(json.loads((tmp_path / "job.schema.json").read_text()))
-        root, _ = read_tree(Source(label="job.yaml", text=made.job.read_text()))
+        root, _ = read_tree(SourceText(label="job.yaml", text=made.job.read_text()))
         assert root is not None
         fits.validate(plain(root))
         assert not fits.is_valid({**plain(root), "wrokers": 2})

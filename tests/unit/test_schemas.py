@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from chaosrun import cli
 from chaosrun.integrations.schemas import schema
 from chaosrun.spec.model import VERBATIM, JobSpec
-from chaosrun.spec.places import Source
+from chaosrun.spec.places import SourceText
 from chaosrun.spec.suite import SuiteSpec
 from chaosrun.spec.tree import plain, read_tree
 from tests.unit.fuzzing import AMOUNTS, tried
@@ -65,7 +65,7 @@ VALUES = (None, True, False, 0, 1, -1, 2.5, -0.5, 2**40, "", "x", "5s", "0s", "1
 
 def shapes_refused(value: Any, model: type[BaseModel]) -> list[str]:
     """What the parser finds wrong in a YAML text that says `value`, but for how keys go together."""
-    root, problems = read_tree(Source(label="job.yaml", text=json.dumps(value)))
+    root, problems = read_tree(SourceText(label="job.yaml", text=json.dumps(value)))
     assert root is not None and not problems
     try:
         model.model_validate(plain(root, verbatim=VERBATIM if model is JobSpec else frozenset()))
@@ -118,7 +118,7 @@ def test_each_is_a_schema_and_is_printed(of: Any, capsys: pytest.CaptureFixture[
     ids=[f"{path.parent.name}/{path.name}" for path in (*JOBS, *SUITES)],
 )
 def test_every_file_of_ours_fits(path: Path, of: Any) -> None:
-    root, _ = read_tree(Source(label=str(path), text=path.read_text()))
+    root, _ = read_tree(SourceText(label=str(path), text=path.read_text()))
     assert root is not None
     Draft202012Validator(schema(of)).validate(plain(root))
     with pytest.raises(Exception, match="surplus"):

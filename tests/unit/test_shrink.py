@@ -15,7 +15,7 @@ from verdicts import ATTEMPT, PASSED
 
 from chaosrun.campaign.ddmin import ddmin, simpler
 from chaosrun.campaign.report.text import render_shrunk
-from chaosrun.campaign.shrink import Case, open_case, reduce_faults, symptom_of
+from chaosrun.campaign.shrink import FailedRun, open_case, reduce_faults, symptom_of
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
@@ -24,7 +24,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, flow, scheduled
 from chaosrun.spec.job_file import load_job
-from chaosrun.verify.check import Check
+from chaosrun.verify.check import CheckResult
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
@@ -207,7 +207,7 @@ DIVERGED = replace(
 
 
 def test_symptoms() -> None:
-    failed = replace(PASSED, status="FAIL", checks=(Check(name="final_weights", status="fail", summary="", evidence={}),))
+    failed = replace(PASSED, status="FAIL", checks=(CheckResult(name="final_weights", status="fail", summary="", evidence={}),))
     ended = replace(PASSED, status="INCONCLUSIVE", outcome="recovery_failed", attempts=(ATTEMPT,))
     expected = {
         symptom_of(PASSED): None,
@@ -258,7 +258,7 @@ class Drills:
     def shrink(self, schedule: list[Entry], *, symptom: str | None = "FAIL: rng", limit: int = 100) -> Any:
         run = RunLayout(self._job.parent / "here" / "runs" / "run")
         run.path.mkdir(parents=True)
-        case = Case(run=run, job=load_job(self._job), overrides=(), schedule=tuple(schedule), symptom=symptom)
+        case = FailedRun(run=run, job=load_job(self._job), overrides=(), schedule=tuple(schedule), symptom=symptom)
         return reduce_faults(case, self, self.verify, limit=limit)
 
 

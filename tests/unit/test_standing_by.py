@@ -10,7 +10,7 @@ import pytest
 
 from chaosrun.cluster import agent_client, ray_cluster
 from chaosrun.cluster.agent_client import AgentClient, look_after
-from chaosrun.cluster.messages import AgentLost, Stopped
+from chaosrun.cluster.messages import AgentDied, RanksStopped
 from chaosrun.cluster.placement import Placement
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.records.events import NodePlace
@@ -59,16 +59,16 @@ def test_free_nodes_with_room_stand_by_the_roomiest_first(wanted: Any, chosen: l
 def test_one_that_is_gone_is_replaced_by_another() -> None:
     cluster = Cluster(c=1, d=2)
     cluster.stand_by(1, {})
-    cluster._take_event("d", Stopped(attempt=1, killed=()))  # of no attempt that is here
+    cluster._take_event("d", RanksStopped(attempt=1, killed=()))  # of no attempt that is here
     assert list(cluster.standbys) == ["d"]
-    cluster._take_event("d", AgentLost(message="killed"))
+    cluster._take_event("d", AgentDied(message="killed"))
     assert list(cluster.standbys) == []
     assert cluster.events.empty(), "the attempt goes on"
     cluster._free["d"] = {}
     cluster.stand_by(1, {})
     assert list(cluster.standbys) == ["c"]
-    cluster._take_event("a", AgentLost(message="killed"))
-    assert cluster.events.get_nowait() == ("a", AgentLost(message="killed"))
+    cluster._take_event("a", AgentDied(message="killed"))
+    assert cluster.events.get_nowait() == ("a", AgentDied(message="killed"))
 
 
 def test_the_next_placement_prefers_warm_nodes_where_they_have_room_for_all() -> None:
@@ -108,7 +108,7 @@ def test_values_that_are_none(value: object) -> None:
         RecoverySpec.model_validate({"standby": value})
 
 
-class EventText(AgentClient):
+class Told(AgentClient):
     """Of a node whose raylet is said to listen at `place`."""
 
     def __init__(self, node_id: str, answers: bool = False) -> None:
@@ -129,14 +129,14 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_node_is_gone_when_its_raylet_refuses_and_that_is_told_once(listener: socket.socket) -> None:
-    agent = EventText("n")
+    agent = Told("n")
     assert not agent.look()
     assert agent.told == []
     listener.close()
     assert agent.look()
     assert agent.look()
-    assert agent.told == [("n", AgentLost(message="its raylet is gone"))]
-    assert not EventText("unknown").look()
+    assert agent.told == [("n", AgentDied(message="its raylet is gone"))]
+    assert not Told("unknown").look()
 
 
 def test_silence_is_no_death(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,12 +144,12 @@ def test_silence_is_no_death(listener: socket.socket, monkeypatch: pytest.Monkey
         raise TimeoutError
 
     monkeypatch.setattr(agent_client.socket, "create_connection", silent)
-    assert not EventText("n").look()
+    assert not Told("n").look()
 
 
 def test_only_who_does_not_answer_is_looked_after(listener: socket.socket) -> None:
     listener.close()
-    silent, other, over = EventText("n"), EventText("n", answers=True), threading.Event()
+    silent, other, over = Told("n"), Told("n", answers=True), threading.Event()
     watching = threading.Thread(target=look_after, args=([(silent, 1), (other, 2)], over))
     watching.start()
     while not silent.told:

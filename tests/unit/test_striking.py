@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from chaosrun.cluster.messages import AgentLost, Exited
+from chaosrun.cluster.messages import AgentDied, Exited
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.node_evidence import EndNote
 from chaosrun.faults.outside import StrikeOrder
@@ -99,7 +99,7 @@ class Bench:
         self.observations.observed = {event.fault for event in past if isinstance(event, FaultObserved)}
         self.outside_faults.take_over(past, self.now)
 
-    def look(self, at_s: float, *, running: bool = True) -> tuple[str, AgentLost] | None:
+    def look(self, at_s: float, *, running: bool = True) -> tuple[str, AgentDied] | None:
         self.now = START_S + at_s
         return self.outside_faults.look(running=running)
 

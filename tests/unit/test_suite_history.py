@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosrun.campaign.files import plain
-from chaosrun.campaign.history import Entry, append, expect_writable, label, nights, read_history, trend
+from chaosrun.campaign.history import NightResult, append, expect_writable, label, nights, read_history, trend
 from chaosrun.errors import UsageError
 
-ENTRY = Entry(
+ENTRY = NightResult(
     suite="nightly-1",
     night="2026-11-01",
     time_s=1.0,
@@ -31,7 +31,7 @@ ENTRY = Entry(
 )
 
 
-def nightly(number: int, drill: str = "a", *, ok: bool = True) -> Entry:
+def nightly(number: int, drill: str = "a", *, ok: bool = True) -> NightResult:
     return replace(ENTRY, suite=f"nightly-{number}", night=f"2026-11-{number:02}", time_s=float(number), drill=drill, ok=ok)
 
 
@@ -76,7 +76,7 @@ def test_a_history_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: P
     assert "--history" in str(caught.value.hint)
     with pytest.raises(UsageError, match="cannot read the history"):
         read_history(tmp_path)
-    # EventText before the night.
+    # Told before the night.
     for path in (tmp_path, tmp_path / "file" / "history.jsonl"):
         with pytest.raises(UsageError, match="the history"):
             expect_writable(path)

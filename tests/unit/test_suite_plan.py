@@ -11,7 +11,7 @@ from suites import JOB, night_of, write_suite
 
 from chaosrun import api
 from chaosrun.campaign.files import SuiteFolder, SuitePlan
-from chaosrun.campaign.history import Entry, nights, read_history
+from chaosrun.campaign.history import NightResult, nights, read_history
 from chaosrun.campaign.report.pages import junit_text, render_index, render_markdown
 from chaosrun.campaign.report.text import render_suite
 from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses
@@ -253,7 +253,7 @@ def test_a_surprise_has_the_command_that_repeats_it(suite: Path, tmp_path: Path)
     write_info(run, job="/jobs/toy.yaml", overrides=("faults.seed=7",))
     odd = DrillResult(name="a", run=run, status="FAIL", expected="PASS", surprises=("FAIL where PASS was expected",))
     fine = replace(odd, surprises=())
-    entry = Entry.of(odd, plan_suite(SuiteRequest(path=suite), tmp_path, 0.0))
+    entry = NightResult.of(odd, plan_suite(SuiteRequest(path=suite), tmp_path, 0.0))
     for drill, shown in ((odd, True), (fine, False)):
         page = render_index(SuiteResult(name="x", drills=(drill,)), nights([entry]), tmp_path)
         assert ("faults.seed=7" in page) == shown

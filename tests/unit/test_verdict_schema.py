@@ -10,7 +10,7 @@ import pytest
 from legs import Bugs, drop, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
-from chaosrun.verify.check import Check
+from chaosrun.verify.check import CheckResult
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.row import Blame
 from chaosrun.verify.schema import verdict_schema
@@ -69,7 +69,7 @@ def test_an_attempt_at_every_field(verdicts: list[Verdict]) -> None:
     """Each object's fields are the schema's, all of them required and no others."""
     at = SCHEMA["properties"]
     described = {
-        Check: at["checks"]["items"],
+        CheckResult: at["checks"]["items"],
         Divergence: at["divergence"]["anyOf"][0],
         FaultOutcome: at["faults"]["items"],
         AttemptSummary: at["attempts"]["items"],

@@ -18,14 +18,14 @@ from chaosrun.observe.contents import content_digest
 from chaosrun.observe.fingerprint import digests
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import corruption
-from chaosrun.verify.check import Check
+from chaosrun.verify.check import CheckResult
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 from tests.unit.events import event
 
 
-def check_of(verdict: Verdict, name: str) -> Check:
+def check_of(verdict: Verdict, name: str) -> CheckResult:
     return next(check for check in verdict.checks if check.name == name)
 
 

@@ -17,7 +17,7 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify import premises
-from chaosrun.verify.check import Check, Drill, passed
+from chaosrun.verify.check import CheckResult, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
 from chaosrun.verify.early_end import EARLY, up_to
 from chaosrun.verify.verdict import Verdict, judge_drill
@@ -33,7 +33,7 @@ def load(run: RunLayout) -> Drill:
     return up_to(drill, 8) if drill.chaos.outcome in EARLY else drill
 
 
-def checks_of(run: RunLayout) -> dict[str, Check]:
+def checks_of(run: RunLayout) -> dict[str, CheckResult]:
     return {check.name: check for check in run_checks(load(run))}
 
 
@@ -607,10 +607,10 @@ def test_fault_before_the_first_step_leaves_nothing_to_reproduce(tmp_path: Path)
 
 
 def test_crash_of_a_check_is_inconclusive(run: RunLayout) -> None:
-    def careless(drill: Drill) -> Check:
+    def careless(drill: Drill) -> CheckResult:
         return passed(str(drill.plan.faults[99]))
 
-    def unreadable(_drill: Drill) -> Check:
+    def unreadable(_drill: Drill) -> CheckResult:
         raise ResourcesError("disk gone", hint="mount it")
 
     checks = run_checks(load(run), (careless, unreadable))

@@ -12,7 +12,7 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise.diagnosis import open_case
-from chaosrun.verify.check import Check
+from chaosrun.verify.check import CheckResult
 from chaosrun.verify.confirm import worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -67,7 +67,7 @@ def plan(run: RunLayout, *faults: Fault) -> None:
     run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=faults).to_json()))
 
 
-def shown(verdict: Verdict) -> Check:
+def shown(verdict: Verdict) -> CheckResult:
     return next(check for check in verdict.checks if check.name == "silent_corruption")
 
 

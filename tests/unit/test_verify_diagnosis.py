@@ -16,7 +16,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.diagnosis import Target, hint_of, repeats, target_of
-from chaosrun.verify.inspection import Candidate, Comparison
+from chaosrun.verify.inspection import Candidate, InspectionComparison
 from chaosrun.verify.verdict import judge
 
 KILL = Fault(id="F1", rank=1, phase="step", at_step=6, source="faults.schedule[0]")
@@ -160,12 +160,12 @@ def test_a_leg_that_went_on_beyond_the_end_is_replayed_a_step_beyond_it(tmp_path
 
 
 def test_the_hint_names_what_no_checkpoint_holds(tmp_path: Path) -> None:
-    held = Comparison(moments=1, candidates=(Candidate(name="scale", values=1, expected="27.0", seen="8.0"),))
+    held = InspectionComparison(moments=1, candidates=(Candidate(name="scale", values=1, expected="27.0", seen="8.0"),))
     buffers = Bugs(keep_buffers=False, with_digests=False)
     found = target(write_run(tmp_path / "loss", bugs=buffers, reference_bugs=Bugs(with_digests=False)))
     told = "no checkpoint holds scale (8.0, reference: 27.0): pass what holds it to run.register"
     assert hint_of(found, held) == told
-    assert hint_of(found, Comparison(moments=1)) == found.hint
+    assert hint_of(found, InspectionComparison(moments=1)) == found.hint
     other = target(write_run(tmp_path / "rng", bugs=Bugs(keep_rng=False)))
     assert hint_of(other, held) == f"{other.hint}; {told}"
     own = target(write_script_run(tmp_path / "script", bugs=Bugs(keep_buffers=False)))

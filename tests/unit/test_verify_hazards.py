@@ -12,7 +12,7 @@ from chaosrun.verify.code_differences import DIFFERENCE_ROWS
 from chaosrun.verify.codes import TABLE, Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import HAZARDS, hazard_of
-from chaosrun.verify.inspection import Finding
+from chaosrun.verify.inspection import QuantityDifference
 
 
 @pytest.mark.parametrize("code", [code for code in DIFFERENCE_ROWS if "." not in code and code != "data_resume_inexact"])
@@ -21,7 +21,7 @@ def test_every_cause_of_a_difference_has_a_row(code: str) -> None:
 
 
 DIVERGENCE = Divergence(step=9, ranks=(0, 1), attempt=2, kind="rng", reason=Cause("rng_not_restored"))
-FINDING = Finding(
+FINDING = QuantityDifference(
     quantity="rng",
     step=9,
     at_end=False,

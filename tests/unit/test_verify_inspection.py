@@ -13,7 +13,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.inspection import QUANTITIES
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.diagnosis import candidates_of
-from chaosrun.verify.inspection import Finding, compare_inspections
+from chaosrun.verify.inspection import QuantityDifference, compare_inspections
 
 Values = Mapping[tuple[str, int, str], Any]
 """By quantity, micro-batch and name: floats for a float32 tensor, a text, or (dtype, floats)."""
@@ -71,7 +71,7 @@ class Legs:
     def __init__(self, root: Path) -> None:
         self.reference, self.chaos = LegLayout(root / "reference"), LegLayout(root / "chaos")
 
-    def find(self, changes: Mapping[tuple[int, str], Values], gone: tuple[str, ...] = ()) -> Finding | None:
+    def find(self, changes: Mapping[tuple[int, str], Values], gone: tuple[str, ...] = ()) -> QuantityDifference | None:
         for rank in range(2):
             for name, step in (("step-00000005.json", 5), ("step-00000006.json", 6), ("end.json", 6)):
                 write(self.reference, 1, rank, name, step, BASE)

@@ -30,8 +30,8 @@ def insert(run: RunLayout, leg: str, rank: int, kind: str, **fields: Any) -> Non
 def test_an_epoch_that_a_source_was_not_told_is_not_the_scripts(tmp_path: Path) -> None:
     for own, code in ((None, "sampler_epoch_not_set"), ("Rotating", "source_keeps_its_place")):
         run = write_run(tmp_path / str(own), bugs=Bugs(set_epoch=False), reference_bugs=Bugs())
-        source(run, "reference", 1, 1, own, **{"EventText/epoch": "1"})
-        source(run, "chaos", 3, 1, own, **{"EventText/epoch": "0"})
+        source(run, "reference", 1, 1, own, **{"Told/epoch": "1"})
+        source(run, "chaos", 3, 1, own, **{"Told/epoch": "0"})
         assert judge(run).code == code
 
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from chaosrun.verify.rhythm import Saves, is_of_its_start
+from chaosrun.verify.rhythm import FileSaves, is_of_its_start
 
 STEP_S = 0.1
 
 
-def saves(steps: tuple[int, ...], *, begun: int, final: int, step_s: float) -> Saves:
+def saves(steps: tuple[int, ...], *, begun: int, final: int, step_s: float) -> FileSaves:
     times = {step: (step - begun) * step_s for step in steps}
     last_s = (final - begun) * step_s
-    return Saves(times=times, begun=begun, final=final, began_s=0.0, ended_s=last_s, longest_step_s=step_s)
+    return FileSaves(times=times, begun=begun, final=final, began_s=0.0, ended_s=last_s, longest_step_s=step_s)
 
 
 def explained(

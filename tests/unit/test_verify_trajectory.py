@@ -10,7 +10,7 @@ import pytest
 from chaosrun import api, cli
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
-from chaosrun.verify.trajectory import Difference, Trajectory, compare_trajectories, trajectory
+from chaosrun.verify.trajectory import LossDifference, Trajectory, compare_trajectories, trajectory
 from tests.records import read_lines
 from tests.unit.legs import STEPS, Edit, copy_run, edit_journal, edit_ranks, edit_trace, only, put, write_run
 
@@ -95,7 +95,7 @@ def losses(*values: float) -> Trajectory:
     return Trajectory(workers=1, losses=values)
 
 
-def difference(first: Trajectory, seen: Trajectory, atol: float = 0.1) -> Difference:
+def difference(first: Trajectory, seen: Trajectory, atol: float = 0.1) -> LossDifference:
     return compare_trajectories(first, seen, atol=atol)
 
 

@@ -14,11 +14,11 @@ from legs import KILLS, Bugs, die_raising, drop, edit_journal, edit_trace, only,
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.observed import Problem
+from chaosrun.faults.observed import Disproof
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import landed, ruling
 from chaosrun.verify import verdict as verdict_module
-from chaosrun.verify.check import Check, Drill, skipped
+from chaosrun.verify.check import CheckResult, Drill, skipped
 from chaosrun.verify.checks import CHECKS, REQUIRED, run_checks
 from chaosrun.verify.code_checks import WANDERS, irreproducible
 from chaosrun.verify.codes import Cause
@@ -385,10 +385,10 @@ def test_missing_step_on_one_rank_fails(run: RunLayout) -> None:
 def test_a_required_check_that_only_skips_or_crashes_is_never_a_pass(
     run: RunLayout, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def skipping(_drill: Drill) -> Check:
+    def skipping(_drill: Drill) -> CheckResult:
         return skipped("not today")
 
-    def crashing(_drill: Drill) -> Check:
+    def crashing(_drill: Drill) -> CheckResult:
         raise ZeroDivisionError(name)
 
     for double in (skipping, crashing):
@@ -576,7 +576,7 @@ def test_a_place_that_no_save_has_is_the_plans(code: str, because: str | None, m
     request = SimpleNamespace(attempt=1)
     monkeypatch.setattr(landed, "requests_of", lambda *_: [request])
     drill: Any = SimpleNamespace(chaos=SimpleNamespace(attempts=(), events=lambda _: ()))
-    found, more = landed._because(fault, Problem(code, "the save left no file that matches *x"), drill)
+    found, more = landed._because(fault, Disproof(code, "the save left no file that matches *x"), drill)
     assert (found, more) == (because, {})
     told = Cause.of("fault_not_shown", because=found, fault="F1", problem="", failing=1, planned=1, which="faults")
     assert told.blame.whose == ("yours" if because else "chaosrun")

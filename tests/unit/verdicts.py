@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from chaosrun.verify.account import AttemptSummary
-from chaosrun.verify.check import Check, Status
+from chaosrun.verify.check import CheckResult, Status
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.verdict import Verdict
 
@@ -42,7 +42,7 @@ def saying(text: str) -> Cause:
     return Cause("fault_not_shown", told, "never_due")
 
 
-def check_that(name: str, status: Status, summary: str, **evidence: object) -> Check:
+def check_that(name: str, status: Status, summary: str, **evidence: object) -> CheckResult:
     """A check that says this, whatever the table of causes has for it."""
     cause = saying(summary) if status in ("fail", "inconclusive") else None
-    return Check(name=name, status=status, summary=summary, evidence=evidence, cause=cause)
+    return CheckResult(name=name, status=status, summary=summary, evidence=evidence, cause=cause)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from chaosrun.campaign.results import DrillResult, SuiteResult
 from chaosrun.records.naming import run_arguments
 from chaosrun.report.facts import read_facts
-from chaosrun.report.next_commands import Command, command, repeat_command
-from chaosrun.verify.trajectory import Difference
+from chaosrun.report.next_commands import NextCommand, command, repeat_command
+from chaosrun.verify.trajectory import LossDifference
 from chaosrun.wording import clock, count
 
 LOOKED_AT = 8
@@ -28,8 +28,8 @@ class DrillRow:
     time: str
     label: str | None
     rerun: str | None
-    look: Command | None
-    repeat: Command | None
+    look: NextCommand | None
+    repeat: NextCommand | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def _drill_row(drill: DrillResult, *, few: bool) -> DrillRow:
     )
 
 
-def _losses_row(name: str, found: Difference, control: bool, ok: bool) -> LossesRow:
+def _losses_row(name: str, found: LossDifference, control: bool, ok: bool) -> LossesRow:
     return LossesRow(
         name=f"{name} (control)" if control else name,
         steps=str(found.steps),

@@ -14,9 +14,9 @@ from msgspec import structs
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.devices import ask_devices, gpus_for_work, of_unused, product, remedy_for, unfinished
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Rows, Setting, Status
-from chaosrun.preflight.probes.compute import ComputeFacts, Kind
+from chaosrun.preflight.probes.compute import ComputeFacts, DeviceKind
 from chaosrun.preflight.probes.devices import DevicesFacts
-from chaosrun.preflight.probes.fingerprinted_training import Training, first_difference
+from chaosrun.preflight.probes.fingerprinted_training import FingerprintedTraining, first_difference
 from chaosrun.records.grouping import grouped
 from chaosrun.wording import count
 
@@ -45,8 +45,8 @@ class Bits:
     """The results of one device with one number of threads."""
 
     row: Rows
-    kind: Kind
-    run: Training
+    kind: DeviceKind
+    run: FingerprintedTraining
 
     @property
     def who(self) -> tuple[str | None, str | None]:
@@ -173,7 +173,7 @@ def _usual(alike: Sequence[Bits]) -> Bits:
     return next(bits for bits in alike if bits.whole == whole)
 
 
-def _words(kind: Kind, keys: Sequence[str]) -> str:
+def _words(kind: DeviceKind, keys: Sequence[str]) -> str:
     words: list[str] = []
     for key in keys:
         value = getattr(kind, key)
@@ -193,7 +193,7 @@ def _step(operation: str | None) -> str:
     return f"{name} (step {step})"
 
 
-def _with(row: Rows, run: Training) -> str:
+def _with(row: Rows, run: FingerprintedTraining) -> str:
     return f" with {count(run.threads, 'thread')}" if row.device == "cpu" else ""
 
 

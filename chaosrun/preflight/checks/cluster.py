@@ -19,7 +19,7 @@ from msgspec import Struct
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight import placement
 from chaosrun.preflight.model import Answers, Check, Finding, Pool, Rows, Setting, Status, ask
-from chaosrun.preflight.probes.clock import Clock
+from chaosrun.preflight.probes.clock import ClockFacts
 from chaosrun.preflight.probes.software import ScriptFacts, SoftwareFacts
 from chaosrun.records.grouping import grouped
 from chaosrun.wording import count, listed
@@ -61,12 +61,12 @@ def gather(setting: Setting, pool: Pool) -> ClusterFacts:
     call = ask("software", LIMIT_S, script=job and str(job.script_path), path=path)
     told = pool.ask({node.name: call for node in pool.nodes}, SoftwareFacts)
     # A separate process that does nothing else: the shorter it runs, the better its clock is known.
-    asked = pool.ask({name: ask("clock", LIMIT_S) for name in told.answered}, Clock)
+    asked = pool.ask({name: ask("clock", LIMIT_S) for name in told.answered}, ClockFacts)
     clocks = {name: _bounds(clock, asked.asked_s) for name, clock in asked.answered.items()}
     return ClusterFacts(software=told, clocks=clocks)
 
 
-def _bounds(clock: Clock, asked_s: tuple[float, float]) -> Bounds:
+def _bounds(clock: ClockFacts, asked_s: tuple[float, float]) -> Bounds:
     """Bounds of a node's clock, whose process ran between the two readings here."""
     began_s, ended_s = asked_s
     return clock.now_s - ended_s, clock.began_s - began_s

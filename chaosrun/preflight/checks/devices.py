@@ -8,7 +8,7 @@ from typing import Any
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import gpus_per_worker, may_take_gpus
-from chaosrun.preflight.probes.compute import FEWER_THREADS, ComputeFacts, Kind
+from chaosrun.preflight.probes.compute import FEWER_THREADS, ComputeFacts, DeviceKind
 from chaosrun.preflight.probes.devices import Computed, DevicesFacts
 from chaosrun.preflight.probes.nvidia import Gpu, matched
 from chaosrun.wording import MIB, listed, size
@@ -261,7 +261,7 @@ def product(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
     yield row.passed(f"{facts.gflops:.3g} GFLOP/s", name=name, measure=measure)
 
 
-def remedy_for(device: str | None, kind: Kind | None = None) -> str:
+def remedy_for(device: str | None, kind: DeviceKind | None = None) -> str:
     """`kind`: known facts of the device; effects of its environment are considered first."""
     if device != "cpu":
         return "take the node out and test the GPU (dcgmi diag -r 3); reset it or have it replaced"

@@ -18,7 +18,7 @@ from chaosrun.cluster.probing import Node
 from chaosrun.preflight.earlier_run import Costs
 from chaosrun.preflight.model import Check, Finding, Level, Measure, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import gpus_per_worker, room_on
-from chaosrun.preflight.probes.seen import Seen
+from chaosrun.preflight.probes.seen import SeenFiles
 from chaosrun.records.codec import changed
 from chaosrun.records.object_urls import is_url
 from chaosrun.spec.job_file import Job
@@ -223,7 +223,7 @@ def _nodes_without_the_root(setting: Setting, pool: Pool) -> dict[str, str]:
     path.write_text(text)
     try:
         call = ask("seen", 4 * SEEN_WITHIN_S, digests={str(path): digest}, wait_s=SEEN_WITHIN_S)
-        told = pool.ask({node.name: call for node in pool.nodes}, Seen)
+        told = pool.ask({node.name: call for node in pool.nodes}, SeenFiles)
     finally:
         path.unlink()
     return {

@@ -10,7 +10,7 @@ from typing import Any
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.model import Answers, Check, Finding, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
-from chaosrun.preflight.probes.host import Busy, Cpus, HostFacts, KernelLog, Limits, Memory, Message, Place, Process
+from chaosrun.preflight.probes.host import Busy, Cpus, DirectoryFacts, HostFacts, KernelLog, Limits, Memory, Message, Process
 from chaosrun.records.order import ASYNC_FROM_BYTES
 from chaosrun.wording import GIB, MIB, ago, count, listed, size
 
@@ -147,7 +147,7 @@ def _copy(row: Rows, memory: Memory, workers: int, setting: Setting) -> Iterator
     )
 
 
-def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
+def _place(row: Rows, purpose: str, place: DirectoryFacts) -> Iterator[Finding]:
     row = row.of(name=f"room for {purpose}", device=place.path)
     if place.error:
         yield row.error(place.error, "look at the mount, or choose another directory")
@@ -170,7 +170,7 @@ def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
     )
 
 
-def _shared_memory(row: Rows, shm: Place, *, several_gpus: bool) -> Finding:
+def _shared_memory(row: Rows, shm: DirectoryFacts, *, several_gpus: bool) -> Finding:
     """NCCL, loader workers and locks between processes need it; whether the job uses the latter two is not known."""
     if shm.error:
         status = Status.FAIL if several_gpus else Status.WARN

@@ -100,7 +100,7 @@ def _connect(
     )
     about: dict[str, float] = {"start_s": START_S[level], "connect_s": CONNECT_S[level]}
     limit_s = mesh.stays_s(**about, peers=len(peers)) + START_S[level] + 30
-    asked = {name: mesh.Asked(node=name, port=port, peers=peers, **about) for name, port in listening.items()}
+    asked = {name: mesh.MeshOrder(node=name, port=port, peers=peers, **about) for name, port in listening.items()}
     told = pool.ask({name: ask("mesh", limit_s, **to_plain(each)) for name, each in asked.items()}, mesh.MeshFacts)
     return _connect(level, pool, nodes, ports, tries=1) if tries > 1 and again(told) else (told, listening)
 
@@ -175,7 +175,7 @@ class _Sums:
         # It ends well before that: no other collective follows one that hangs.
         limit_s = 60 + join_s + 3 * collective_s + len(cases)
         asked = [
-            allreduce.Asked(
+            allreduce.SumOrder(
                 backend=self.backend,
                 first=sum(local[:index]),
                 local=count,

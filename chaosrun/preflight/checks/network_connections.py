@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.model import Answers, Finding, Rows
-from chaosrun.preflight.probes.mesh import Failure, MeshFacts
+from chaosrun.preflight.probes.mesh import MeshFacts, MeshFailure
 from chaosrun.wording import listed
 
 ROWS = Rows(check="network", name="TCP connections")
@@ -24,11 +24,11 @@ RANGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedConnection:
     """A connection that failed, and who tried it."""
 
     who: str
-    what: Failure
+    what: MeshFailure
 
     @property
     def both(self) -> set[str]:
@@ -42,7 +42,7 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
     # A node whose own probe could not run proves nothing about its network.
     heard = {name: facts for name, facts in told.answered.items() if not facts.taken}
     failed = [
-        Failed(name, failure)
+        FailedConnection(name, failure)
         for name, facts in heard.items()
         for failure in facts.failed
         if failure.purpose != "rendezvous" or failure.peer in heard
@@ -75,7 +75,7 @@ def again(told: Answers[MeshFacts]) -> bool:
     return slow or any(facts.taken for facts in told.answered.values())
 
 
-def _against(name: str, failed: Sequence[Failed], size: int) -> Iterator[Finding]:
+def _against(name: str, failed: Sequence[FailedConnection], size: int) -> Iterator[Finding]:
     """One FAIL for each of its ports that others cannot reach, and one for everything that it cannot reach itself."""
     inward = [each for each in failed if each.what.peer == name]
     for purpose in dict.fromkeys(each.what.purpose for each in inward):
@@ -89,7 +89,7 @@ def _against(name: str, failed: Sequence[Failed], size: int) -> Iterator[Finding
         yield _failure(ROWS.of(node=name), f"it does not reach {listed(to, SOME)}", outward[0])
 
 
-def _failure(rows: Rows, measured: str, failure: Failure) -> Finding:
+def _failure(rows: Rows, measured: str, failure: MeshFailure) -> Finding:
     ports = RANGES.get(failure.purpose, f"Ray's port of its {failure.purpose}")
     remedy = REMEDIES.get(failure.cause, OTHER_REMEDY).format(ports=ports)
     return rows.fail(f"{measured}: {failure.error}", "every node connects to every node", remedy)

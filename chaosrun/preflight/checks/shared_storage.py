@@ -14,8 +14,8 @@ from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.storage import IN_MEMORY, no_answer
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import nodes_used
-from chaosrun.preflight.probes.seen import Seen
-from chaosrun.preflight.probes.storage_place import Failed, Mount
+from chaosrun.preflight.probes.seen import SeenFiles
+from chaosrun.preflight.probes.storage_place import Mount, StorageFailure
 from chaosrun.wording import count, duration, listed
 
 ROWS = Rows(check="shared storage", name="same storage")
@@ -38,7 +38,7 @@ _LATE = "let clients keep what they know of directories for less long (NFS: acti
 class Written(Struct, frozen=True, kw_only=True):
     mount: Mount | None = None
     """Where the node wrote its file; None: it could not."""
-    failed: Failed | None = None
+    failed: StorageFailure | None = None
 
 
 class Shared(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     files: dict[str, str] = {}
     """Each node's own file, below the storage."""
     written: Answers[Written] = Answers(answered={}, unanswered={})
-    looked: Answers[Seen] = Answers(answered={}, unanswered={})
+    looked: Answers[SeenFiles] = Answers(answered={}, unanswered={})
 
     def mount(self, name: str) -> Mount | None:
         return self.written.answered[name].mount if name in self.written.answered else None
@@ -78,7 +78,7 @@ def gather(setting: Setting, pool: Pool) -> Shared:
             wanted = {shared.path(name, other): digest for other, digest in digests.items()}
             return ask("seen", LIMIT_S + wait_s, digests=wanted, wait_s=wait_s)
 
-        return structs.replace(shared, looked=pool.ask({name: look(name) for name in digests}, Seen))
+        return structs.replace(shared, looked=pool.ask({name: look(name) for name in digests}, SeenFiles))
     finally:
         pool.ask({node.name: own(node.name, remove=True) for node in pool.nodes if node.name in files}, Written)
 
@@ -104,7 +104,7 @@ def probe(*, storage: str, name: str, text: str, remove: bool) -> Written:
                 Filesystem().write_durably(path, text.encode())
             return Written(mount=mount)
     except ResourcesError as error:
-        return Written(failed=Failed.of(error))
+        return Written(failed=StorageFailure.of(error))
 
 
 def judge(setting: Setting, nodes: Sequence[Node], shared: Shared) -> list[Finding]:

@@ -5,10 +5,10 @@ import errno
 from collections.abc import Iterator, Sequence
 
 from chaosrun.checkpoint.storage_errors import hint_of
-from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, ProbeOutcome
 from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask
-from chaosrun.preflight.probes.storage import ObjectFacts, Saves, Speed, StorageFacts
+from chaosrun.preflight.probes.storage import KilledSaves, ObjectFacts, Speed, StorageFacts
 from chaosrun.preflight.probes.storage_place import Mount
 from chaosrun.records.object_urls import is_url
 from chaosrun.spec.model import JobSpec
@@ -96,7 +96,7 @@ def _objects(row: Rows, objects: ObjectFacts) -> Finding:
     return row.passed(measured)
 
 
-def no_answer(row: Rows, silence: Outcome) -> Finding | None:
+def no_answer(row: Rows, silence: ProbeOutcome) -> Finding | None:
     """The finding on storage that blocked a probe; None if the answer is missing for another reason."""
     return row.fail(silence.error, "storage that answers", _HUNG) if silence.ended == "limit" else None
 
@@ -132,7 +132,7 @@ def _mount(row: Rows, mount: Mount, elsewhere: str) -> Finding:
     return row.passed(measured)
 
 
-def _saves(row: Rows, saves: Saves) -> Finding:
+def _saves(row: Rows, saves: KilledSaves) -> Finding:
     what = f"{saves.saves}, their writer killed {saves.kills}×"
     if not saves.wrong:
         return row.passed(f"{what}: nothing torn, nothing lost", reason=_POWER)

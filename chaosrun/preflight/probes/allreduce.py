@@ -38,7 +38,7 @@ START, JOINED, FORMED, TIMED, DONE = -3, -2, -1, 1 << 30, 1 << 31
 Tell = Callable[..., None]
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class SumOrder(Struct, frozen=True, kw_only=True):
     backend: str
     """gloo or nccl; then local rank i has cuda:i."""
     first: int
@@ -101,10 +101,10 @@ class Rank:
 
 
 def probe(**parameters: Any) -> SumFacts:
-    """Parameters: those of `Asked`."""
+    """Parameters: those of `SumOrder`."""
     import torch.distributed  # noqa: F401  once, before the ranks are forked
 
-    asked = convert(parameters, Asked)
+    asked = convert(parameters, SumOrder)
     ranks: dict[int, Rank] = {}
     with selectors.DefaultSelector() as selector:
         for local in range(asked.local):
@@ -141,7 +141,7 @@ def listen(selector: selectors.BaseSelector, descriptor: int, rank: Rank) -> Non
         rank.facts.error = f"killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
 
 
-def _be(asked: Asked, rank: int, local: int, say: Say) -> None:
+def _be(asked: SumOrder, rank: int, local: int, say: Say) -> None:
     facts = RankFacts()
 
     def tell(**what: Any) -> None:
@@ -157,7 +157,7 @@ def _be(asked: Asked, rank: int, local: int, say: Say) -> None:
         tell(ended="raised", error=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _reduce(tell: Tell, facts: RankFacts, asked: Asked, rank: int, local: int) -> None:
+def _reduce(tell: Tell, facts: RankFacts, asked: SumOrder, rank: int, local: int) -> None:
     import torch
     from torch import distributed
 
@@ -180,7 +180,7 @@ def _reduce(tell: Tell, facts: RankFacts, asked: Asked, rank: int, local: int) -
     distributed.destroy_process_group()
 
 
-def _meet(tell: Tell, asked: Asked, rank: int) -> "TCPStore":
+def _meet(tell: Tell, asked: SumOrder, rank: int) -> "TCPStore":
     """Wait until all ranks have started."""
     from torch import distributed
 
@@ -193,7 +193,7 @@ def _meet(tell: Tell, asked: Asked, rank: int) -> "TCPStore":
     return store
 
 
-def _sum_cases(tell: Tell, results: list[Sum], asked: Asked, rank: int, device: "torch.device") -> None:
+def _sum_cases(tell: Tell, results: list[Sum], asked: SumOrder, rank: int, device: "torch.device") -> None:
     import torch
     from torch import distributed
 
@@ -209,7 +209,7 @@ def _sum_cases(tell: Tell, results: list[Sum], asked: Asked, rank: int, device: 
         tell(place=2 * case + 1)
 
 
-def _timed(asked: Asked, device: "torch.device") -> list[float]:
+def _timed(asked: SumOrder, device: "torch.device") -> list[float]:
     import torch
     from torch import distributed
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from chaosrun.observe.limits import read
-from chaosrun.preflight.probes.fingerprinted_training import Training
+from chaosrun.preflight.probes.fingerprinted_training import FingerprintedTraining
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ _COMPUTES = re.compile(r"(?:avx|fma|f16c|sse|ssse|amx|sve|sme|asimd|bf16|fphp|i8
 """Features that libraries choose kernels by. The others come and go with kernels and hypervisors."""
 
 
-class Kind(Struct, frozen=True, kw_only=True):
+class DeviceKind(Struct, frozen=True, kw_only=True):
     """What a device's bits depend on, besides the number of threads."""
 
     capability: str
@@ -65,13 +65,13 @@ class Product(Struct, frozen=True, kw_only=True):
 
 
 class ComputeFacts(Struct, frozen=True, kw_only=True):
-    kind: Kind
+    kind: DeviceKind
     memory_bytes: int = 0
     memory_wrong: int = 0
     """How many of them were wrong when read back."""
     products: tuple[Product, ...] = ()
     gflops: float = 0.0
-    training: tuple[Training, ...] = ()
+    training: tuple[FingerprintedTraining, ...] = ()
     """With each number of threads."""
 
 
@@ -122,14 +122,14 @@ def probe(
     return facts
 
 
-def kind_of(device: "torch.device") -> Kind:
+def kind_of(device: "torch.device") -> DeviceKind:
     """Raises RuntimeError when torch cannot use it."""
     import torch
 
     if device.type == "cpu":
         model, features = read_cpuinfo(read(Path("/proc/cpuinfo")), platform.machine())
         caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
-        return Kind(
+        return DeviceKind(
             capability=torch.backends.cpu.get_cpu_capability(),
             model=model,
             torch=str(torch.__version__),
@@ -139,7 +139,7 @@ def kind_of(device: "torch.device") -> Kind:
         )
     torch.zeros(1, device=device)
     properties = torch.cuda.get_device_properties(device)
-    return Kind(
+    return DeviceKind(
         capability=f"{properties.major}.{properties.minor}",
         model=properties.name,
         torch=str(torch.__version__),

@@ -26,19 +26,19 @@ OPERATIONS = (*FORWARD, *(f"gradient of {name}" for name in reversed(WEIGHTS)), 
 Say = Callable[[str], None]
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class TrainingDifference(Struct, frozen=True, kw_only=True):
     repeat: int
     operation: str
 
 
-class Training(Struct, frozen=True, kw_only=True):
+class FingerprintedTraining(Struct, frozen=True, kw_only=True):
     """The repeated training, with one number of threads."""
 
     threads: int
     repeats: int
     operations: dict[str, str]
     """Fingerprints of the first repeat."""
-    differs: Difference | None
+    differs: TrainingDifference | None
     """The first fingerprint that differed."""
     differing: int
 
@@ -96,7 +96,7 @@ def _computed(device: "torch.device") -> "Iterator[Tensor]":
         yield torch.cat([weight.detach().flatten() for weight in weights])
 
 
-def repeated(device: "torch.device", *, threads: int, repeats: int, seconds: float, say: Say) -> Training:
+def repeated(device: "torch.device", *, threads: int, repeats: int, seconds: float, say: Say) -> FingerprintedTraining:
     """`repeats` times and for at least `seconds`, with this many CPU threads."""
     import torch
 
@@ -111,8 +111,8 @@ def repeated(device: "torch.device", *, threads: int, repeats: int, seconds: flo
         again = train(device, lambda name, count=count: say(f"{name} (repeat {count})"))
         if operation := first_difference(first, again):
             differing += 1
-            differs = differs or Difference(repeat=count, operation=operation)
-    return Training(threads=threads, repeats=count, operations=first, differs=differs, differing=differing)
+            differs = differs or TrainingDifference(repeat=count, operation=operation)
+    return FingerprintedTraining(threads=threads, repeats=count, operations=first, differs=differs, differing=differing)
 
 
 def first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:

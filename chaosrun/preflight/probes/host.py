@@ -69,7 +69,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     """By the control group."""
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class DirectoryFacts(Struct, frozen=True, kw_only=True):
     """The file system of a directory that may not exist yet."""
 
     path: str
@@ -107,7 +107,7 @@ class KernelLog(Struct, frozen=True, kw_only=True):
     """Why it could not be read, or not to its end."""
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class ProcessEntry(Struct, frozen=True, kw_only=True):
     parent: int
     name: str
     command: str
@@ -140,9 +140,9 @@ class Busy(Struct, frozen=True, kw_only=True):
 class HostFacts(Struct, frozen=True, kw_only=True):
     cpus: Cpus
     memory: Memory
-    places: dict[str, Place]
+    places: dict[str, DirectoryFacts]
     """By purpose."""
-    shared_memory: Place
+    shared_memory: DirectoryFacts
     limits: Limits
     busy: Busy
     left_over: tuple[Process, ...]
@@ -181,19 +181,19 @@ def _memory() -> Memory:
     )
 
 
-def _nearest(path: str) -> Place:
+def _nearest(path: str) -> DirectoryFacts:
     try:
         return _place(path, str(nearest_folder(Path(path))))
     except OSError as error:
-        return Place(path=path, error=f"{error.filename}: {error.strerror}")
+        return DirectoryFacts(path=path, error=f"{error.filename}: {error.strerror}")
 
 
-def _place(path: str, there: str) -> Place:
+def _place(path: str, there: str) -> DirectoryFacts:
     try:
         seen = os.statvfs(there)
     except OSError as error:
-        return Place(path=path, error=f"{error.filename}: {error.strerror}")
-    return Place(
+        return DirectoryFacts(path=path, error=f"{error.filename}: {error.strerror}")
+    return DirectoryFacts(
         path=path,
         there=there,
         total=seen.f_blocks * seen.f_frsize,
@@ -232,13 +232,13 @@ def _threads_of_this_user() -> int:
 # second apart.
 
 
-def _look() -> dict[int, Seen]:
+def _look() -> dict[int, ProcessEntry]:
     """All processes except zombies and kernel threads."""
-    found: dict[int, Seen] = {}
+    found: dict[int, ProcessEntry] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error), process.oneshot():
             times = process.cpu_times()
-            seen = Seen(
+            seen = ProcessEntry(
                 parent=process.ppid(),
                 name=process.name(),
                 command="\0".join(process.cmdline()),
@@ -272,7 +272,7 @@ def busy() -> Busy:
     )
 
 
-def _is_ours(pid: int, seen: Mapping[int, Seen]) -> bool:
+def _is_ours(pid: int, seen: Mapping[int, ProcessEntry]) -> bool:
     """Whether it, or an ancestor, belongs to a preflight, on any node of this machine."""
     while pid in seen:
         if OURS.search(seen[pid].command):
@@ -281,7 +281,7 @@ def _is_ours(pid: int, seen: Mapping[int, Seen]) -> bool:
     return False
 
 
-def _process(pid: int, seen: Seen, cores: float = 0.0, created_s: float = 0.0) -> Process:
+def _process(pid: int, seen: ProcessEntry, cores: float = 0.0, created_s: float = 0.0) -> Process:
     script = next((os.path.basename(word) for word in seen.command.split("\0")[1:3] if word.endswith(".py")), "")
     return Process(pid=pid, name=" ".join(filter(None, (seen.name, script))), cores=cores, created_s=created_s)
 
@@ -307,14 +307,14 @@ def left_over() -> tuple[Process, ...]:
     return tuple(left)
 
 
-def _forsaken(pid: int, seen: Mapping[int, Seen], marked: Collection[int]) -> bool:
+def _forsaken(pid: int, seen: Mapping[int, ProcessEntry], marked: Collection[int]) -> bool:
     """Whether the topmost marked process above it has lost the parent that held it."""
     while seen[pid].parent in marked:
         pid = seen[pid].parent
     return pid in marked and (_adopted(seen[pid], seen) or not HOLDERS.search(seen[pid].command))
 
 
-def _adopted(process: Seen, seen: Mapping[int, Seen]) -> bool:
+def _adopted(process: ProcessEntry, seen: Mapping[int, ProcessEntry]) -> bool:
     return process.parent in (0, 1) or (process.parent in seen and seen[process.parent].name in ADOPTERS)
 
 

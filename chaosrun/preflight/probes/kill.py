@@ -45,7 +45,7 @@ class DeviceMemory(Struct, frozen=True, kw_only=True):
     """Until it was free again; None: not within the limit."""
 
 
-class Started(Struct, frozen=True, kw_only=True):
+class StartedWorker(Struct, frozen=True, kw_only=True):
     """The worker's report once all its descendants run."""
 
     family: dict[str, int]
@@ -81,14 +81,14 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
     )
 
 
-def _start(gpus: int) -> tuple[int, Started]:
+def _start(gpus: int) -> tuple[int, StartedWorker]:
     """A process group of three that is ready to be killed: its pid, and its report."""
     pid, reading = forked(lambda say: _work(say, gpus))
     with os.fdopen(reading) as told:
         line = told.readline()
     if not line:
         raise RuntimeError("the worker that was to be killed died before that")
-    return pid, convert(json.loads(line), Started)
+    return pid, convert(json.loads(line), StartedWorker)
 
 
 def _work(say: Say, gpus: int) -> None:
@@ -110,7 +110,7 @@ def _work(say: Say, gpus: int) -> None:
         said += os.read(ours, 64)
     family = {"worker": os.getpid(), "child": child, "grandchild": max(map(int, said.split()))}
     error, _held = _take_device_memory(gpus)
-    say(Started(family=family, device_error=error))
+    say(StartedWorker(family=family, device_error=error))
     _wait_for_the_end()
 
 

@@ -28,7 +28,7 @@ class Peer(Struct, frozen=True, kw_only=True):
     """Of Ray, by purpose."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class MeshOrder(Struct, frozen=True, kw_only=True):
     node: str
     port: int
     """The port to listen on, which the others know."""
@@ -40,7 +40,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     """For one connection or answer."""
 
 
-class Failure(Struct, frozen=True, kw_only=True):
+class MeshFailure(Struct, frozen=True, kw_only=True):
     peer: str
     purpose: str
     """The port's purpose: rendezvous, or a service of Ray."""
@@ -53,7 +53,7 @@ class MeshFacts(Struct, frozen=True, kw_only=True):
     taken: str = ""
     """Why listening on the port failed; then nothing else is known."""
     reached: int = 0
-    failed: tuple[Failure, ...] = ()
+    failed: tuple[MeshFailure, ...] = ()
 
 
 def stays_s(start_s: float, connect_s: float, peers: int) -> float:
@@ -62,8 +62,8 @@ def stays_s(start_s: float, connect_s: float, peers: int) -> float:
 
 
 def probe(**parameters: Any) -> MeshFacts:
-    """Parameters: those of `Asked`."""
-    asked = convert(parameters, Asked)
+    """Parameters: those of `MeshOrder`."""
+    asked = convert(parameters, MeshOrder)
     began = time.monotonic()
     try:
         server = _Server(asked)
@@ -83,13 +83,13 @@ def probe(**parameters: Any) -> MeshFacts:
     return MeshFacts(reached=reached, failed=tuple(each for of_peer in failed for each in of_peer))
 
 
-def _meet(asked: Asked, peer: Peer, deadline: float) -> list[Failure]:
+def _meet(asked: MeshOrder, peer: Peer, deadline: float) -> list[MeshFailure]:
     """Connect to a peer's process and read its name, then to Ray's ports there."""
-    failed: list[Failure] = []
+    failed: list[MeshFailure] = []
 
     def fail(purpose: str, port: int, error: Exception) -> None:
         cause, said = _cause(error, asked.connect_s)
-        failed.append(Failure(peer=peer.name, purpose=purpose, port=port, cause=cause, error=said))
+        failed.append(MeshFailure(peer=peer.name, purpose=purpose, port=port, cause=cause, error=said))
 
     try:
         with _connect(peer, asked.connect_s, deadline) as connection:
@@ -134,7 +134,7 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: MeshOrder) -> None:
         super().__init__(("0.0.0.0", asked.port), _Answer)
         self.asked, self.heard, self.changed = asked, set[str](), threading.Condition()
 

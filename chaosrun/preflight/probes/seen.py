@@ -13,7 +13,7 @@ from msgspec import Struct
 POLL_S = 0.05
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class SeenFiles(Struct, frozen=True, kw_only=True):
     """By path."""
 
     after_s: dict[str, float] = {}
@@ -24,9 +24,9 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The first contents seen of a file, if they were not as written."""
 
 
-def probe(*, digests: dict[str, str], wait_s: float) -> Seen:
+def probe(*, digests: dict[str, str], wait_s: float) -> SeenFiles:
     """`digests`: sha256 of the written files, by path."""
-    found, began = Seen(), time.monotonic()
+    found, began = SeenFiles(), time.monotonic()
     while True:
         found.missing.clear()
         for path, digest in digests.items():
@@ -37,7 +37,7 @@ def probe(*, digests: dict[str, str], wait_s: float) -> Seen:
         time.sleep(POLL_S)
 
 
-def _look(found: Seen, path: str, digest: str, now_s: float) -> None:
+def _look(found: SeenFiles, path: str, digest: str, now_s: float) -> None:
     folder = Path(path).parent
     try:
         for each in (folder.parent, folder):

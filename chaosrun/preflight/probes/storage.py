@@ -25,11 +25,11 @@ from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.cluster.probe_guard import new_name
 from chaosrun.errors import ChaosrunError, InvalidCheckpointError, ResourcesError
 from chaosrun.preflight.probes.forked import Say, forked
-from chaosrun.preflight.probes.storage_place import Failed, Mount, mount_of, nearest_folder, own_folder, remove_stale
+from chaosrun.preflight.probes.storage_place import Mount, StorageFailure, mount_of, nearest_folder, own_folder, remove_stale
 from chaosrun.records.codec import convert
 from chaosrun.records.filesystem import Filesystem, write_all
 from chaosrun.records.layout import LegLayout, checkpoint_name, checkpoint_step
-from chaosrun.records.manifest import Manifest, Position
+from chaosrun.records.manifest import Manifest, ManifestPosition
 from chaosrun.records.object_urls import ObjectPlace
 
 BLOCK = 1 << 20
@@ -52,7 +52,7 @@ LONGEST_RUN = "J" + "o-b_." * 12 + "nam" + "-20991231-235959-99"
 MEMBER = "pytorch_model_fsdp_0/__0_0.distcp"
 
 
-class Saves(Struct, frozen=True, kw_only=True):
+class KilledSaves(Struct, frozen=True, kw_only=True):
     kills: int
     saves: int
     wrong: list[str]
@@ -77,16 +77,16 @@ class ObjectFacts(Struct, frozen=True, kw_only=True):
     """For all requests, the first of which connects."""
     late: bool = False
     """A listing did not show an uploaded object."""
-    failed: Failed | None = None
+    failed: StorageFailure | None = None
 
 
 class StorageFacts(Struct, frozen=True, kw_only=True):
     """The findings, in the order of the tests; None: the test was not reached."""
 
     mount: Mount | None = None
-    saves: Saves | None = None
+    saves: KilledSaves | None = None
     speed: Speed | None = None
-    failed: Failed | None = None
+    failed: StorageFailure | None = None
     """What ended it."""
     objects: ObjectFacts | None = None
     """Results of the job's object store, if it has one."""
@@ -109,7 +109,7 @@ def probe(*, storage: str, kills: int, kills_s: float, speed_s: float, speed_byt
             facts = structs.replace(facts, speed=measure_speed(folder / "speed.bin", speed_s, speed_bytes))
             _at("removal")
     except ResourcesError as error:
-        return structs.replace(facts, failed=Failed.of(error))
+        return structs.replace(facts, failed=StorageFailure.of(error))
     return facts
 
 
@@ -125,7 +125,7 @@ def try_objects(url: str) -> ObjectFacts:
         finally:
             storage.delete(key)
     except ChaosrunError as error:
-        return ObjectFacts(failed=Failed.of(error))
+        return ObjectFacts(failed=StorageFailure.of(error))
     return ObjectFacts(took_s=time.monotonic() - began_s, late=late)
 
 
@@ -243,7 +243,7 @@ def _why_torn(path: Path, step: int) -> str:
     return ""
 
 
-def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random) -> Saves:
+def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random) -> KilledSaves:
     """Raises OSError, and the ResourcesError that ended the writer."""
     reader = _Reader(LegLayout(folder / LONGEST_RUN / "reference"))
     disk = Filesystem()
@@ -277,7 +277,7 @@ def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random) -
     if not reader.wrong:
         time.sleep(LATER_S)
         reader.expect_promised()
-    return Saves(kills=done, saves=saves, wrong=reader.wrong)
+    return KilledSaves(kills=done, saves=saves, wrong=reader.wrong)
 
 
 def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
@@ -291,8 +291,8 @@ def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
             raise RuntimeError("the writer ended by itself")
         return before
     # Lines are shorter than a pipe's atomic write, so none is cut off.
-    last = convert(json.loads(said.splitlines()[-1]), int | Failed)
-    if isinstance(last, Failed):
+    last = convert(json.loads(said.splitlines()[-1]), int | StorageFailure)
+    if isinstance(last, StorageFailure):
         raise ResourcesError(last.error, hint=last.remedy)
     return last
 
@@ -307,7 +307,7 @@ def _save_for_ever(leg: LegLayout, first: int, say: Say) -> None:
                 _save(store, disk, number)
                 say(number)
     except ResourcesError as error:
-        say(Failed.of(error))
+        say(StorageFailure.of(error))
 
 
 def _save(store: CheckpointStore, disk: Filesystem, number: int) -> None:
@@ -321,7 +321,7 @@ def _save(store: CheckpointStore, disk: Filesystem, number: int) -> None:
         os.close(descriptor)
     whole = Manifest(
         step=number,
-        position=Position(epoch=0, batches=0, step=number),
+        position=ManifestPosition(epoch=0, batches=0, step=number),
         world_size=1,
         attempt=1,
         time_s=0.0,

@@ -19,12 +19,12 @@ STALE_S = 3600.0
 """A folder of an earlier preflight that nothing has been made in for so long was left when its node went down."""
 
 
-class Failed(Struct, frozen=True, kw_only=True):
+class StorageFailure(Struct, frozen=True, kw_only=True):
     error: str
     remedy: str
 
     @classmethod
-    def of(cls, error: ChaosrunError) -> "Failed":
+    def of(cls, error: ChaosrunError) -> "StorageFailure":
         return cls(error=error.message, remedy=error.hint or "see what the node's kernel log says of it (dmesg)")
 
 

@@ -24,7 +24,7 @@ _NUMBER = re.compile("([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ProblemRow:
     """Findings of one status that differ only in their place and measured value."""
 
     status: Status
@@ -59,14 +59,14 @@ class MeasureRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PreflightReport:
     result: Result
     words: str
     headline: str
     about: str
     counted: str
-    wrong: Sequence[Problem]
-    warnings: Sequence[Problem]
+    wrong: Sequence[ProblemRow]
+    warnings: Sequence[ProblemRow]
     groups: Sequence[Group]
     costs: str
     skips: Sequence[tuple[str, str]]
@@ -78,13 +78,13 @@ class Report:
     """Where the names of the good nodes were written; None: nowhere yet."""
 
 
-def report_of(result: Result, good_file: str | None = None) -> Report:
+def report_of(result: Result, good_file: str | None = None) -> PreflightReport:
     found, nodes = result.findings, len(result.nodes)
     # Findings on the whole cluster, without numbers; bad ones are listed as problems.
     whole = [each for each in found if each.node is None and each.status in (Status.PASS, Status.SKIP)]
     values = [each for each in whole if each.measured and each.measure is None]
     skipped = [finding for finding in found if finding.status is Status.SKIP and finding not in values]
-    return Report(
+    return PreflightReport(
         result=result,
         words="FIT" if result.fit else "NOT FIT",
         headline=headline(result),
@@ -148,7 +148,7 @@ def commands(result: Result, good_file: str | None) -> list[tuple[str, str]]:
     return [(label, shlex.join(command)) for label, command in found]
 
 
-def problems(result: Result, findings: Iterable[Finding]) -> list[Problem]:
+def problems(result: Result, findings: Iterable[Finding]) -> list[ProblemRow]:
     """Problems, equal ones merged; bad ones before warnings, and for one status those on most nodes first."""
     same = grouped(findings, attrgetter("status", "check", "name", "threshold", "reason", "remedy"))
     whole = {(run.name, run.about) for run in result.checks}
@@ -158,7 +158,9 @@ def problems(result: Result, findings: Iterable[Finding]) -> list[Problem]:
         told = titles.setdefault((status, words[0], words[1], words[2], nodes, found), {}).setdefault(check, [])
         told += [] if (check, name) in whole else [name]
     rows = [
-        Problem(status=status, title=_joined(told), nodes=nodes, found=found, threshold=threshold, reason=reason, remedy=remedy)
+        ProblemRow(
+            status=status, title=_joined(told), nodes=nodes, found=found, threshold=threshold, reason=reason, remedy=remedy
+        )
         for (status, threshold, reason, remedy, nodes, found), told in titles.items()
     ]
     order = list(Status)
@@ -205,7 +207,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=lambda name: ([(int(part), part) for part in _NUMBER.findall(name)], name))
 
 
-def _skips(found: Sequence[Problem], nodes: int) -> list[tuple[str, str]]:
+def _skips(found: Sequence[ProblemRow], nodes: int) -> list[tuple[str, str]]:
     """Skips by reason, with the nodes unless it is all of them."""
     told: dict[str, list[str]] = {}
     for each in found:

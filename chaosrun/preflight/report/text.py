@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaosrun.preflight.model import Status
-from chaosrun.preflight.report.rows import WHOLE, Group, Problem, Report, in_order, report_of
+from chaosrun.preflight.report.rows import WHOLE, Group, PreflightReport, ProblemRow, in_order, report_of
 from chaosrun.preflight.result import Result
 from chaosrun.report.output import rendered
 from chaosrun.report.page import columns, indented, section, unwrapped
@@ -51,7 +51,7 @@ def render_text(result: Result, *, width: int, colour: bool, good_file: str | No
     return rendered(Lines(*parts), width=width, colour=colour)
 
 
-def _verdict(report: Report) -> Iterator[RenderableType]:
+def _verdict(report: PreflightReport) -> Iterator[RenderableType]:
     result = report.result
     yield Text.assemble((f"{report.words}  ", "bold green" if result.fit else "bold red"), (report.headline, "bold"))
     yield Text(f"preflight, {result.level}: {report.about}")
@@ -71,7 +71,7 @@ def _cut(found: Sequence[RenderableType], one: str) -> RenderableType:
     return Lines(*found[:MOST], *more)
 
 
-def _problem(problem: Problem) -> RenderableType:
+def _problem(problem: ProblemRow) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, min_width=5)
     table.add_column(overflow="fold")
@@ -92,7 +92,7 @@ def _problem(problem: Problem) -> RenderableType:
     return table
 
 
-def _groups(report: Report) -> Iterator[RenderableType]:
+def _groups(report: PreflightReport) -> Iterator[RenderableType]:
     """Under the nodes, the checks that came out in each way."""
     names = [check.name for check in report.result.checks]
     own = [group.statuses for group in report.groups if group.title != WHOLE]
@@ -116,7 +116,7 @@ def _pair(title: str, value: str, reason: str = "") -> RenderableType:
     return Text.assemble((title, "dim"), f": {value}", (f" ({reason})" if reason else "", "dim"))
 
 
-def _measures(report: Report) -> RenderableType:
+def _measures(report: PreflightReport) -> RenderableType:
     table = columns("", "values", "median", "worst", "where", right=("values", "median", "worst"))
     for row in report.measures[:MOST]:
         table.add_row(row.title, str(row.number), row.median, row.worst, row.where)

@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from chaosrun.records.traces import StepRecord
 from chaosrun.report.html.page import Scale, Shown, integer_ticks, path_of, ticks
-from chaosrun.report.html.source import Leg, Source
+from chaosrun.report.html.source import Leg, PageSource
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.trajectory import loss_of
 from chaosrun.verify.ulp import float_distances
@@ -27,7 +27,7 @@ Stretch = tuple[int, int]
 """First and last step."""
 
 
-def losses(source: Source) -> Shown | None:
+def losses(source: PageSource) -> Shown | None:
     """None when neither leg recorded a step on all ranks. `points`: step, both losses, ULP, how often it was done; `untold`:
     how many steps these leave out; `steps`: in both legs; `differing`, `replayed`: stretches that differ, or were done
     again."""

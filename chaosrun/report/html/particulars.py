@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from chaosrun.records.events import PlacementAcquired
 from chaosrun.report.diagnosis import finding_rows, hazard_sentence, quantity_rows, replay_sentences
 from chaosrun.report.html.page import Shown
-from chaosrun.report.html.source import Leg, Source
+from chaosrun.report.html.source import Leg, PageSource
 from chaosrun.report.page import shown
 from chaosrun.report.sentences import not_preloaded
 from chaosrun.verify.compare import differing_keys
@@ -39,7 +39,7 @@ Piece = tuple[int, str, float]
 """Of a bar: colour, words, seconds."""
 
 
-def particulars(source: Source) -> Shown:
+def particulars(source: PageSource) -> Shown:
     """`environment`: rows of name, value in the reference leg, value in the chaos leg, and whether they are equal."""
     found, run = source.view.verdict.divergence, source.view.run
     return {
@@ -61,7 +61,7 @@ def _text(path: Path) -> str | None:
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}\n… ({len(text)} characters)"
 
 
-def _environment(source: Source) -> Iterator[tuple[str, str, str, bool]]:
+def _environment(source: PageSource) -> Iterator[tuple[str, str, str, bool]]:
     """Rows of both environments, differing ones first."""
     expected, seen = source.reference.history.environment or {}, source.chaos.history.environment or {}
     apart = differing_keys(expected, seen) if expected and seen else []
@@ -70,7 +70,7 @@ def _environment(source: Source) -> Iterator[tuple[str, str, str, bool]]:
         yield str(key).replace("_", " "), pair[0], pair[1], key not in apart
 
 
-def _where(source: Source) -> Iterator[tuple[str, str]]:
+def _where(source: PageSource) -> Iterator[tuple[str, str]]:
     if source.view.facts.chaosrun:
         yield "chaosrun", source.view.facts.chaosrun
     if source.view.facts.reference_source:
@@ -107,7 +107,7 @@ def _diagnosed(found: "Diagnosis") -> Iterator[tuple[str, str]]:
         yield "what to do", found.hint
 
 
-def restarts(source: Source) -> Shown | None:
+def restarts(source: PageSource) -> Shown | None:
     """`times`: of each recovery; `parts`: shares of the wall time. None without a chaos leg that began."""
     leg = source.chaos
     if not leg.history.attempts:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from chaosrun.records.spans import Steps
+from chaosrun.records.spans import StepsByNumber
 from chaosrun.records.traces import StepRecord
 from chaosrun.report.html.page import Shown
-from chaosrun.report.html.source import Source
+from chaosrun.report.html.source import PageSource
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.lineage import Lineage
 
@@ -15,7 +15,7 @@ MOST_ROWS = 40
 MOST_IDS = 10
 
 
-def ledger(source: Source) -> Shown | None:
+def ledger(source: PageSource) -> Shown | None:
     """`about`: the event at the middle step; `by_ids`: by sample ids, else by digests of batches. None: no step to show."""
     place = _place(source)
     if place is None:
@@ -37,7 +37,7 @@ def ledger(source: Source) -> Shown | None:
     return {"rank": rank, "about": about, "by_ids": by_ids, "rows": rows[:MOST_ROWS], "alike": alike}
 
 
-def _place(source: Source) -> tuple[int, int, int | None, str] | None:
+def _place(source: PageSource) -> tuple[int, int, int | None, str] | None:
     found = source.view.verdict.divergence
     if found is not None:
         return found.step, found.rank, found.attempt, "the first difference"
@@ -48,13 +48,13 @@ def _place(source: Source) -> tuple[int, int, int | None, str] | None:
     return None
 
 
-def _seen(source: Source, number: int | None) -> Lineage:
+def _seen(source: PageSource, number: int | None) -> Lineage:
     """The chaos leg's lineage up to this attempt: a divergence may be in steps that a later restart cut off."""
     chain = source.chaos.chain
     attempt = next((entry for entry in source.chaos.history.attempts if entry.number == number), None)
     if attempt is None:
         return chain
-    steps = {rank: Steps([*trace.spans, *chain.of(rank).spans]) for rank, trace in attempt.traces.items()}
+    steps = {rank: StepsByNumber([*trace.spans, *chain.of(rank).spans]) for rank, trace in attempt.traces.items()}
     return Lineage(steps={**chain.steps, **steps})
 
 

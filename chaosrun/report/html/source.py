@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import RunInfo, read_run, readable, recorded_leg
-from chaosrun.records.spans import Steps
+from chaosrun.records.spans import StepsByNumber
 from chaosrun.report.diagnosis import read_diagnosis
 from chaosrun.report.view import RunView
 from chaosrun.verify.lineage import Lineage, lineage
@@ -22,7 +22,7 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class PageSource:
     view: RunView
     reference: Leg
     chaos: Leg
@@ -41,14 +41,14 @@ class Source:
         return self.chaos if self.chaos.history.journal else self.reference
 
 
-def read_source(view: RunView) -> Source:
+def read_source(view: RunView) -> PageSource:
     """Never fails on a file's content. Raises OSError when a file of the run cannot be read at all."""
     run, problems = view.run, list(view.damage)
     info = readable(lambda: read_run(run), problems)
     legs = [_leg(run, info, name, problems) for name in ("reference", run.main)]
     if view.facts.in_production:
         legs[0] = _rolled_back(legs[1])
-    return Source(
+    return PageSource(
         view=view,
         reference=legs[0],
         chaos=legs[1],
@@ -59,7 +59,7 @@ def read_source(view: RunView) -> Source:
 
 def _rolled_back(leg: Leg) -> Leg:
     """The first records of steps that were done again after a restart: a run in production is compared with these."""
-    chains = {rank: Steps() for rank in leg.chain.steps}
+    chains = {rank: StepsByNumber() for rank in leg.chain.steps}
     for span in leg.chain.cut_off:
         chains[span.trace.rank].add(span)
     return Leg(history=LegHistory(name=leg.history.name, layout=leg.history.layout), chain=Lineage(steps=chains))

@@ -8,7 +8,7 @@ from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord
 from chaosrun.report.html.page import Scale, Shown, since, ticks
-from chaosrun.report.html.source import Source
+from chaosrun.report.html.source import PageSource
 from chaosrun.report.sentences import EventText, folded, sentence
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.recovery_times import from_first_attempt, paused_s, pauses
@@ -28,7 +28,7 @@ Times = Mapping[tuple[str, int], float]
 """When an attempt was starting, started, stopped: by event and attempt."""
 
 
-class Clock:
+class TimelineClock:
     """Seconds since the leg's first attempt began, without the time in which it was interrupted."""
 
     def __init__(self, journal: Sequence[recorded.JournalEvent]) -> None:
@@ -68,13 +68,13 @@ class _Mark:
     """In pixels from the top."""
 
 
-def timeline(source: Source) -> Shown | None:
+def timeline(source: PageSource) -> Shown | None:
     """The timeline of the shown leg; None when it is empty. `shapes`: kinds of marks used; `left_out`: how many are not drawn;
     `told`: the same in words."""
     leg = source.shown.history
     if not leg.attempts or not leg.journal:
         return None
-    clock = Clock(leg.journal)
+    clock = TimelineClock(leg.journal)
     scale = Scale(0.0, clock.length_s)
     followed = zip(leg.attempts, [*leg.attempts[1:], None], strict=True)
     times = _times(leg.journal)
@@ -145,7 +145,7 @@ def _times(journal: Sequence[recorded.JournalEvent]) -> Times:
     return times
 
 
-def _bars(source: Source, attempt: Attempt, after: Attempt | None, clock: Clock, times: Times) -> Iterator[_Bar]:
+def _bars(source: PageSource, attempt: Attempt, after: Attempt | None, clock: TimelineClock, times: Times) -> Iterator[_Bar]:
     chain = source.shown.chain
     begin_s = times.get(("attempt.started", attempt.number), times.get(("attempt.starting", attempt.number)))
     if begin_s is None:
@@ -204,12 +204,12 @@ def _heads(began: Sequence[tuple[int, float]], scale: Scale) -> Iterator[tuple[f
         yield at, number if has_room else None, is_left
 
 
-def _attempt_began(attempt: Attempt, clock: Clock) -> float | None:
+def _attempt_began(attempt: Attempt, clock: TimelineClock) -> float | None:
     times = [trace.start.entered_s or trace.start.time_s for trace in attempt.traces.values() if trace.start]
     return clock.at(min(times)) if times else None
 
 
-def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> _Mark:
+def _attempt_mark(source: PageSource, attempt: Attempt, clock: TimelineClock) -> _Mark:
     summary = next((each for each in source.view.verdict.attempts if each.attempt == attempt.number), None)
     steps = [step for trace in attempt.traces.values() for step in trace.steps]
     place = f"step {attempt.resume_step}" if attempt.by == "script" and attempt.went_on else "the beginning"
@@ -229,7 +229,7 @@ def _clock_labels(high_s: float) -> list[tuple[float, str]]:
     return [(value * each, f"{value:g}{f' {unit}' if value == values[-1] else ''}") for value in values]
 
 
-def _marks(source: Source, clock: Clock) -> Iterator[_Mark]:
+def _marks(source: PageSource, clock: TimelineClock) -> Iterator[_Mark]:
     leg = source.shown.history
     rows = {row.id: row for row in source.view.faults}
     seen: set[str] = set()
@@ -252,7 +252,7 @@ def _marks(source: Source, clock: Clock) -> Iterator[_Mark]:
     yield from _saves(source, clock)
 
 
-def _mishaps(source: Source, clock: Clock) -> Iterator[_Mark]:
+def _mishaps(source: PageSource, clock: TimelineClock) -> Iterator[_Mark]:
     leg = source.shown.history
     planned = {record.attempt for record in leg.events(recorded.FaultObserved) if record.how == "hang"}
     found: list[tuple[recorded.JournalEvent, int | None, str]] = [
@@ -266,7 +266,7 @@ def _mishaps(source: Source, clock: Clock) -> Iterator[_Mark]:
         yield _Mark(rank=rank, at=at, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
 
 
-def _saves(source: Source, clock: Clock) -> Iterator[_Mark]:
+def _saves(source: PageSource, clock: TimelineClock) -> Iterator[_Mark]:
     chosen = {attempt.resume: attempt.number for attempt in source.shown.history.attempts if attempt.resume}
     for attempt in source.shown.history.attempts:
         last_rank_first = sorted(attempt.traces.items(), reverse=True)
@@ -290,7 +290,7 @@ def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
     return {step: [each for each in written if each.step == step] for step in {record.step for record in written}}
 
 
-def _event_lines(journal: Sequence[recorded.JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
+def _event_lines(journal: Sequence[recorded.JournalEvent], clock: TimelineClock) -> Iterator[tuple[str, str]]:
     for told in folded(EventText.of("", record) for record in journal):
         at_s = told.time_s or 0.0
         yield "before" if at_s < clock.began_s else since(clock.at(at_s)), told.sentence
