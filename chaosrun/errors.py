@@ -9,7 +9,8 @@
     │   ├── InvalidCheckpointError              a checkpoint that its manifest does not vouch for
     │   └── RestoreMismatchError      exit 3    the restored state is not the saved state
     ├── ResourcesError                exit 7    no placement in time, storage full
-    │   └── NoClusterError                      no Ray to be joined at the address that was given
+    │   ├── NoClusterError                      no Ray to be joined at the address that was given
+    │   └── UnreachableStoreError               an object store that gives no answer
     ├── RunTimeoutError               exit 124  `timeout` passed
     └── InterruptedRunError           exit 130  Ctrl-C, SIGTERM
 
@@ -99,6 +100,10 @@ class ResourcesError(ChaosrunError):
 
 class NoClusterError(ResourcesError):
     """No Ray can be joined at the address that was given."""
+
+
+class UnreachableStoreError(ResourcesError):
+    """No answer came from an object store, after its library's own retries, which take long."""
 
 
 class RunTimeoutError(ChaosrunError):

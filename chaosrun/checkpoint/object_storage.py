@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.errors import ChaosrunError, ResourcesError, UnreachableStoreError, UsageError
 from chaosrun.records.filesystem import Moment
 from chaosrun.records.manifest import FileEntry
 from chaosrun.records.object_urls import LIBRARIES, ObjectPlace
@@ -49,13 +49,7 @@ _OPTIONS = {
     "AWS_ENDPOINT_URL": "endpoint_url",
     "AWS_ENDPOINT_URL_S3": "endpoint_url",
 }
-
-
 _UNREACHABLE = ("ConnectionError", "HTTPClientError", "ClientConnectionError", "TimeoutError")
-
-
-class UnreachableStoreError(ResourcesError):
-    """No answer came, after the library's own retries, which take long."""
 
 
 class ObjectStorage:

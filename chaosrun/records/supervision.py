@@ -25,6 +25,7 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
     """An error of chaosrun, recorded for another process."""
 
     kind: str
+    """Its class, or the nearest above it that `errors` has."""
     message: str
     hint: str | None
     exit_code: int
@@ -40,7 +41,8 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
                 hint=f"please report it; of a detached run the traceback is in {run.supervisor_log}",
             )
         hint = error.hint and error.hint.replace(run_argument(run), RUN)
-        return cls(kind=type(error).__name__, message=error.message, hint=hint, exit_code=error.exit_code)
+        kind = next(of.__name__ for of in type(error).__mro__ if getattr(errors, of.__name__, None) is of)
+        return cls(kind=kind, message=error.message, hint=hint, exit_code=error.exit_code)
 
     def again(self, run: RunLayout) -> ChaosrunError:
         kind = getattr(errors, self.kind, None)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from chaosrun.checkpoint.object_storage import ObjectStorage, UnreachableStoreError
+from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.checkpoint.object_store import ObjectCheckpointStore
-from chaosrun.errors import UsageError
+from chaosrun.errors import UnreachableStoreError, UsageError
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import LEGS, LegLayout, RunLayout
 from chaosrun.records.object_urls import ObjectPlace

@@ -20,11 +20,12 @@ import pytest
 from chaosrun import api, errors
 from chaosrun.errors import InterruptedRunError, ResourcesError, RunTimeoutError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.codec import DamagedRecordError
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import ToldError, read_supervision, supervision
 from chaosrun.supervise import remote
-from chaosrun.supervise.control import Answer, Command, Inject, control_directory, serve
+from chaosrun.supervise.control import Answer, Command, Inject, NobodyListensError, control_directory, serve
 from chaosrun.supervise.drill import lock_run
 from tests.unit.events import event
 from tests.unit.test_live import write_steps
@@ -62,6 +63,16 @@ class TestSupervision:
             "make some",
             error.exit_code,
         )
+
+    def test_an_error_of_a_module_keeps_its_exit_code(self, run: RunLayout) -> None:
+        kinds = [*errors.ChaosrunError.__subclasses__()]
+        for kind in kinds:
+            kinds += kind.__subclasses__()
+        assert {NobodyListensError, DamagedRecordError} <= {*kinds}
+        for kind in kinds:
+            if kind.__module__.partition(".")[0] == "chaosrun":
+                again = ToldError.of(kind("no room"), run).again(run)
+                assert isinstance(kind("no room"), type(again)) and again.exit_code == kind.exit_code, kind
 
     def test_an_interrupt_and_a_bug(self, run: RunLayout) -> None:
         interrupted = ToldError.of(KeyboardInterrupt(), run).again(run)
