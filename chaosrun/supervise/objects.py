@@ -35,7 +35,7 @@ def remove_all_objects(run: RunLayout, home: Path, silent: SilentStores | None =
     if place is None or info.storage_nonce is None:
         return
     silent = {} if silent is None else silent
-    store = (place.bucket, tuple(setting for setting in place.env if "ENDPOINT" in setting[0]))
+    store = (place.bucket, tuple(place.env))  # any of its variables may name another store: FSSPEC_S3, AWS_PROFILE
     if store in silent:
         raise silent[store]
     around = ObjectStorage(ObjectPlace(place.url.rpartition("/")[0], place.env))

@@ -80,9 +80,11 @@ def test_what_goes(entries: list[KeptPlace], options: dict[str, Any], removed: s
     assert {entry.found.name: entry.why for entry in choice.kept} == kept
 
 
-def run_of(root: Path, name: str, status: str | None, *, storage: str | None = None, reference: str = "auto") -> RunLayout:
+def run_of(
+    root: Path, name: str, status: str | None, *, storage: str | None = None, reference: str = "auto", **more: Any
+) -> RunLayout:
     """A run as it lies there a month later."""
-    values: dict[str, Any] = {"name": name, "script": "train.py", "workers": 2, "checkpoint": {"storage": storage}}
+    values: dict[str, Any] = {"name": name, "script": "train.py", "workers": 2, "checkpoint": {"storage": storage}, **more}
     root.parent.mkdir(parents=True, exist_ok=True)
     (root.parent / "train.py").write_text("import chaosrun\n")
     path = root.parent / f"{name}.yaml"
@@ -203,8 +205,8 @@ class TestClean:
         self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each request waits for the library's retries. Another store is asked all the same."""
-        for name in ("a", "b", "c"):
-            run = run_of(root, name, "PASS", storage=f"file://{tmp_path}/bucket")
+        for name, env in (("a", {}), ("b", {}), ("c", {}), ("d", {"AWS_PROFILE": "other"})):
+            run = run_of(root, name, "PASS", storage=f"file://{tmp_path}/bucket", env=env)
             put(run, "chaos/data/step-00000005.attempt-1/model.safetensors")
         asked: list[str] = []
 
@@ -213,13 +215,13 @@ class TestClean:
             raise ConnectionRefusedError("Could not connect")
 
         monkeypatch.setattr(ObjectStorage, "_tell", refuse)
-        with pytest.raises(ResourcesError, match=r"owner\.json: Could not connect; nor can 2 more"):
+        with pytest.raises(ResourcesError, match=r"owner\.json: Could not connect; nor can 3 more"):
             cleaned(root)
-        assert len(asked) == 1 and list_runs(root) == []
+        assert len(asked) == 2 and list_runs(root) == []
         monkeypatch.setattr(ObjectPlace, "bucket", property(lambda place: place.url))
-        with pytest.raises(ResourcesError, match="nor can 2 more"):
+        with pytest.raises(ResourcesError, match="nor can 3 more"):
             cleaned(root)
-        assert len(asked) == 4
+        assert len(asked) == 6
 
     def test_removes_nothing_that_is_not_agreed_to(self, root: Path) -> None:
         run_of(root, "a", "PASS")
