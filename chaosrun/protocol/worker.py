@@ -87,7 +87,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     except SystemExit as exit_request:
         end = _after_sys_exit(exit_request, context)
     except BaseException as error:  # any error of the script becomes this rank's end record
-        with contextlib.suppress(OSError):  # the disk may be full
+        with contextlib.suppress(Exception):  # the disk may be full, and the script may have closed or replaced sys.stderr
             traceback.print_exc()
         end = _raised("raised", error, order)
     end = _unless_refused(end, context)
@@ -256,7 +256,7 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
         return end
     said = "" if request.code is None or isinstance(request.code, int) else f": {error_text(request.code)}"
     if said:
-        with contextlib.suppress(OSError, ValueError):  # as Python does; the script may have closed it
+        with contextlib.suppress(Exception):  # as Python does; the script may have closed or replaced it
             print(said.removeprefix(": "), file=sys.stderr, flush=True)
     made = f"at step {context.step}" if context.step else "without a step in this attempt"
     left = f"the script left with sys.exit({code}) {made}"

@@ -110,6 +110,16 @@ def test_what_sys_exit_says_is_printed_and_no_error_of_a_log(
     assert end.error.message.endswith(f": {capsys.readouterr().err.rstrip()}")
 
 
+@pytest.mark.parametrize("of_script", [SimpleNamespace(write=len), None])
+def test_sys_exit_ends_a_rank_whatever_the_script_made_of_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_script: object
+) -> None:
+    context = WorkerContext(replace(make_orders(tmp_path, "", workers=1)[0], by="script"))
+    monkeypatch.setattr(worker.sys, "stderr", of_script)
+    end = worker._after_sys_exit(SystemExit("no more data"), context)
+    assert end.error and end.exit_code and "no more data" in end.error.message
+
+
 def test_a_refusal_shows_where_the_script_was_and_not_where_chaosrun_was() -> None:
     with pytest.raises(UsageError) as caught:
         one_or_more("--at-once", 0)
