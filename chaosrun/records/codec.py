@@ -54,7 +54,7 @@ def encode(record: object) -> bytes:
 
 def as_utf8(plain: Any) -> Any:
     """Plain values with texts that UTF-8 can hold. Names of the script's own files may be other bytes, which Python keeps as
-    lone surrogates; a record of them must not fail in the script."""
+    lone surrogates; a record of them must not fail in the script. Of keys that become the same, the last one's value stays."""
     if isinstance(plain, str):
         return plain.encode(errors="backslashreplace").decode()
     if isinstance(plain, Mapping):

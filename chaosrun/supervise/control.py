@@ -25,8 +25,10 @@ import msgspec
 
 from chaosrun.errors import UsageError
 from chaosrun.processes import cpu_and_state
+from chaosrun.records.codec import encode
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
+from chaosrun.records.supervision import read_supervision
 
 MESSAGE_LIMIT_BYTES = 64 * 1024
 PATIENCE_S = 5.0
@@ -157,7 +159,7 @@ class ControlServer:
             answer = Answer(error=f"the supervisor refused: {error}")
         except UsageError as error:
             answer = Answer(error=error.message, hint=error.hint)
-        connection.sendall(msgspec.json.encode(answer) + b"\n")
+        connection.sendall(encode(answer) + b"\n")
 
 
 @contextmanager
@@ -178,7 +180,6 @@ def request(run: RunLayout, command: Command) -> Answer:
     when the command is refused.
     """
     directory = control_directory(run)
-    pid = 0
     try:
         _insist_on_private(directory)
         token = _read_token(directory)
@@ -186,19 +187,19 @@ def request(run: RunLayout, command: Command) -> Answer:
             connection.settimeout(PATIENCE_S)
             with _short(directory) as short:
                 connection.connect(f"{short}/socket")
-            pid = _peer(connection)[0]
             if peer_uid(connection) != os.geteuid():
                 raise UsageError(f"{directory}/socket is served by another user", hint="do not trust this run's directory")
-            connection.sendall(msgspec.json.encode(msgspec.structs.replace(command, token=token)) + b"\n")
-            answer = decode_answer(_read_line(connection))
+            answer = _exchange(run, connection, msgspec.structs.replace(command, token=token))
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise NobodyListensError(
             f"run {run.run_id} is not being supervised", hint=f"chaosrun status {run_argument(run)}"
         ) from error
-    except TimeoutError as error:
+    except BlockingIOError as error:
+        seen = read_supervision(run, judged=True)
+        stopped = where_stopped(seen.pid) if seen else None
         raise UsageError(
-            f"the supervisor of run {run.run_id} has not answered within {PATIENCE_S:g} s: the command was taken back",
-            hint=where_stopped(pid) or f"say it again; if it hangs, `kill -9 {pid}` ends it, and the run can be resumed",
+            f"the supervisor of run {run.run_id} cannot be reached: too many commands wait for it already",
+            hint=f"{stopped}; then say it again" if stopped else f"chaosrun status {run_argument(run)}",
         ) from error
     except (OSError, ValueError) as error:
         raise UsageError(
@@ -209,11 +210,26 @@ def request(run: RunLayout, command: Command) -> Answer:
     return answer
 
 
+def _exchange(run: RunLayout, connection: socket.socket, command: Command) -> Answer:
+    """Send a command and wait for its answer. Raises UsageError when none comes in time."""
+    try:
+        connection.sendall(encode(command) + b"\n")
+        return decode_answer(_read_line(connection))
+    except TimeoutError as error:
+        pid = _peer(connection)[0]  # 0: of another pid namespace
+        stopped = where_stopped(pid) if pid else None
+        first = f"{stopped}; then, " if stopped else ""
+        kill = f"; if it hangs, `kill -9 {pid}` ends it, and the run can be resumed" if pid and not stopped else ""
+        raise UsageError(
+            f"the supervisor of run {run.run_id} has not answered within {PATIENCE_S:g} s: "
+            "the command was taken back, unless it had begun",
+            hint=f"{first}unless `chaosrun status {run_argument(run)}` shows that it was done, say it again{kill}",
+        ) from error
+
+
 def where_stopped(pid: int) -> str | None:
     """What to do about a process that is stopped (Ctrl-Z, SIGSTOP); None for one that is not."""
-    if cpu_and_state(pid)[1] not in ("T", "t"):
-        return None
-    return f"its process is stopped: `kill -CONT {pid}` lets it go on; then say it again"
+    return f"its process is stopped: `kill -CONT {pid}` lets it go on" if cpu_and_state(pid)[1] == "T" else None
 
 
 def peer_uid(connection: socket.socket) -> int:

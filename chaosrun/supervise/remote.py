@@ -143,9 +143,10 @@ def send_command(run: RunLayout, command: Command) -> Answer:
             if time.monotonic() > deadline:
                 seen, socket = read_supervision(run), control_directory(run) / "socket"
                 ending = f"; `kill -INT {seen.pid}` ends its process cleanly" if seen else ""
+                stopped = where_stopped(seen.pid) if seen else None
                 raise UsageError(
                     f"the supervisor of run {run.run_id} cannot be reached: nothing listens on {socket}",
-                    hint=(seen and where_stopped(seen.pid)) or f"its file system may have no sockets{ending}",
+                    hint=f"{stopped}; then say it again" if stopped else f"its file system may have no sockets{ending}",
                 ) from error
         time.sleep(LOOK_EVERY_S)
     if has_ended(run):

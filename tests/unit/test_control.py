@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from chaosrun.supervise.control import (
     Cancel,
     Command,
     ControlServer,
+    Inject,
     Ping,
     control_directory,
     request,
@@ -177,9 +179,14 @@ sys.stdin.read()
         assert process.stdout and process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        with pytest.raises(UsageError, match="taken back, unless it had begun") as refused:
+            request(run, Cancel())
+        hint = f"{refused.value.hint}"
+        assert f"kill -CONT {process.pid}" in hint and "chaosrun status" in hint and "say it again" in hint
+        monkeypatch.setattr(control, "_peer", lambda connection: (0, os.geteuid()))  # of another pid namespace
         with pytest.raises(UsageError, match="taken back") as refused:
             request(run, Cancel())
-        assert refused.value.hint and f"kill -CONT {process.pid}" in refused.value.hint
+        assert "kill" not in f"{refused.value.hint}" and "chaosrun status" in f"{refused.value.hint}"
         process.send_signal(signal.SIGCONT)
         monkeypatch.setattr(control, "PATIENCE_S", 60.0)
         request(run, Ping())
@@ -187,6 +194,48 @@ sys.stdin.read()
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_stopped_supervisor_for_which_too_many_wait_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunLayout(tmp_path)
+    directory = control_directory(run)
+    directory.mkdir(mode=0o700)
+    (directory / "token").write_text("x")
+    ended: dict[str, Any] = {"ended_s": None, "error": None, "warnings": []}
+    run.supervisor_json.write_text(json.dumps({"v": 1, "pid": 7, "began_s": 1.0, **ended}))
+    monkeypatch.setattr(control, "where_stopped", lambda pid: f"stopped {pid}")
+    with socket.socket(socket.AF_UNIX) as deaf, ExitStack() as stack, control._short(directory) as short:
+        deaf.bind(f"{short}/socket")
+        deaf.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(f"{short}/socket")
+        with pytest.raises(UsageError, match="too many commands wait") as refused:
+            request(run, Cancel())
+    assert refused.value.hint == "stopped 7; then say it again"
+
+
+@pytest.mark.parametrize(("state", "told"), [("T", True), ("t", False), ("S", False), (None, False)])
+def test_who_can_be_let_go_on(monkeypatch: pytest.MonkeyPatch, state: str | None, told: bool) -> None:
+    """What a debugger holds (t) does not go on by SIGCONT."""
+    monkeypatch.setattr(control, "cpu_and_state", lambda pid: (0.0, state))
+    assert (control.where_stopped(7) == "its process is stopped: `kill -CONT 7` lets it go on") == told
+
+
+def test_a_text_that_utf_8_cannot_hold_ends_neither_side(tmp_path: Path) -> None:
+    run, heard = RunLayout(tmp_path), list[str]()
+
+    def obey(command: Command) -> Answer:
+        heard.append(command.kind if isinstance(command, Inject) else "")
+        raise UsageError("no such file: \udcff", hint="\udcff")
+
+    with serve(run, obey, on_failure=print):
+        for _ in range(2):
+            with pytest.raises(UsageError, match=r"no such file: \\udcff"):
+                request(run, Inject(kind="kill\udcff", rank="1"))
+    assert heard == ["kill\\udcff"] * 2
 
 
 def test_another_user_is_not_listened_to(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
