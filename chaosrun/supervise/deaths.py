@@ -79,6 +79,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
         return replace(failure, refused=True) if attempt == 1 and _comes_each_time(failure) else failure
     step = last_step(leg, attempt, rank)
     failed = partial(Failure, rank=rank, step=step)
+    launchers = sorted(log.parent.glob("launcher-*.log"))
     if killed_by in CRASHES:
         message = f"rank {rank} crashed with {signal_name(killed_by)} at step {step}"
         hint, error = f"a crash in native code; the Python traceback is in {log}", ("signal", signal_name(killed_by))
@@ -86,7 +87,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     if killed_by is not None:
         message = f"rank {rank} was killed by {signal_name(killed_by)} at step {step}, and no fault was planned for it"
         hint = f"the kernel (out of memory?), the cluster or a person did it; see {log}"
-        if launchers := sorted(log.parent.glob("launcher-*.log")):
+        if launchers:
             hint = f"its launcher ends ranks when another one fails: see {', '.join(map(str, launchers))}; or {hint}"
         return failed(code="killed", message=message, hint=hint)
     if exited.collected:
@@ -102,8 +103,8 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     message = f"rank {rank} left with exit code {exit_code} at step {step}, before the training was complete"
     hint, error = f"os._exit or a crash in native code; see {log}", ("exit", str(exit_code))
     if exit_code == 0:
-        itself = "drill a script that starts itself again as a command: `chaosrun submit … -- python SCRIPT`"
-        hint = f"os._exit(0), or another program in its place (os.exec…; {itself}); see {log}"
+        itself = "; drill a script that starts itself again as a command: `chaosrun submit … -- python SCRIPT`"
+        hint = f"os._exit(0), or another program in its place (os.exec…{'' if launchers else itself}); see {log}"
     if end is not None and end.completed:
         message = f"rank {rank} left with exit code {exit_code} after step {end.step}, without an error"
         hint = f"sys.exit({exit_code}), perhaps of an exit handler: only 0 says that the training is complete; see {log}"

@@ -204,6 +204,17 @@ def failed_as(
     return failure
 
 
+@pytest.mark.parametrize("of_command", [False, True])
+def test_a_rank_of_a_command_is_not_told_to_be_drilled_as_one(tmp_path: Path, of_command: bool) -> None:
+    attempt = LegLayout(tmp_path).attempt(1)
+    attempt.path.mkdir(parents=True)
+    if of_command:
+        attempt.launcher_log(0).parent.mkdir(parents=True, exist_ok=True)
+        attempt.launcher_log(0).touch()
+    hint = f"{failed_as(LegLayout(tmp_path), exit_code=0).hint}"
+    assert "another program in its place" in hint and ("drill a script" in hint) == (not of_command)
+
+
 def ended_as(leg: LegLayout, **end: Any) -> Cause:
     """As the supervisor writes it down."""
     failure = failed_as(leg, **end)
