@@ -21,6 +21,7 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.escapes import harmless
 from chaosrun.report.follow import RunFollower
+from chaosrun.report.html.page import environment
 from chaosrun.report.logs import LogFollower, last_written
 from chaosrun.supervise.drill import lock_run
 from tests.terminal import Terminal
@@ -172,6 +173,17 @@ class TestFollower:
 )
 def test_harmless(line: str, expected: str) -> None:
     assert harmless(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10\u00a0000 co\u00adoperate 👩\u200d🔬\n\t", "10\u00a0000 co\u00adoperate 👩\u200d🔬\n\t"),
+        ("\x1b[31mred\x1b[0m a\x00b\x9bc\udcffd", "red a␀b\ufffdc\ufffdd"),
+    ],
+)
+def test_a_page_shows_what_a_browser_can(text: str, expected: str) -> None:
+    assert environment().from_string("{{ text }}").render(text=text) == expected
 
 
 def test_last_written() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chaosrun.report.escapes import harmless
+from chaosrun.report.escapes import harmless_on_a_page
 from chaosrun.wording import count, span
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -33,7 +33,7 @@ def environment(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         # Not of markup, which is a type of its own.
-        finalize=lambda value: harmless(value) if type(value) is str else value,
+        finalize=lambda value: harmless_on_a_page(value) if type(value) is str else value,
     )
     made.filters |= {"span": _span, "moment": moment, "number": number, "share": share, "sentence": sentence}
     made.globals["count"] = count
