@@ -20,6 +20,8 @@ from chaosrun.wording import count
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 """A frame of Python's traceback."""
+_OF_A_RESTORE = ("load_state_dict", "load_state", "restore")
+"""Functions that restore: torch's and the script's, accelerate's, and chaosrun's own."""
 
 
 def lineage(drill: Drill) -> CheckResult:
@@ -108,12 +110,15 @@ def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str,
 
 def _raised_by_the_script(death: DeathUnplanned) -> str | None:
     """The script's own line that raised the error, if the restore called it: "train.py:12, in load_state_dict"."""
-    frames = _FRAME.findall((death.error and death.error.traceback) or "")
-    files = [PurePath(file) for file, *_ in frames]
-    if len({*files}) < 2 or files[-1].parent != files[0].parent:
+    if death.error is None or death.error.ours:
         return None
-    _, line, function = frames[-1]
-    return f"{files[-1].name}:{line}, in {function}"
+    frames = [(PurePath(file), line, name) for file, line, name in _FRAME.findall(death.error.traceback or "")]
+    folder = next((file.parent for file, *_ in frames if file.is_absolute()), None)  # `python -m`: after Python's own frames
+    if folder is None or not any(name in _OF_A_RESTORE for *_, name in frames[:-1]):
+        return None
+    file, line, name = frames[-1]
+    own = file.is_relative_to(folder) and "site-packages" not in file.parts
+    return f"{file.relative_to(folder)}:{line}, in {name}" if own else None
 
 
 def died_in_restore(attempt: Attempt) -> bool:
