@@ -246,6 +246,31 @@ def test_a_factor_of_the_losses_that_the_script_keeps_is_named(tmp_path: Path, r
     assert "the script had scale = 8.0 (reference: 16.0), which" in f"{verdict.hint}"
 
 
+@pytest.mark.parametrize(
+    ("expected", "seen", "ranks", "rescaled"),
+    [
+        (0.7, 0.35, (1,), True),
+        (0.7, -0.7, (0, 1, 2), False),
+        (0.7, -1.4, (0, 1, 2), False),
+        (2.0, 1.0, (1,), False),
+        (12.0, 6.0, (1,), False),
+        (2.0, 1.0, (0, 1), True),
+    ],
+)
+def test_a_loss_that_another_scale_does_not_explain_is_not_laid_to_one(
+    tmp_path: Path, expected: float, seen: float, ranks: tuple[int, ...], rescaled: bool
+) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        for leg in ("reference", "chaos"):
+            edit_trace(run, leg, 1, rank, only("step", put(loss=[expected.hex()]), step=5))
+        here = seen if rank in ranks else expected
+        edit_trace(run, "chaos", 2, rank, only("step", put(loss=[here.hex()]), step=5))
+    verdict = judge(run)
+    assert verdict.status == "FAIL"
+    assert (verdict.code == "grad_scaler_not_restored") == rescaled, verdict.cause
+
+
 def test_values_are_told_of_settings_that_drift(tmp_path: Path) -> None:
     run = write_run(tmp_path, kills=KILLS[:1])
     tell(run, {"n": "1"}, {"n": "5"}, {"n": "5"}, {"n": "0"})
