@@ -5,10 +5,11 @@ A library is named only if its version has the bug and the observations fit it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from chaosrun.records.events import FaultObserved, OutputsReplaced
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord, StepRecord
 from chaosrun.verify.alignment import AttemptStart, attempt_start, scheduled
@@ -89,30 +90,43 @@ def _before_accelerate_1_15(drill: Drill, found: Divergence) -> bool:
     return _within_a_later_pass(drill, found) and _numbers(libraries(drill)["accelerate"]) < (1, 15)
 
 
-_FILES = {"optimizer_state_not_restored": ("optimizer",), "rng_not_restored": ("rng_state", "random_states")}
-"""Prefixes of the names of Trainer's files that hold this state, and of those of accelerate's `save_state`."""
+_FILES = {"optimizer_state_not_restored": "optimizer", "rng_not_restored": "rng_state"}
+"""The beginning of the names of Trainer's files that hold this state."""
+_RANDOM_STATES = "random_states"
+"""That of accelerate's, by `save_state`."""
 
 
-def _saves(code: str, attempts: Iterable[Attempt]) -> list[SaveRecord]:
-    """These attempts' saves to the libraries' files that hold the state of this code."""
+def _saves(called: str, attempts: Iterable[Attempt]) -> list[SaveRecord]:
+    """These attempts' saves to the files whose names begin so."""
     saves = (save for attempt in attempts for trace in attempt.traces.values() for save in trace.saves)
-    return [save for save in saves if PurePath(save.path).name.startswith(_FILES[code])]
+    return [save for save in saves if PurePath(save.path).name.startswith(called)]
 
 
-def _file_lost(drill: Drill, found: Divergence) -> bool:
-    """The library was asked to resume (the position in the data was restored), but a file that it saves was missing: a kill or
-    a fault inside the save had prevented it."""
+def _file_lost(drill: Drill, found: Divergence, called: str) -> bool:
+    """The library was asked to resume (the position in the data was restored), but a file that it saves was not whole: a kill
+    or a fault inside the save had prevented it, or damaged it since."""
     began, attempts = _began(drill, found), [each for each in drill.chaos.attempts if each.number < found.attempt]
-    if began is None or "data" in began.wrong or not _saves(found.code, (*drill.reference.attempts, *attempts)):
+    if began is None or "data" in began.wrong or not _saves(called, (*drill.reference.attempts, *attempts)):
         return False
-    whole = any(save.done and save.step == began.step for save in _saves(found.code, attempts))
-    return not whole or any(fault.phase == "save" for fault in drill.plan.faults)
+    done = {save.path: save.done for save in _saves(called, attempts)}
+    whole = any(save.done and save.step == began.step and done[save.path] for save in _saves(called, attempts))
+    return not whole or any(PurePath(name).name.startswith(called) for name in _damaged(drill, found))
+
+
+def _damaged(drill: Drill, found: Divergence) -> Iterator[str]:
+    """The files that faults damaged or removed before this attempt."""
+    for note in (seen.found for seen in drill.chaos.events(FaultObserved) if seen.attempt < found.attempt):
+        if isinstance(note, Mapping) and isinstance(name := note.get("file"), str):
+            yield name
+    for cut in drill.chaos.events(OutputsReplaced):
+        if cut.attempt < found.attempt:
+            yield from (*cut.gone, *cut.torn)
 
 
 def _states_refused(drill: Drill, found: Divergence) -> bool:
     """Whether torch.load refuses, by default, the random states that accelerate saved, and nothing else was lost."""
     began, torch = _began(drill, found), str((drill.chaos.environment or {}).get("torch", "0"))
-    saved = _saves(found.code, (each for each in drill.chaos.attempts if each.number < found.attempt))
+    saved = _saves(_RANDOM_STATES, (each for each in drill.chaos.attempts if each.number < found.attempt))
     return _numbers(torch) >= (2, 6) and began is not None and began.wrong == ("rng",) and bool(saved)
 
 
@@ -150,7 +164,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         library="transformers",
         codes=tuple(_FILES),
-        fits=_file_lost,
+        fits=lambda drill, found: _file_lost(drill, found, _FILES[found.code]),
         what="Trainer continues silently if optimizer.pt or rng_state.pth is missing",
         thread="transformers#35782",
     ),
@@ -182,7 +196,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         library="accelerate",
         codes=("rng_not_restored",),
-        fits=_file_lost,
+        fits=lambda drill, found: _file_lost(drill, found, _RANDOM_STATES),
         what="load_state passes silently over random states that are missing",
         thread="accelerate#4283",
     ),
@@ -368,7 +382,7 @@ def _advisable(divergence: Divergence, drill: Drill) -> bool:
             return reason.params["index"] == 0
         case "optimizer_state_not_restored":
             attempts = (*drill.reference.attempts, *drill.chaos.attempts)
-            return reason.because == "of_the_beginning" and not _saves(reason.code, attempts)
+            return reason.because == "of_the_beginning" and not _saves(_FILES[reason.code], attempts)
         case _:
             return reason.because is None
 

@@ -1,6 +1,7 @@
 """What a script's libraries have to do with a difference: known bugs where all fits them, and what their users can do."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -11,11 +12,13 @@ from script_legs import SCRIPT_KILLS, write_script_run
 
 from chaosrun.faults.fault import Fault
 from chaosrun.observe import environment
+from chaosrun.records.events import FaultObserved
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.libraries import KNOWN
-from chaosrun.verify.verdict import Verdict, judge
-from tests.records import read_lines
+from chaosrun.verify.verdict import Verdict, judge, judge_drill
+from tests.records import read_lines, write_lines
+from tests.unit.test_verify_checks import load
 
 LATER = (Fault(id="F1", rank=1, phase="step", at_step=10, source="faults.schedule[0]"),)
 """Goes on from step 8, six batches into the second epoch."""
@@ -141,6 +144,41 @@ def test_accelerate_is_named_for_random_states_that_it_passes_over(
     verdict = judge(run)
     assert (verdict.status, "accelerate#4283" in verdict.cause) == ("FAIL", bool(named)), verdict.cause
     assert verdict.blame.whose == ("library" if named else "yours") and named in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("damaged", "torn_later", "named"),
+    [
+        (None, False, False),
+        ("checkpoint/model.pt", False, False),
+        ("checkpoint/random_states_0.pkl", False, True),
+        (None, True, True),
+    ],
+    ids=["of a step alone", "another file", "this file", "cut off while it was written anew"],
+)
+def test_accelerate_is_named_only_where_a_fault_hit_the_random_states(
+    tmp_path: Path, damaged: str | None, torn_later: bool, named: bool
+) -> None:
+    fault = Fault(id="F1", kind="truncate", rank=1, phase="save", at_step=4, source="faults.schedule[0]")
+    kills = (replace(EARLY[0], id="F2"),)
+    run = write_script_run(tmp_path, bugs=Bugs(keep_rng=False), libraries={"accelerate": "1.15.0"}, kills=kills)
+    called(run, "random_states_0.pkl")
+    if torn_later:
+
+        def again(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            last = max(at for at, line in enumerate(lines) if line["kind"] == "save" and "random" in line["path"])
+            return [*lines[: last + 1], {**lines[last], "step": 5, "done": False}, *lines[last + 1 :]]
+
+        path = run.leg("chaos").attempt(1).trace(0)
+        write_lines(path, again([*read_lines(path)]))
+    drill = load(run)
+    plan = replace(drill.plan, faults=(*drill.plan.faults, fault))
+    about = {"fault": "F1", "attempt": 1, "rank": 1, "pid": 7, "how": "note"}
+    seen = FaultObserved(**cast(Any, about), time_s=1.0, found={"file": damaged})
+    *events, finished = drill.chaos.journal
+    verdict = judge_drill(replace(drill, plan=plan, chaos=replace(drill.chaos, journal=(*events, seen, finished))))
+    assert verdict.code == "rng_not_restored", verdict.cause
+    assert ("accelerate#4283" in verdict.cause) == named, verdict.cause
 
 
 @pytest.mark.parametrize(
