@@ -165,7 +165,8 @@ def cause_of(drill: Drill, attempt: Attempt, begun: AttemptStart, quantity: str)
     if quantity == "rng" and nearest in (None, 0) and (right := sorted(begun.began - {*wrong})):
         return Cause(f"{code}_not_restored", {**about, "right": rank_list(right), "others": rank_list(wrong)}, "on_some_ranks")
     if nearest in (None, 0) and (right := sorted(begun.began - {*wrong})):
-        about["scope"] = f"; {rank_list(right)} began with the right one: load it on every rank{_OF_DDP}{about['scope']}"
+        of_ddp = _OF_DDP if quantity in ("weights", "optimizer") else ""
+        about["scope"] = f"; {rank_list(right)} began with the right one: load it on every rank{of_ddp}{about['scope']}"
     if nearest is None:
         return Cause(f"{code}_not_restored", about, "of_none")
     if nearest == 0 or quantity == "data":

@@ -308,7 +308,7 @@ def _drift(leg: LegHistory, attempt: Attempt, mismatch: WeightMismatch) -> Drift
     if index is None and all(words):
         index = first_difference(*words)
     rates = {number: record.lr for number in (other, rank) if isinstance(record := records[number], StepRecord)}
-    told = [f"{', '.join(f'{float.fromhex(each):g}' for each in seen)} on rank {number}" for number, seen in rates.items()]
+    told = [f"{', '.join(repr(float.fromhex(each)) for each in seen)} on rank {number}" for number, seen in rates.items()]
     return Drift(
         leg=leg.name,
         attempt=attempt.number,

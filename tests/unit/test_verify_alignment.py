@@ -566,8 +566,8 @@ def test_streams_that_came_back_on_some_ranks_are_told_by_rank(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("lost", "ranks", "told"),
     [
-        ({"optimizer": [0]}, (1, 2), "not saved, or not loaded; rank 0 began with the right one: load it on every rank"),
-        ({"optimizer": [0]}, (2,), "; ranks 0 and 1 began with the right one: load it on every rank"),
+        ({"optimizer": [0]}, (1, 2), "not saved, or not loaded; rank 0 began with the right one: load it on every rank (DDP"),
+        ({"optimizer": [0]}, (2,), "; ranks 0 and 1 began with the right one: load it on every rank (DDP"),
         ({"optimizer": [0]}, (0, 1, 2), "not saved, or not loaded"),
     ],
     ids=["rank 0 alone", "all but one", "none"],
@@ -583,6 +583,15 @@ def test_state_that_some_ranks_restored_is_to_be_loaded_on_all(
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "optimizer_state_not_restored"), verdict.cause
     assert told in f"{verdict.hint}" and ("right one" in f"{verdict.hint}") == ("right one" in told), verdict.hint
+
+
+def test_learning_rates_are_not_what_ddp_hands_on(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in (1, 2):
+        edit_trace(run, "chaos", 2, rank, only("start", finding(step=None, rates=[0])))
+        edit_trace(run, "chaos", 2, rank, only("step", put(lr=["0x1p-9"])))
+    hint = f"{judge(run).hint}"
+    assert "rank 0 began with the right one: load it on every rank" in hint and "DDP" not in hint, hint
 
 
 @pytest.mark.parametrize("later", [(), ("numpy",)], ids=["restored by the last restart", "by none"])

@@ -49,6 +49,14 @@ def test_learning_rates_that_differ_between_ranks_are_told_as_why_they_drift(run
     assert "learning rates differ in that step (" in f"{verdict.hint}" and "0.5 on rank 0)" in f"{verdict.hint}", verdict.hint
 
 
+def test_rates_that_differ_in_the_last_digits_are_told_apart(run: RunLayout) -> None:
+    for rank, rate in ((0, 0.3), (1, 0.1 + 0.2), (2, 0.1 + 0.2)):
+        for leg in ("reference", "chaos"):
+            edit_trace(run, leg, 1, rank, only("step", put(param=f"{rank == 0:016x}", lr=[rate.hex()]), step=3))
+    hint = f"{judge(run).hint}"
+    assert "(0.30000000000000004 on rank 1, 0.3 on rank 0)" in hint, hint
+
+
 def test_ranks_that_begin_with_other_weights_are_told_so(run: RunLayout) -> None:
     """As timm's average of the weights, which is copied before DDP hands out rank 0's."""
     for leg in ("reference", "chaos"):
