@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import types
@@ -12,6 +13,8 @@ from typing import Any
 import numpy
 import torch
 import xxhash
+from torch.utils.data import Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from chaosrun.observe.fingerprint import local_part, tensor_digest
 from chaosrun.observe.held import attributes
@@ -46,6 +49,11 @@ OPAQUE = (torch.nn.Module, torch.device, torch.dtype, torch.utils.data.DataLoade
 """Only the type of such an object counts."""
 TOLD_BY_STATE = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """Where such an object is pickled as a whole, its state_dict counts."""
+
+_PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), numpy.ndarray})
+_CONTAINERS = (dict, list, tuple)
+_NOT_IN_A_BATCH = (*OPAQUE, *NAMED, *TOLD_BY_STATE, Dataset, Sampler, _BaseDataLoaderIter, numpy.generic)
+"""Objects that hold no tensors of the batch that they are in."""
 
 Components = Mapping[str, Mapping[str, object]]
 """A training's state, by component and by name inside it."""
@@ -303,26 +311,25 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def batch_tensors(batch: Any) -> list[torch.Tensor]:
-    """The tensors of a batch, also those in attributes of its objects (a graph, images with their mask). Raises nothing."""
+    """The tensors of a batch, also those in attributes of its objects (a graph, images with their mask), nearest first. Reads
+    what they store, by their types alone: an object may load something when it is asked. Raises nothing."""
     found: list[torch.Tensor] = []
-    level, looked_into = [batch], 0
-    for _ in range(DEEPEST):
-        below: list[Any] = []
-        for value in level:
-            match value:
-                case torch.Tensor():
-                    found.append(value)
-                case Mapping():
-                    with contextlib.suppress(Exception):  # of any class
-                        below += value.values()
-                case list() | tuple():
-                    below += value
-                case str() | bytes() | int() | float() | None | numpy.ndarray():
-                    pass
-                case _ if looked_into < MOST_ENTRIES and not isinstance(value, (*OPAQUE, *NAMED)):
-                    looked_into += 1
-                    below += (part for _, part in attributes(value))
-        level = below
+    values, met, objects = [batch], set[int](), 0
+    for value in values:
+        with contextlib.suppress(Exception):  # of any class
+            kind = type(value)
+            if kind in _PLAIN or id(value) in met:
+                continue
+            met.add(id(value))
+            if issubclass(kind, torch.Tensor):
+                found.append(value)
+                continue
+            if container := next((each for each in _CONTAINERS if issubclass(kind, each)), None):
+                inside = dict.values(value) if container is dict else container.__iter__(value)
+                values += itertools.islice(inside, MOST_OBJECTS - len(values))
+            if kind not in _CONTAINERS and objects < MOST_ENTRIES and not issubclass(kind, _NOT_IN_A_BATCH):
+                objects += 1
+                values += (part for _, part in itertools.islice(attributes(value), MOST_OBJECTS - len(values)))
     return found
 
 

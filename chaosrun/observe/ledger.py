@@ -8,7 +8,7 @@ restored loader skips, and change neither loader nor sampler.
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -108,8 +108,7 @@ class BatchLedger:
         """The ids of the batch to which these tensors belong."""
         tensors = list(tensors)
         addresses = {address_of(tensor) for tensor in tensors} - {0}
-        found = next((entry for entry in reversed(self._handed_out) if addresses & entry.addresses), None)
-        found = found or self._copied(tensors)
+        found = self._at(addresses) or self._copied(tensors)
         self._unknown = found is None
         if found is None:
             return None
@@ -143,10 +142,18 @@ class BatchLedger:
             self.passes += 1
         self._reached[taken.iterator] = taken.number
 
+    def _at(self, addresses: set[int]) -> "_HandedOut | None":
+        """The newest batch at one of these addresses. An address that batches of other samples share (of class weights) tells
+        nothing, except of a batch without one of its own (a buffer that is filled anew)."""
+        holding = [entry for entry in reversed(self._handed_out) if addresses & entry.addresses]
+        first: dict[int, _HandedOut] = {}
+        shared = {each for entry in holding for each in entry.addresses if first.setdefault(each, entry).ids != entry.ids}
+        return next((entry for entry in holding if addresses & (entry.addresses - shared or entry.addresses)), None)
+
     def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
         """The batch of which these tensors are copies (on another device, for instance); None if several are possible."""
         samples = _samples(tensors) if self._handed_out else set()
-        alike = [(len(samples & _samples(entry.tensors)), entry) for entry in self._handed_out]
+        alike = [(len(samples & entry.samples()), entry) for entry in self._handed_out]
         most = max((count for count, _ in alike), default=0)
         best = [entry for count, entry in alike if count == most]
         return best[0] if most and len(best) == 1 else None
@@ -187,6 +194,22 @@ class _HandedOut:
     iterator: _Iterator
     number: int
     """How many batches the iterator has yielded, this one included."""
+    _sampled: list[Any] = field(default_factory=lambda: [None, set()])
+    """The tensors' versions when `samples` was asked last, and its answer."""
+
+    def samples(self) -> set[tuple[Any, ...]]:
+        """Of its tensors as they are now: a script may change them in place."""
+        versions = [_version(each) for each in self.tensors]
+        if self._sampled[0] != versions:
+            self._sampled[:] = versions, _samples(self.tensors)
+        return self._sampled[1]
+
+
+def _version(tensor: torch.Tensor) -> object:
+    """Another one once the tensor was changed in place; each time another for one that does not count its changes."""
+    with suppress(Exception):  # of an inference tensor, or of any subclass
+        return tensor._version
+    return object()
 
 
 def _samples(tensors: Iterable[torch.Tensor]) -> set[tuple[Any, ...]]:

@@ -200,12 +200,12 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((str(number), child) for number, child in enumerate(value))
         case types.GeneratorType():
             yield "line", value.gi_frame and value.gi_frame.f_lasti
-            yield from value.gi_frame.f_locals.items() if value.gi_frame else ()
+            yield from locals_of(value.gi_frame).items() if value.gi_frame else ()
             if value.gi_yieldfrom is not None:
                 yield "inside", value.gi_yieldfrom
         case types.CoroutineType():
             yield "at", value.cr_frame and value.cr_frame.f_lasti
-            yield from value.cr_frame.f_locals.items() if value.cr_frame else ()
+            yield from locals_of(value.cr_frame).items() if value.cr_frame else ()
             yield "awaits", value.cr_await
         case types.MethodType():
             yield "self", value.__self__
@@ -317,8 +317,12 @@ def _counts(name: str, value: object) -> bool:
 
 
 def is_made_by_hand(value: object) -> bool:
-    """Whether it is a module that no import has loaded: one that the script uses as a name space."""
+    """Whether it is a module that no import has loaded, nor a library made (nanobind and pybind11 do so below what they are
+    compiled to): one that the script uses as a name space."""
     if type(value) is not types.ModuleType:
         return False
     loaded = vars(value).get("__spec__") is not None or vars(value).get("__file__") is not None
-    return not loaded and is_own(value.__name__) and value is not sys.modules["__main__"]
+    above = itertools.accumulate(value.__name__.split(".")[:-1], "{}.{}".format)
+    files = (getattr(sys.modules.get(each), "__dict__", {}).get("__file__") for each in above)
+    of_library = any(file is not None and not is_of_the_job(file) for file in files)
+    return not (loaded or of_library) and is_own(value.__name__) and value is not sys.modules["__main__"]

@@ -4,13 +4,10 @@ that it trains keep in no state dict. And spots of the contents of models that n
 average of the weights), and of lists of tensors in its objects. Changes nothing."""
 
 import contextlib
-import functools
-import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -36,7 +33,6 @@ from chaosrun.observe.unsaved_values import (
     is_passed_over,
     plain_values,
 )
-from chaosrun.records.traces import ENVIRON
 from chaosrun.wording import SECRET
 
 MOST_LOOKS = 1000
@@ -85,15 +81,18 @@ class ScriptValues:
             functions, modules = of_functions(), of_modules(self._modules)
             functions |= _hidden(compared, functions)
             trained = [each for each in compared if isinstance(each, torch.nn.Module)]
-            kept = dict(islice(_kept({**functions, **modules}, trained), MOST_VALUES))
+            heads = {id(value): name for name, value in {**functions, **modules}.items()}
+            kept = dict(islice(_kept(heads, trained), MOST_VALUES))
+            hooks = dict(islice(_hooks(heads, trained), MOST_VALUES // 2))  # the other half: what they hold
             whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
-            known |= {id(kept[name]) for name in whole} | {id(part) for each in trained if kept for part in each.modules()}
+            known |= {id(kept[name]) for name in whole} | {
+                id(part) for each in trained if kept or hooks for part in each.modules()
+            }
             shared = _addresses([*trained, *functions.values(), *modules.values()])
             self._first = self._first or {*functions}
             # Apart, for a later name of what was there before, as one given at a save, must not take the place of its first.
             later = {name: value for name, value in functions.items() if name not in self._first}
-            environ = {f"{ENVIRON}{name}": value for name, value in os.environ.items() if _given().get(name) != value}
-            roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later, environ)
+            roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later, hooks)
             found = [plain_values(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
             told = dict(_readable(name, text) for some in found for name, text in some)
             self._told = told | whole | _untrained({**functions, **modules}, compared, shared)
@@ -104,13 +103,6 @@ class ScriptValues:
         return gone | {name: text for name, text in self._told.items() if before.get(name) != text}
 
 
-@functools.cache
-def _given() -> dict[str, str]:
-    """The environment that this process was started with, which may hold secrets of any name and is no state of the script."""
-    entries = os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
-
 def _addresses(values: Iterable[Any]) -> set[int]:
     """Of the parameters and buffers of the models among these: a state dict that the script keeps shows them as they are now,
     and one that it has loaded as they were when it was saved."""
@@ -119,11 +111,23 @@ def _addresses(values: Iterable[Any]) -> set[int]:
     return {address_of(tensor) for tensor in tensors if not is_lazy(tensor)} - {0}
 
 
-def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
+def _kept(names: Mapping[int, str], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
     """What these models' modules keep besides parameters, buffers and settings (a hidden state, a queue, a memory of earlier
-    batches), attributes that are None yet, and their hooks, by location; and what the script has put on their parameters, with
-    the hooks there."""
-    names = {id(value): name for name, value in variables.items()}
+    batches), and attributes that are None yet, by location; and what the script has put on their parameters. `names`: of the
+    script's variables, by the id of their value."""
+    for model in models:
+        head = names.get(id(model), type(model).__name__)
+        for path, module in model.named_modules():
+            if not is_of_torch(module):
+                above = f"{head}.{path}" if path else head
+                own = ((key, each) for key, each in vars(module).items() if key not in MODULE_INTERNALS)
+                yield from ((f"{above}/{key}", each) for key, each in own if _is_kept(key, each))
+        for path, parameter in model.named_parameters():
+            yield from ((f"{head}.{path}/{key}", each) for key, each in vars(parameter).items())
+
+
+def _hooks(names: Mapping[int, str], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Hooks on these models' modules and parameters, by location: there may be some on every layer."""
     for model in models:
         head = names.get(id(model), type(model).__name__)
         for path, module in model.named_modules():
@@ -131,11 +135,7 @@ def _kept(variables: Mapping[str, object], models: Iterable[torch.nn.Module]) ->
             for kind in HOOKS:
                 hooks = enumerate((vars(module).get(kind) or {}).values())
                 yield from ((f"{above}/{kind[1:]}/{number}", hook) for number, hook in hooks)
-            if not is_of_torch(module):
-                own = ((key, each) for key, each in vars(module).items() if key not in MODULE_INTERNALS)
-                yield from ((f"{above}/{key}", each) for key, each in own if _is_kept(key, each))
         for path, parameter in model.named_parameters():
-            yield from ((f"{head}.{path}/{key}", each) for key, each in vars(parameter).items())
             of_gradients = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
             hooks = enumerate(hook for kept in of_gradients for hook in (kept or {}).values())
             yield from ((f"{head}.{path}/hooks/{number}", hook) for number, hook in hooks)
@@ -145,7 +145,8 @@ def _with_tensors(value: Any) -> str:
     """The text of a container with small tensors in it, however deep: a digest; empty for any other value. Of a list among the
     script's variables, which may hold samples, only the length is told."""
     texts = list(islice(_tensors(value), MOST_VALUES)) if type(value) in (*CONTAINERS, *MAPPINGS) else []
-    return f"{type(value).__name__}[{len(value)}] {xxhash.xxh3_64_hexdigest(' '.join(texts).encode())}" if texts else ""
+    digest = xxhash.xxh3_64_hexdigest(" ".join(texts).encode(errors="surrogatepass"))
+    return f"{type(value).__name__}[{len(value)}] {digest}" if texts else ""
 
 
 def _tensors(value: Any, depth: int = 3) -> Iterator[str]:

@@ -110,7 +110,7 @@ def _sample_seed(index: Any, spawn_key: tuple[int, ...]) -> numpy.random.SeedSeq
 def _words(index: Any) -> Iterator[int]:
     match index:
         case str() | bytes():
-            yield xxhash.xxh3_64_intdigest(index.encode() if isinstance(index, str) else index)
+            yield xxhash.xxh3_64_intdigest(index.encode(errors="surrogatepass") if isinstance(index, str) else index)
         case tuple() | list():
             for part in index:
                 yield from _words(part)

@@ -29,8 +29,6 @@ began."""
 WORD_BYTES = 4
 ALIVE = "the script's "
 """Prefix of names in `SaveRecord.held` that belong to modules in memory, not to the saved values."""
-ENVIRON = "os.environ/"
-"""Prefix of names in `HoldingsRecord.values` that are environment variables, those that the script has set."""
 CHANGES_OFTEN = "…"
 """In a `HoldingsRecord`: this value is not recorded from here on."""
 NEAREST = 8  # at most so many agreeing steps are recorded of each quantity of `Found`

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import ENVIRON, RankTrace
+from chaosrun.records.traces import RankTrace
 from chaosrun.verify.alignment import attempt_start
 from chaosrun.verify.check import Drill
 from chaosrun.verify.code_differences import PARTS, QUANTITIES
@@ -29,7 +29,7 @@ _WITHOUT_VALUES = (("accumulation_window", "within"), ("batch_contents", "unrepe
 """Of these with a variant: where the values are those of another micro-batch of the step, and where what was lost is known."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
-_NOT_THERE, _NOT_SET = "not there", "not set"
+_NOT_THERE = "not there"
 _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
@@ -103,27 +103,27 @@ def _differing_names(drill: Drill, attempt: Attempt, rank: int) -> tuple[list[st
     expected, seen = known.get(step, {}), here.get(step, {})
     changing = {name for held in known.values() for name in _differing(expected, held)}
     after = {at: held for at, held in here.items() if at > step}
-    apart = _differing(expected, seen) & changing | _gone(known, expected, seen, after, step)
+    apart = _differing(expected, seen) & changing or _made_otherwise(known, expected, seen, after, step)
     apart = (apart or _other_constants(expected, seen)) - _flaky(known, again)
-    seen = {**{name: _NOT_SET if name.startswith(ENVIRON) else _NOT_THERE for name in apart}, **seen}
+    seen = {**dict.fromkeys(apart, _NOT_THERE), **seen}
     later = [*after.values()]
     later = [held for at, held in known.items() if at >= step] + later if later else []
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
     return [name for name in names if seen[name] != "None" or not _made_again(name, later)], expected, seen, step
 
 
-def _gone(known: _ByStep, expected: Mapping[str, str], seen: Mapping[str, str], after: _ByStep, step: int) -> set[str]:
-    """Values that a restart lacks at its first `step`: environment variables that the reference run sets; and what is made at
-    its first use, if after the restart it was made once and otherwise, or takes the values that it had from step 1 on. A
-    variable that is not there is set before it is read."""
+def _made_otherwise(
+    known: _ByStep, expected: Mapping[str, str], seen: Mapping[str, str], after: _ByStep, step: int
+) -> set[str]:
+    """What is made at its first use, so that a restart lacks it at its first `step`, and was then made once and otherwise, or
+    takes the values that it had from step 1 on. A variable that is not there is set before it is read."""
     found: set[str] = set()
     for name in [each for each in expected.keys() - seen.keys() if "/" in each]:
         first, again = ({at: held[name] for at, held in leg.items() if name in held} for leg in (known, after))
         differs = any(first[at] != again[at] for at in first.keys() & again.keys())
         once = len({*first.values()}) == 1 == len({*again.values()})
         anew = all(first.get(at - step + 1) == text for at, text in again.items())
-        is_set = name.startswith(ENVIRON) and any(held.get(name) != expected[name] for held in known.values())
-        if is_set or (differs and (once or anew)):
+        if differs and (once or anew):
             found.add(name)
     return found
 
@@ -198,7 +198,7 @@ def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
     """The order in which values are reported: weights before numbers, and these before arrays, which may be computed from them,
     and what is not there; private names after the others; counts of a loop's rounds, mostly harmless, come last."""
     *above, name = path.split("/")
-    harmless, array = path in _ROUNDS, seen in (_NOT_THERE, _NOT_SET) or _ARRAY.fullmatch(seen) is not None
+    harmless, array = path in _ROUNDS, seen == _NOT_THERE or _ARRAY.fullmatch(seen) is not None
     return not seen.startswith("weights "), harmless, array, name.startswith("_"), len(above), path
 
 

@@ -2,16 +2,20 @@
 
 import gc
 import os
+import weakref
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from chaosrun.observe import hooks
 from chaosrun.observe import ledger as observed
-from chaosrun.observe.contents import batch_tensors
+from chaosrun.observe.contents import MOST_OBJECTS, batch_tensors
 from chaosrun.observe.ledger import BatchLedger, loader_workers
 from chaosrun.processes import children
 
@@ -120,6 +124,32 @@ class Closed(Mapping[str, object]):
         return 1
 
 
+class Lazy:
+    """Opens a file when it is asked for anything, as a proxy for what is loaded late does."""
+
+    def _load(self) -> Any:
+        raise FileNotFoundError
+
+    __class__ = __dict__ = property(_load)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __getattribute__(self, name: str) -> Any:
+        raise FileNotFoundError
+
+
+class LazyList(list[str]):
+    def __iter__(self) -> Iterator[str]:
+        raise FileNotFoundError
+
+
+class Stored(dict[str, object]):
+    def values(self) -> Any:
+        raise FileNotFoundError
+
+
+def gone() -> object:
+    return weakref.proxy(Closed())
+
+
 def leading_to_itself(x: torch.Tensor) -> object:
     batch = SimpleNamespace(x=x)
     batch.itself = [batch]
@@ -133,8 +163,11 @@ def leading_to_itself(x: torch.Tensor) -> object:
         Slotted,
         leading_to_itself,
         lambda x: [Closed(), SimpleNamespace(x=x)],
+        lambda x: [Lazy(), LazyList(["a file"]), gone(), Stored(x=x)],
+        lambda x: SimpleNamespace(store=Stored(file=Lazy()), x=x, many=range(10), dataset=[0.5] * 10**6),
+        lambda x: UserDict(x=x),
     ],
-    ids=["as graphs are", "slots", "itself", "unreadable"],
+    ids=["as graphs are", "slots", "itself", "unreadable", "of any class", "with a large one", "mapping"],
 )
 def test_a_batch_may_be_an_object(ledger: BatchLedger, made: Callable[[torch.Tensor], object]) -> None:
     """A lost order was told as batches repeated: none of its passes was counted."""
@@ -144,6 +177,53 @@ def test_a_batch_may_be_an_object(ledger: BatchLedger, made: Callable[[torch.Ten
             assert ledger.taken(batch_tensors([(batch,), {}])) == ids and ledger.passes == number
             ledger.fetched(skipping=False)
             assert ledger.taken([each.clone() for each in batch_tensors(batch)]) == ids, "on another device, perhaps"
+
+
+def test_a_batch_is_looked_at_up_to_a_limit() -> None:
+    """A step would take long: a list within itself, its samples with the model, the optimizer and the data set that they come
+    from."""
+    model = torch.nn.Linear(2, 2)
+    around: list[Any] = [SimpleNamespace(model=model, optimizer=torch.optim.SGD(model.parameters()), data=DATA)]
+    around += [around, [torch.ones(1)] * 3, *([0, 1] for _ in range(3 * MOST_OBJECTS))]
+    before = len(hooks.optimizers())
+    assert len(batch_tensors(around)) == 0 and len(batch_tensors(around[2])) == 1
+    assert len(hooks.optimizers()) == before, "none was made to learn what one has"
+
+
+class Weighed(Dataset[list[torch.Tensor]]):
+    """Each batch has class weights that all share; its own are in the dataset's memory, or in a buffer that is filled anew."""
+
+    def __init__(self, *, anew: bool) -> None:
+        self.weights, self.buffer = torch.ones(2), torch.zeros(2, 2) if anew else None
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> list[torch.Tensor]:
+        x = torch.full((2, 2), float(index))
+        return [x if self.buffer is None else self.buffer.copy_(x), self.weights]
+
+
+def test_a_tensor_that_batches_share_tells_nothing(ledger: BatchLedger) -> None:
+    """With a batch fetched ahead, its ids were told."""
+    batches = iter(DataLoader(Weighed(anew=False), batch_size=None))
+    (x, weights), _ = next(batches), next(batches)
+    assert ledger.taken([x, weights]) == [0]
+    assert ledger.taken([x - 1, weights]) is None
+    for number, batch in enumerate(DataLoader(Weighed(anew=True), batch_size=None)):
+        assert ledger.taken(batch) == [number]
+    for _ in range(2):
+        assert [ledger.taken(batch) for batch in DataLoader([[torch.ones(1), weights]], batch_size=None)] == [[0]]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_kept_batch_is_sampled_again_only_where_it_was_changed(ledger: BatchLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, sampled = [], observed._samples
+    monkeypatch.setattr(observed, "_samples", lambda tensors: asked.append(tensors) or sampled(tensors))
+    batches = loader()
+    (x,), (y,) = next(batches), next(batches)
+    assert ledger.taken([torch.ones(2)]) is None and len(asked) == 3
+    assert ledger.taken([torch.ones(2)]) is None and len(asked) == 4, "the two that are kept were not changed"
+    assert ledger.taken([y.mul_(0.5).clone()]) == [2, 3] and len(asked) == 6 and x.numel()
 
 
 def test_of_several_batches_none_is_told_but_behind_those_that_a_restart_skips(ledger: BatchLedger) -> None:

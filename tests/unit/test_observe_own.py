@@ -71,6 +71,24 @@ def test_objects_that_are_hidden_are_put_in_order_within_the_same_bounds(monkeyp
     assert look._reached[1] <= 1000 + len(ring) and not look.unseen
 
 
+def test_modules_that_a_library_makes_are_no_name_space_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnx's binding does, without a file or a spec: no verdict was ever early beside it."""
+    for name, file in {
+        "a_library": pytest.__file__,
+        "a_library.core": None,
+        "a_library.core.checker": None,
+        "mine": None,
+    }.items():
+        module = types.ModuleType(name)
+        module.__file__, module.level = file, 1  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    found = [
+        name
+        for name, _ in own._of_modules_made_by_hand(sys.modules.keys() - {"a_library.core", "a_library.core.checker", "mine"})
+    ]
+    assert found == ["mine:level"]
+
+
 def test_variables_that_a_library_gains_are_new_and_none_can_be_told_once_it_loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
     library = types.ModuleType("a_library")
     monkeypatch.setitem(sys.modules, "a_library", library)

@@ -1,5 +1,6 @@
 """Random streams that are computed: of samples, shared with loader workers and nobody else, and of the loader workers."""
 
+import os
 import random
 import subprocess
 import sys
@@ -82,6 +83,11 @@ class Keyed(Draws):
 def first_epoch() -> Iterator[None]:
     yield
     enter_epoch(0, 0)
+
+
+def test_a_name_of_a_file_may_be_no_text_of_any_encoding() -> None:
+    name = os.fsdecode(b"a\xff.jpg")
+    assert chaosrun.sample_rng(name).random() != chaosrun.sample_rng("a.jpg").random()
 
 
 class TestLoaderWorkers:

@@ -34,12 +34,6 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ({"begun": "0"}, {"begun": "0"}, {"begun": "4"}, ""),
         ({"salt": "0.25"}, {"salt": "0.25"}, {"salt": "0.75"}, "the script had salt = 0.75 (reference: 0.25), which"),
         ({"best": "0.5"}, {"best": "0.5"}, {"late": "1"}, ""),
-        (
-            {"os.environ/LEVEL": "'2'"},
-            {"os.environ/LEVEL": "'2'"},
-            {"late": "1"},
-            "the script had os.environ/LEVEL = not set (reference: '2'), which",
-        ),
         ({"i": "4", "n": "9"}, {"i": "4", "n": "9"}, {"i": "0", "n": "0"}, "n = 0 (reference: 9), i = 0 (reference: 4)"),
         ({"_": "4", "n": "9"}, {"_": "4", "n": "9"}, {"_": "0", "n": "0"}, "n = 0 (reference: 9), _ = 0 (reference: 4)"),
         ({"s/_scale": "tensor 4.0"}, {}, {"s/_scale": "None"}, ""),
@@ -66,7 +60,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ),
     ],
     ids=[
-        *("lost", "there", "wanders", "never changes", "drawn once", "not there yet", "environment", "rounds last"),
+        *("lost", "there", "wanders", "never changes", "drawn once", "not there yet", "rounds last"),
         *(
             "unnamed rounds",
             "an unused scaler",
