@@ -23,14 +23,17 @@ from chaosrun.records.manifest import FileEntry
 from chaosrun.records.object_urls import LIBRARIES, ObjectPlace
 
 WAITS_S = (0.2, 0.8, 3.2)
-"""Waits before a request is repeated that the store refused for its rate, after the library's own retries."""
+"""Waits before a request is repeated that the store refused for its rate or failed at, or to which no connection was made."""
+S3_TRIES = 3
+"""By s3fs, each time, with 0.6 s of waits; botocore below it repeats nothing. By default both repeat what the other does: of a
+throttled store no error came for minutes, and the attempt was ended as one that hangs."""
 ONE_REQUEST_BYTES = 100 << 20
 """s3fs puts files below this size in one request, which can carry a checksum for the store to compare."""
 Kind = Literal["put", "create", "read", "fetch", "look", "list", "delete"]
 Listener = Callable[[Kind, str, Moment], None]
 _T = TypeVar("_T")
 
-_ENDPOINT = "is it the right endpoint? env: {AWS_ENDPOINT_URL: …} in the job file names another one, FSSPEC_S3_… other settings"
+_ENDPOINT = "is the store up, and the endpoint right? env: {AWS_ENDPOINT_URL: …} in the job file names another one, FSSPEC_S3_… other settings"
 _CREDENTIALS = "give them in the environment, or in the job file's env: {AWS_ACCESS_KEY_ID: …, AWS_SECRET_ACCESS_KEY: …}"
 _HINTS = {
     "NoCredentialsError": _CREDENTIALS,
@@ -49,7 +52,10 @@ _OPTIONS = {
     "AWS_ENDPOINT_URL": "endpoint_url",
     "AWS_ENDPOINT_URL_S3": "endpoint_url",
 }
-_UNREACHABLE = ("ConnectionError", "HTTPClientError", "ClientConnectionError", "TimeoutError")
+_UNCONNECTED = ("ConnectionError", "HTTPClientError", "ClientConnectionError")
+_UNREACHABLE = (*_UNCONNECTED, "TimeoutError")
+_PASSING = (errno.EBUSY, errno.EREMOTEIO)
+"""What s3fs makes of a refusal for the rate of requests (503), and of a failure inside the store (500)."""
 
 
 class ObjectStorage:
@@ -211,8 +217,7 @@ class ObjectStorage:
             except Exception as error:  # from three libraries, each with its own hierarchy of errors
                 if isinstance(error, passes) and "bucket does not exist" not in str(error):
                     raise
-                is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY
-                wait_s = next(waits_s, None) if is_busy else None
+                wait_s = next(waits_s, None) if _may_pass(error) else None
                 if wait_s is None:
                     raise self._as_resources_error(key, error) from error
             finally:
@@ -224,7 +229,7 @@ class ObjectStorage:
             listener(kind, key, moment)
 
     def _as_resources_error(self, key: str, error: Exception) -> ResourcesError:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
+        kinds = _kinds(error)
         hint = next((_HINTS[kind] for kind in kinds if kind in _HINTS), None)
         if isinstance(error, OSError) and error.errno == errno.EBUSY:
             hint = "the store limits the rate of requests: save less often (checkpoint.every_steps), or ask for a higher rate"
@@ -232,6 +237,17 @@ class ObjectStorage:
         failed = UnreachableStoreError if any(kind in _UNREACHABLE for kind in kinds) else ResourcesError
         message = f"checkpoint storage failed at {self.url(key)}: {reason}"
         return failed(message, hint=hint or "see the message of the store above")
+
+
+def _kinds(error: Exception) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether another try soon may succeed; not after a timeout, which has waited long already."""
+    kinds = _kinds(error)
+    unconnected = any(kind in _UNCONNECTED for kind in kinds) and not any("Timeout" in kind for kind in kinds)
+    return unconnected or getattr(error, "errno", None) in _PASSING
 
 
 def _file_system(scheme: str, env: dict[str, str]) -> Any:
@@ -247,10 +263,14 @@ def _file_system(scheme: str, env: dict[str, str]) -> Any:
     if scheme == "gs" and "GOOGLE_APPLICATION_CREDENTIALS" in env:
         told["token"] = env["GOOGLE_APPLICATION_CREDENTIALS"]
     options = {"auto_mkdir": True} if scheme == "file" else {"use_listings_cache": False, **told}
+    once = {"config_kwargs": {"retries": {"total_max_attempts": 1}}} if scheme == "s3" else {}
     try:
-        return filesystem(scheme, skip_instance_cache=True, **{**settings.get(scheme, {}), **options})
+        made = filesystem(scheme, skip_instance_cache=True, **{**once, **settings.get(scheme, {}), **options})
     except ImportError as error:
         raise UsageError(
             f"checkpoint.storage {scheme}://… needs {LIBRARIES[scheme]}, which is not installed",
             hint=f"pip install 'chaosrun[{scheme}]'",
         ) from error
+    if scheme == "s3":
+        made.retries = S3_TRIES
+    return made

@@ -69,6 +69,33 @@ def object_server(open_requests: int | None = None) -> Iterator[ObjectServer]:
 
 
 @contextlib.contextmanager
+def answering(status: int) -> Iterator[tuple[ObjectServer, list[str]]]:
+    """A store that answers each request with this status alone, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.end_headers()
+
+        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield ObjectServer(server.server_address[1]), asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
 def dropping_conditions(port: int) -> Iterator[int]:
     """A store before the one at `port` that knows no conditional puts, as older ones do; its own port."""
 

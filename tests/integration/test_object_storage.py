@@ -10,7 +10,7 @@ import botocore.session
 import pytest
 
 from chaosrun import api
-from chaosrun.checkpoint.object_storage import ObjectStorage
+from chaosrun.checkpoint.object_storage import S3_TRIES, WAITS_S, ObjectStorage
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.preflight.probes.storage import try_objects
 from chaosrun.records.layout import RunLayout
@@ -19,7 +19,7 @@ from chaosrun.records.trace_reader import read_trace
 from chaosrun.supervise.find_runs import remove_run
 from chaosrun.supervise.objects import claim_objects
 from tests.conftest import WarmDrills, job_file
-from tests.integration.object_server import ObjectServer, dropping_conditions, free_port, object_server
+from tests.integration.object_server import ObjectServer, answering, dropping_conditions, free_port, object_server
 from tests.records import read_lines
 
 PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "train.py"
@@ -230,6 +230,19 @@ def test_a_store_that_puts_over_what_is_there_is_refused(
     assert server.files().find("bucket/careless") == []
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.env["AWS_ENDPOINT_URL"])
     assert try_objects("s3://bucket/careless").failed is None
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_store_that_refuses_for_long_is_told_before_its_rank_counts_as_hung(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """By default s3fs repeats what botocore repeats: a hundred requests, for minutes."""
+    monkeypatch.setattr("chaosrun.checkpoint.object_storage.WAITS_S", (0.0,) * len(WAITS_S))
+    with answering(status) as (server, asked):
+        storage = ObjectStorage(ObjectPlace("s3://bucket/x", tuple(server.env.items())))
+        with pytest.raises(ResourcesError, match="Service Unavailable" if status == 503 else "Internal Server Error"):
+            storage.read("nothing")
+    assert len(WAITS_S) < len(asked) <= S3_TRIES * (1 + len(WAITS_S))
 
 
 def test_two_runs_on_one_prefix(server: ObjectServer, tmp_path: Path) -> None:
