@@ -33,7 +33,10 @@ Kind = Literal["put", "create", "read", "fetch", "look", "list", "delete"]
 Listener = Callable[[Kind, str, Moment], None]
 _T = TypeVar("_T")
 
-_ENDPOINT = "is the store up, and the endpoint right? env: {AWS_ENDPOINT_URL: …} in the job file names another one, FSSPEC_S3_… other settings"
+_ENDPOINT = (
+    "is the store up, and the endpoint right? env: {AWS_ENDPOINT_URL: …} in the job file names another one, "
+    "FSSPEC_S3_… other settings"
+)
 _CREDENTIALS = "give them in the environment, or in the job file's env: {AWS_ACCESS_KEY_ID: …, AWS_SECRET_ACCESS_KEY: …}"
 _HINTS = {
     "NoCredentialsError": _CREDENTIALS,
