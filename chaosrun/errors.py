@@ -19,11 +19,18 @@ Each carries a message (what happened, where) and a hint (what to do). Any other
 
 import builtins
 import errno
+import os
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a disk, or of a user's share of it, that is full."""
 DISK_FAILS = (*DISK_FULL, errno.EIO)
 """Those of a disk that takes no more, full or failing."""
+LIMITS = {
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
+    errno.ENFILE: "the machine has too many open files: end what holds them, or raise fs.file-max",
+}
+"""What to do about errors of a process that may do no more."""
 
 
 class ChaosrunError(Exception):
@@ -112,6 +119,21 @@ class RunTimeoutError(ChaosrunError):
 
 class InterruptedRunError(ChaosrunError):
     exit_code = 130
+
+
+def of_the_machine(error: BaseException) -> ResourcesError | None:
+    """An error of the operating system that is no bug of chaosrun's: a full disk, or a limit; None for any other."""
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in LIMITS:
+        named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return ResourcesError(f"{named}{error.strerror}", hint=LIMITS[error.errno])
+    if error.errno in DISK_FULL and error.filename:
+        return ResourcesError(
+            f"{os.fsdecode(error.filename)} cannot be written: {error.strerror}",
+            hint="free some space; --root, or $CHAOSRUN_ROOT, names another place for runs",
+        )
+    return None
 
 
 def error_of(outcome: str) -> type[ChaosrunError]:

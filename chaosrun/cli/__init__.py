@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from chaosrun import __version__
 from chaosrun.cli import campaigns, drills, files, housekeeping, preflight, runs
-from chaosrun.errors import DISK_FULL, ChaosrunError, InterruptedRunError, ResourcesError, UsageError
+from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError, of_the_machine
 from chaosrun.report.output import has_colour, write_error, write_json
 
 __all__ = ["app", "main"]
@@ -94,18 +94,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = error
     except KeyboardInterrupt:
         found = InterruptedRunError("interrupted")
+    except SystemExit:
+        if not _only_asks(tokens):
+            raise
+        return 0  # by rich, when a reader of a help page has read enough
     except Exception as error:
-        if not (isinstance(error, OSError) and error.errno in DISK_FULL and error.filename):
+        machine = of_the_machine(error)
+        if machine is None:
             import traceback
 
             traceback.print_exception(error)
             message = f"this is a bug in chaosrun {__version__}: {type(error).__name__}: {error}"
             hint = "please report it with the traceback above; the run's files are kept"
             return _report(tokens, type(error).__name__, message, hint, EXIT_BUG)
-        found = ResourcesError(
-            f"{os.fsdecode(error.filename)} cannot be written: {error.strerror}",
-            hint="free some space; --root, or $CHAOSRUN_ROOT, names another place for runs",
-        )
+        found = machine
     return _report(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
 
 

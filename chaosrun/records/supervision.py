@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Literal
 
 from chaosrun import errors
-from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
+from chaosrun.errors import ChaosrunError, InterruptedRunError, ResourcesError, UsageError, of_the_machine
 from chaosrun.records.codec import Record, changed
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import is_locked
@@ -35,6 +35,9 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
         """An error of another type is a bug, or an interrupt, which has no message yet."""
         if isinstance(error, KeyboardInterrupt):
             error = InterruptedRunError("interrupted", hint=f"`chaosrun resume {run_argument(run)}` continues the run")
+        if (machine := of_the_machine(error)) is not None:
+            again = f"`chaosrun resume {run_argument(run)}` continues the run"
+            error = ResourcesError(machine.message, hint=f"{machine.hint}; then {again}")
         if not isinstance(error, ChaosrunError):
             error = ChaosrunError(
                 f"this is a bug in chaosrun: {type(error).__name__}: {error}",

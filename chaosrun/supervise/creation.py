@@ -1,6 +1,7 @@
 """Makes the directory of a run and records in it what will be run, before anything starts."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -42,32 +43,36 @@ def create_run(
     except (UsageError, ResourcesError):
         run.path.rmdir()
         raise
-    write_durably(run.job_yaml, job.text.encode())
-    write_durably(run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
-    write_run(
-        run,
-        RunInfo(
-            run_id=run.run_id,
-            created_s=time.time(),
-            chaosrun=chaosrun.__version__,
-            # The command line can be submitted again from the run's own copy.
-            job=str(run.job_yaml.absolute() if job.typed else job.path.resolve()),
-            typed=tuple(job.typed.words) if job.typed else None,
-            directory=str(job.directory),
-            script=str(job.script_path),
-            overrides=tuple(overrides),
-            spec=spec.model_dump(mode="json"),
-            reference=Reference(mode=reference),
-            storage={leg: f"{storage}/{leg}" if storage else None for leg in LEGS},
-            storage_nonce=nonce,
-            irreproducible=None,
-            masked=job.masked,
-            early=early,
-            kind=kind,
-            metrics=metrics,
-            address=address,
-        ),
-    )
+    try:
+        write_durably(run.job_yaml, job.text.encode())
+        write_durably(run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
+        write_run(
+            run,
+            RunInfo(
+                run_id=run.run_id,
+                created_s=time.time(),
+                chaosrun=chaosrun.__version__,
+                # The command line can be submitted again from the run's own copy.
+                job=str(run.job_yaml.absolute() if job.typed else job.path.resolve()),
+                typed=tuple(job.typed.words) if job.typed else None,
+                directory=str(job.directory),
+                script=str(job.script_path),
+                overrides=tuple(overrides),
+                spec=spec.model_dump(mode="json"),
+                reference=Reference(mode=reference),
+                storage={leg: f"{storage}/{leg}" if storage else None for leg in LEGS},
+                storage_nonce=nonce,
+                irreproducible=None,
+                masked=job.masked,
+                early=early,
+                kind=kind,
+                metrics=metrics,
+                address=address,
+            ),
+        )
+    except OSError:
+        shutil.rmtree(run.path, ignore_errors=True)  # without its run.json nothing would find it again
+        raise
     if kind == "run":
         run.leg(RUN).path.mkdir()
     return run

@@ -42,6 +42,7 @@ from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, SupervisorTask
 from chaosrun.supervise.production import Production, lock_job
 from chaosrun.supervise.supervisor import Supervisor
+from chaosrun.supervise.watchdog import suspicion
 from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -193,9 +194,7 @@ def _in_a_process(
             listener({"leg": None, "event": "supervisor.lost", "pid": process.pid, "how": how})
             continue
         if not new and process.watchdog.lost is not None:
-            raise ResourcesError(
-                f"{process.watchdog.lost}, and no planned fault was the cause", hint=f"was memory short? {again}"
-            )
+            raise ResourcesError(f"{process.watchdog.lost}, and no planned fault was the cause", hint=f"{suspicion()} {again}")
         if not new:
             how = process.how_it_ended()
             raise RecoveryError(

@@ -7,6 +7,7 @@ run's files. A command that drills in its own process (a suite) is run in a chil
 """
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -34,6 +35,13 @@ SILENT_LOOKS = 3
 """So many looks in a row without an answer: then a joined Ray's head is lost."""
 CLEAN_UP_S = 10.0
 """How long the cleanup process of a private Ray may take once its driver is gone."""
+LIMITS = (
+    (resource.RLIMIT_NOFILE, 256, "n"),
+    (resource.RLIMIT_FSIZE, 1 << 30, "f"),
+    (resource.RLIMIT_NPROC, 1024, "u"),
+    (resource.RLIMIT_AS, 8 << 30, "v"),
+)
+"""Limits of a process, which of them Ray needs about, and ulimit's option for it."""
 AGAIN = "the same command continues with --resume latest, where it takes that"
 
 
@@ -136,12 +144,21 @@ def watched(command: Callable[[], int]) -> int:
         code = os.waitstatus_to_exitcode(_ended(child, numbers))
     signal.pthread_sigmask(signal.SIG_SETMASK, former)
     if watchdog.lost is not None:
-        raise ResourcesError(f"{watchdog.lost}, and no planned fault was the cause", hint=f"was memory short? {AGAIN}")
+        raise ResourcesError(f"{watchdog.lost}, and no planned fault was the cause", hint=f"{suspicion()} {AGAIN}")
     if code < 0:
         raise RecoveryError(
             f"the process that carried out the drills (pid {child}) died of {signal.Signals(-code).name}", hint=AGAIN
         )
     return code
+
+
+def suspicion() -> str:
+    """What may have ended a process of Ray's, as a question: a low limit of this process, which Ray's have as well."""
+    for number, needed, option in LIMITS:
+        limit = resource.getrlimit(number)[0]
+        if limit != resource.RLIM_INFINITY and limit < needed:
+            return f"is `ulimit -{option}` too low here?"
+    return "was memory short?"
 
 
 def _hear(reading: int, watchdog: Watchdog) -> None:

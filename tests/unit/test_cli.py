@@ -515,8 +515,29 @@ class TestProcess:
             "sys.exit(cli.main(['logs', 'latest']))"
         )
         done = python(program, str(run.path), stdout=writer)
+        for asked in ("--help", "--version"):
+            program = f"import sys; from chaosrun import cli; sys.exit(cli.main(['{asked}']))"
+            told = python(program, stdout=writer)
+            assert (told.returncode, told.stderr) == (0, "")
         os.close(writer)
         assert (done.returncode, done.stderr) == (0, "")
+
+    @pytest.mark.parametrize(
+        ("raised", "told"),
+        [
+            ("OSError(errno.ENOSPC, 'No space left', 'a/file')", "error: a/file cannot be written: No space left\nhint: free"),
+            ("OSError(errno.EFBIG, 'File too large', 'a/file')", "error: a/file: File too large\nhint: raise the limit on"),
+            ("OSError(errno.EMFILE, 'Too many open files')", "error: Too many open files\nhint: raise the limit on open"),
+        ],
+    )
+    def test_a_full_disk_or_a_limit_is_no_bug(self, raised: str, told: str) -> None:
+        program = (
+            f"import errno, sys; from chaosrun import api, cli\ndef fail(*_, **__): raise {raised}\n"
+            "api.list_runs = fail; sys.exit(cli.main(['list']))"
+        )
+        done = python(program)
+        assert done.returncode == 7
+        assert done.stderr.startswith(told)
 
     @pytest.mark.parametrize(
         "arguments",

@@ -1,5 +1,6 @@
 """Names and paths that lead out of their place, are too long, or hold odd characters: refused in a sentence, never followed."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -67,6 +68,16 @@ def test_a_run_lies_below_the_root_and_is_new(tmp_path: Path) -> None:
     first, second = create(path, tmp_path / "root"), create(path, tmp_path / "root")
     assert first.path.parent == second.path.parent == tmp_path / "root" / "runs"
     assert first.path != second.path
+
+
+def test_a_run_that_cannot_be_recorded_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: RunLayout, info: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.run_json))
+
+    monkeypatch.setattr("chaosrun.supervise.creation.write_run", fail)
+    with pytest.raises(OSError, match="No space left"):
+        create(job(tmp_path / "job"), tmp_path / "root")
+    assert list((tmp_path / "root" / "runs").iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["root", "job"])

@@ -317,6 +317,12 @@ def test_fits_the_terminal(run: RunLayout, verdict: Verdict, width: int) -> None
     assert max(len(line) for line in lines if not line.startswith(copied)) <= width
 
 
+def test_names_of_checks_are_whole_however_narrow_the_terminal(run: RunLayout) -> None:
+    failed = replace(FAILED, checks=(*CHECKS, check_that("resume_evidence", "fail", "attempt 2 began with weights of step 5")))
+    page = rendered(render_text(read_view(run, failed), whole=True), width=40, colour=False)
+    assert "\n  fail  resume_evidence  attempt 2" in page
+
+
 def test_a_restart_that_crashed_before_another_came_back_is_counted(run: RunLayout) -> None:
     death = {"attempt": 2, "rank": 1, "step": 7, "reason": "rank 1 left with exit code 3"}
     write_chaos(run, ("death.unplanned", death), ("leg.finished", {"outcome": "completed", "message": "", "final_step": 90}))

@@ -1,5 +1,6 @@
 """A process whose Ray's head dies, or whose time is over, is ended at once; one that ends its Ray in order is left alone."""
 
+import resource
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from chaosrun.processes import ProcessIdentity, child_called, send_signal
 from chaosrun.supervise import watchdog
-from chaosrun.supervise.watchdog import Watchdog
+from chaosrun.supervise.watchdog import Watchdog, suspicion
 from tests.integration.ranks import eventually
 
 DRIVER = """\
@@ -27,6 +28,23 @@ for process in processes:
 input()
 """
 """Starts what is called as Ray's node and head are, which go with it, and ends them in order when it is told to."""
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "expected"),
+    [
+        (resource.RLIMIT_NOFILE, 40, "is `ulimit -n` too low here?"),
+        (resource.RLIMIT_FSIZE, 10 << 20, "is `ulimit -f` too low here?"),
+        (resource.RLIMIT_AS, 2 << 30, "is `ulimit -v` too low here?"),
+        (resource.RLIMIT_NOFILE, 1024, "was memory short?"),
+    ],
+)
+def test_a_low_limit_is_asked_for_before_a_lack_of_memory(
+    monkeypatch: pytest.MonkeyPatch, number: int, limit: int, expected: str
+) -> None:
+    endless = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (limit if asked == number else endless, endless))
+    assert suspicion() == expected
 
 
 @pytest.fixture
