@@ -22,8 +22,9 @@ from chaosrun.records.filesystem import Moment
 from chaosrun.records.manifest import FileEntry
 from chaosrun.records.object_urls import LIBRARIES, ObjectPlace
 
-WAITS_S = (0.2, 0.8, 3.2)
-"""Waits before a request is repeated that the store refused for its rate or failed at, or to which no connection was made."""
+WAITS_S = (0.2, 0.8, 3.2, 9.6)
+"""Waits before a request is repeated that the store refused for its rate or failed at, or to which no connection was made. With
+s3fs's own, less in all than the shortest time after which a rank counts as hung."""
 S3_TRIES = 3
 """By s3fs, each time, with 0.6 s of waits; botocore below it repeats nothing. By default both repeat what the other does: of a
 throttled store no error came for minutes, and the attempt was ended as one that hangs."""

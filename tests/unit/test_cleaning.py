@@ -215,6 +215,7 @@ class TestClean:
             raise ConnectionRefusedError("Could not connect")
 
         monkeypatch.setattr(ObjectStorage, "_tell", refuse)
+        monkeypatch.setattr("chaosrun.checkpoint.object_storage.WAITS_S", ())
         with pytest.raises(ResourcesError, match=r"owner\.json: Could not connect; nor can 3 more"):
             cleaned(root)
         assert len(asked) == 2 and list_runs(root) == []
