@@ -49,7 +49,7 @@ class Effects:
         yield from (
             f"it holds {path} open for writing"
             for path in (*(path for path, writes, _ in open_files() if writes), *mapped_files(" rw-s "))
-            if self._counts(path)
+            if self._counts(path) and not path.startswith("/dev/")
         )
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -73,7 +73,9 @@ class Effects:
         name = f"{absolute}/"
         if name.startswith(self._ours) and not name.startswith(self._output):
             return False
-        return not name.startswith((*self._caches, "/dev/", "/memfd:")) and "__pycache__" not in name
+        if name.startswith("/dev/") and (not name.startswith("/dev/shm/") or name.startswith("/dev/shm/torch_")):
+            return False
+        return not name.startswith((*self._caches, "/memfd:")) and "__pycache__" not in name
 
     def _note(self, words: str) -> None:
         """Append to the file of effects, which survives any death of this process and is shared with forked processes."""

@@ -29,6 +29,7 @@ from typing import Any
 import accelerate
 import numpy
 import torch
+import xxhash
 from torch.nn.parallel import DistributedDataParallel
 
 Held = Iterator[tuple[str, Any]]
@@ -37,11 +38,36 @@ INSTALLED = (*(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib
 OWN_FILES = (PACKAGE, f"{Path(accelerate.__file__).parent}/")
 OURS = ("chaosrun", "accelerate", "logging", "ray")
 """Packages whose objects are examined elsewhere, or change no training: only what a script adds to them counts."""
+OF_TEXT = (torch.device, torch.dtype, torch.layout, torch.memory_format, numpy.ufunc)
+"""Types whose values are told apart by their text."""
 STATELESS = (
     *(types.CodeType, types.EllipsisType, types.NotImplementedType, type(threading.RLock()), type(vars(abc.ABC)["_abc_impl"])),
-    *(torch.device, torch.dtype, torch.layout, torch.memory_format, torch.distributed.ProcessGroup, numpy.ufunc, object),
+    *(torch.distributed.ProcessGroup, object, *OF_TEXT),
 )
-"""Types that keep nothing beyond what their text says; `object` itself, none of its subclasses."""
+"""Types that keep nothing beyond what `known_as` says; `object` itself, none of its subclasses."""
+CODE = {types.FunctionType: "__code__", types.GeneratorType: "gi_code", types.CoroutineType: "cr_code"}
+"""The attribute that holds the code, by type."""
+NAMED = (
+    *(type, types.ModuleType, types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType),
+)
+"""Types whose values are told apart by their name."""
+OF_PYTHON = frozenset(
+    [
+        *vars(types.ModuleType("")),
+        *vars(type("", (), {})),
+        *(
+            "__annotations__",
+            "__builtins__",
+            "__cached__",
+            "__file__",
+            "__path__",
+            "__warningregistry__",
+            "__dataclass_fields__",
+        ),
+    ]
+)
+"""Variables of a module or a class that Python sets."""
 OF_OBJECTS = (
     *(list, tuple, set, frozenset, deque, dict, defaultdict, OrderedDict, types.MappingProxyType, types.SimpleNamespace),
     *(types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.CellType, functools.partial),
@@ -95,6 +121,28 @@ def _parts(value: Any, kind: type) -> Held:
             yield from _of_object(value, kind)
 
 
+def known_as(value: Any) -> str:
+    """What tells a value from another that holds the same parts: its class, and the name or the code by which it is known."""
+    kind = type(value)
+    own = ""
+    if kind in OF_TEXT or kind.__module__ == "typing":
+        own = repr(value)
+    elif code := value if kind is types.CodeType else getattr(value, CODE[kind]) if kind in CODE else None:
+        own = _code_digest(code)
+    elif isinstance(value, NAMED):
+        own = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', None) or value.__name__}"
+    return f"{kind.__module__}.{kind.__qualname__} {own}"
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _code_digest(code: types.CodeType) -> str:
+    """The same in each process. Two lambdas of one line differ in the columns, those of `eval` in their constants."""
+    parts = [_code_digest(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
+    constants = [sorted(map(repr, each)) if isinstance(each, frozenset) else each for each in parts]
+    about = code.co_qualname, code.co_firstlineno, code.co_code, code.co_linetable, code.co_names, code.co_varnames, constants
+    return xxhash.xxh3_64_hexdigest(repr(about).encode(errors="replace"))
+
+
 def _referents(value: Any) -> Held:
     return ((str(number), part) for number, part in enumerate(gc.get_referents(value)))
 
@@ -132,8 +180,14 @@ def _of_function(value: types.FunctionType) -> Held:
 
 
 def variables(value: Any) -> Held:
-    """The variables of a module or class."""
-    return ((key, child) for key, child in vars(value).items() if not (key.startswith("__") and key.endswith("__")))
+    """The variables of a module or class. Of those with underscores on both sides only plain ones: Python, and libraries that
+    make classes, keep much in them."""
+    return (
+        (key, child)
+        for key, child in vars(value).items()
+        if not (key.startswith("__") and key.endswith("__"))
+        or (key not in OF_PYTHON and type(child) in (bool, int, float, str, bytes, list, dict, set))
+    )
 
 
 def locals_of(frame: types.FrameType) -> dict[str, Any]:

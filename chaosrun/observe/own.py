@@ -7,7 +7,6 @@ Changes nothing.
 """
 
 import datetime
-import decimal
 import enum
 import gc
 import inspect
@@ -23,6 +22,7 @@ from collections import ChainMap, deque
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from itertools import takewhile
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy
@@ -31,10 +31,22 @@ import xxhash
 from accelerate import Accelerator
 from torch.utils.data import IterableDataset, Sampler
 
+from chaosrun.observe import process_state
 from chaosrun.observe.contents import address_of, tensors_in
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.held import COUNTING, INSTALLED, Held, added, file_of, held, is_of_the_job, is_our_generator, variables
-from chaosrun.observe.opened import open_files
+from chaosrun.observe.held import (
+    CODE,
+    COUNTING,
+    INSTALLED,
+    Held,
+    added,
+    file_of,
+    held,
+    is_of_the_job,
+    is_our_generator,
+    known_as,
+    variables,
+)
 from chaosrun.observe.script_state import DAY_S, is_made_by_hand, text_of
 from chaosrun.observe.state import ObservedState
 from chaosrun.records.grouping import grouped
@@ -45,8 +57,6 @@ MOST_BYTES = 1 << 30
 SHOWN = 4
 LOSSY = frozenset({"large", "a container", "a tensor"})
 """Texts of `script_state` that different values may share."""
-CODE = {types.FunctionType: "__code__", types.GeneratorType: "gi_code", types.CoroutineType: "cr_code"}
-"""The attribute that holds the code, by type."""
 SAMPLERS = inspect.getfile(Sampler)
 """Its generators hold the order of the rest of the epoch."""
 BETWEEN = ("chaosrun", "accelerate", "torch", "contextlib")
@@ -58,10 +68,9 @@ HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 NAMESPACES = (
     *("builtins", "torch", "torch.nn", "torch.nn.functional", "torch.optim", "torch.utils.data", "torch.distributed", "numpy"),
     *("random", "math", "os", "sys", "time", "collections", "functools", "itertools", "accelerate", "chaosrun"),
+    *("warnings", "json", "string"),
 )
 """Modules of other packages into which a script may put names of its own, besides those that it imports by name."""
-OF_AN_ATTEMPT = ("CHAOSRUN_", "MASTER_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_DEBUG", "PYTEST_CURRENT_TEST")
-"""Prefixes of environment variables that differ from attempt to attempt."""
 
 
 class OwnState(NamedTuple):
@@ -76,7 +85,11 @@ class Surroundings(NamedTuple):
     environment: Mapping[str, str]
     variables: Mapping[str, tuple[int, str]]
     """How many variables each module had, and which one it was given last."""
+    values: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """The variables of NAMESPACES."""
     folder: str = "/"
+    descriptors: Collection[tuple[int, int]] = ()
+    """The open pipes, sockets and files, by device and inode."""
     mark: object = None
     """An object that the garbage collector tracks unless gc.freeze() has been called."""
 
@@ -84,7 +97,8 @@ class Surroundings(NamedTuple):
     def now(cls) -> "Surroundings":
         modules = [(name, vars(each)) for name, each in list(sys.modules.items()) if type(each) is types.ModuleType]
         counted = {name: (len(known), next(reversed(known), "")) for name, known in modules}
-        return cls(dict(os.environ), counted, os.getcwd(), [])
+        values = {name: dict(known) for name, known in modules if name in NAMESPACES}
+        return cls(dict(os.environ), counted, values, os.getcwd(), frozenset(process_state.descriptors().values()), [])
 
 
 def own_state(state: ObservedState, before: Surroundings) -> OwnState:
@@ -99,6 +113,7 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
     accelerator = state.accelerator
     tensors = list(_tensors(state))
     look = _Look({id(state): "state", id(accelerator): "accelerator", **{id(tensor): name for name, tensor in tensors}})
+    look.memory |= {address_of(tensor): name for name, tensor in reversed(tensors)}
     roots = list(_roots(accelerator))
     for name, value in roots:
         look.at(name, value)
@@ -107,13 +122,15 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
         for key in (*HOOKS_OF_TENSORS, *vars(tensor)):
             look.at(f"{name}/{key}", getattr(tensor, key, None))
     for name in sorted({*NAMESPACES, *(value.__name__ for _, value in roots if type(value) is types.ModuleType)}):
-        for key, value in _since(name, before.variables):
+        for key, value in (*_since(name, before.variables), *_replaced(name, before.values.get(name, {}))):
             look.at(f"{name}.{key}", value)
     for name, value in _of_modules_made_by_hand(before.variables):
         look.at(name, value)
     look.at_hidden()
-    look.text("settings", str([*_settings(), *_of_the_process(before)]))
-    look.unseen += _elsewhere(accelerator)
+    for name, value in process_state.registries():
+        look.at(name, value)
+    look.text("settings", str([*process_state.settings(), *process_state.of_the_process(before.environment, before.folder)]))
+    look.unseen += [*_elsewhere(accelerator), *process_state.unread(before.descriptors)]
     if all(value is not before.mark for value in gc.get_objects()):
         look.unseen.append("objects hidden by gc.freeze()")
     return OwnState(look.digest(), tuple(dict.fromkeys(look.unseen))[:SHOWN])
@@ -128,6 +145,8 @@ class _Look:
         self._kept: list[Any] = []
         """Objects made while looking, kept alive so that no other object gets their ids."""
         self._texts: list[str] = []
+        self.memory: dict[int, str] = {}
+        """Names of the first tensor or array met in each memory, by address."""
         self._bytes = self._objects = 0
         self._reached = 0, 0
         """Of `_reach`: bytes and objects that it has looked at."""
@@ -155,7 +174,7 @@ class _Look:
             except Exception as error:  # an object of the script may raise any error: then it cannot be inspected
                 self.unseen.append(f"{path} ({type(value).__name__}: {type(error).__name__})")
                 continue
-            self.text(path, f"{type(value).__qualname__} of {len(inside)}" if text is None else text)
+            self.text(path, f"{known_as(value)} of {len(inside)}" if text is None else f"{text}{self._shares(value, path)}")
             if text is None or isinstance(value, torch.Tensor | numpy.ndarray | list | set | deque):
                 self._met[id(value)] = path
                 self._kept.append(value)
@@ -186,10 +205,10 @@ class _Look:
     def _text(self, value: Any) -> str | None:
         """The text of a value that is compared as a whole, else None. Raises ValueError if the text would be incomplete."""
         match value:
-            case io.IOBase() | socket.socket() if value not in (sys.stdin, sys.stdout, sys.stderr):
-                raise ValueError("an open file, pipe or connection")
-            case io.IOBase():
+            case io.TextIOWrapper() if value in (sys.stdin, sys.stdout, sys.stderr):
                 return "a standard stream"
+            case io.IOBase() | socket.socket():
+                raise ValueError("an open file, pipe or connection")
             case enum.Enum():
                 return f"{type(value).__qualname__}.{value.name}" if all(key[0] == "_" for key in vars(value)) else None
             case torch.Tensor():
@@ -197,9 +216,17 @@ class _Look:
                 text = f"{tensor_digest(value):016x} {_about(value)}"
             case numpy.ndarray() if not value.dtype.hasobject:
                 self._weigh(value.nbytes)
-                text = f"{value.dtype}{value.shape} {xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(value).data)}"
+                layout = f"{value.dtype}{value.shape}{value.strides}{value.flags.writeable}"
+                text = f"{layout} {xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(value).data)}"
+            case numpy.random.Generator() | numpy.random.BitGenerator():
+                draws: Any = getattr(value, "bit_generator", value)
+                seeds = getattr(draws, "seed_seq", None)
+                text = f"{text_of(value)} {getattr(seeds, 'n_children_spawned', 0)}"
             case PurePath() | range() | slice() | re.Pattern() | numpy.dtype():
                 text = repr(value)
+            case deque():
+                text = text_of(value)
+                text = text and f"{text} of at most {value.maxlen}"
             case datetime.datetime() if abs(value.timestamp() - time.time()) < DAY_S:
                 text = "a time"
             case _:
@@ -211,16 +238,32 @@ class _Look:
         # A loop over a set depends on its order.
         return repr(list(value)) if isinstance(value, set | frozenset) and text is not None else text
 
+    def _shares(self, value: Any, path: str) -> str:
+        """With which tensor or array seen before it shares its memory: to change one changes the other."""
+        if not isinstance(value, torch.Tensor | numpy.ndarray):
+            return ""
+        address = address_of(value) if isinstance(value, torch.Tensor) else _owner(value).__array_interface__["data"][0]
+        first = self.memory.setdefault(address, path) if address else path
+        return "" if first == path else f" in {first}"
+
     def _weigh(self, size: int) -> None:
         self._bytes += size
         if self._bytes > MOST_BYTES:
             raise ValueError("too large")
 
 
+def _owner(array: numpy.ndarray) -> numpy.ndarray:
+    """The array that an array is a view of."""
+    while isinstance(array.base, numpy.ndarray):
+        array = array.base
+    return array
+
+
 def _about(tensor: torch.Tensor) -> str:
-    """A tensor's properties besides its content: requires_grad, strides, gradient."""
+    """A tensor's properties besides its content: class, requires_grad, strides, whether it has a graph, gradient."""
     gradient = tensor.grad if tensor.is_leaf else None
-    return f"{tensor.requires_grad} {tensor.stride()} {'-' if gradient is None else f'{tensor_digest(gradient):016x}'}"
+    kind = f"{type(tensor).__name__} {tensor.is_leaf} {tensor.is_inference()}"
+    return f"{kind} {tensor.requires_grad} {tensor.stride()} {'-' if gradient is None else f'{tensor_digest(gradient):016x}'}"
 
 
 def _since(name: str, before: Mapping[str, tuple[int, str]]) -> Held:
@@ -234,6 +277,14 @@ def _since(name: str, before: Mapping[str, tuple[int, str]]) -> Held:
         if len(held) - len(new) != count:
             raise LookupError(f"{name}: variables that it had are gone")
         yield from ((key, held[key]) for key in sorted(new) if not isinstance(held[key], types.ModuleType))
+
+
+def _replaced(name: str, before: Mapping[str, Any]) -> Held:
+    """The variables of a module of another package that have another value than before the script's first line."""
+    now = vars(sys.modules[name]) if before else {}
+    for key, value in before.items():
+        if key in now and now[key] is not value and not process_state.is_ours(now[key]):
+            yield key, now[key]
 
 
 def _of_modules_made_by_hand(before: Collection[str]) -> Held:
@@ -294,28 +345,6 @@ def _tensors(state: ObservedState) -> Iterator[tuple[str, torch.Tensor]]:
     for number, module in enumerate(item for item in state.prepared() if isinstance(item, torch.nn.Module)):
         named = (*module.named_parameters(), *module.named_buffers())
         yield from ((f"{number}.{name}", tensor) for name, tensor in named if address_of(tensor) in saved)
-
-
-def _settings() -> Iterator[Any]:
-    """Settings of libraries."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    yield from (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads())
-    yield from (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), numpy.geterr())
-    yield from (torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(), torch.get_default_device())
-    yield from (decimal.getcontext().prec, decimal.getcontext().rounding)
-    yield from (cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32, cuda.matmul.allow_tf32)
-    yield from (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
-    yield from (
-        torch.backends.mkldnn.enabled,
-        "flushes" if not torch.tensor(1e-310, dtype=torch.float64) * 1.0 else "denormals",
-    )
-
-
-def _of_the_process(before: Surroundings) -> Iterator[Any]:
-    changed = {key: value for key, value in os.environ.items() if before.environment.get(key) != value}
-    yield from (sys.argv, os.path.relpath(os.getcwd(), before.folder))
-    yield sorted((key, value) for key, value in changed.items() if not key.startswith(OF_AN_ATTEMPT))
-    yield sorted(f"{os.path.basename(path)} at {place}" for path, writes, place in open_files() if not writes)
 
 
 def _elsewhere(accelerator: Any) -> Iterator[str]:

@@ -4,13 +4,18 @@
 import decimal
 import gc
 import json
+import locale
+import logging
 import os
 import random
+import signal
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -18,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from chaosrun.observe.own import Surroundings
 from chaosrun.observe.state import ObservedState
 
+os.environ["OF_BEFORE"] = "1"
 before = Surroundings.now()
 accelerator = Accelerator(cpu=True)
 __hidden = 0
@@ -82,6 +88,12 @@ def flip_mkldnn() -> None:
     torch.backends.mkldnn.enabled = not torch.backends.mkldnn.enabled  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def pipe() -> Callable[[], Any]:
+    reading, writing = os.pipe()
+    json.pipe = reading, writing  # pyright: ignore[reportAttributeAccessIssue]
+    return lambda: os.write(writing, b"xy")
+
+
 def bump(place: Any, key: Any) -> None:
     place[key] += 1
 
@@ -114,8 +126,25 @@ PLACES: dict[str, Callable[[], Callable[[], Any]]] = {
     "folder": lambda: lambda: os.chdir("/"),
     "place in a file": open_at_random,
     "setting of a library": lambda: flip_mkldnn,
+    "variable of a library": lambda: lambda: setattr(torch.nn.functional, "relu", torch.tanh),
+    "variable taken from the environment": lambda: lambda: os.environ.pop("OF_BEFORE"),
+    "native environment": lambda: lambda: os.putenv("OF_NATIVE_CODE", "1"),
+    "path of modules": lambda: lambda: sys.path.insert(0, "/later"),
+    "type of autocast": lambda: lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    "setting of a backend": lambda: lambda: setattr(torch.backends.mkldnn, "deterministic", True),
+    "traps of decimals": lambda: lambda: bump(decimal.getcontext().traps, decimal.Inexact),
+    "errors of numpy": lambda: lambda: numpy.seterrcall(print),  # pyright: ignore[reportArgumentType]
+    "hook of all modules": lambda: lambda: torch.nn.modules.module.register_module_forward_hook(print),
+    "handler of a signal": lambda: lambda: signal.signal(signal.SIGUSR1, print),
+    "filters of warnings": lambda: lambda: warnings.simplefilter("error"),
+    "level of a logger": lambda: lambda: logging.getLogger("of the script").setLevel(10),
+    "mask of new files": lambda: lambda: os.umask(0o27),
+    "depth of calls": lambda: lambda: sys.setrecursionlimit(4000),
+    "locale": lambda: lambda: locale.setlocale(locale.LC_ALL, "C.UTF-8"),
     "precision of decimals": lambda: lambda: setattr(decimal.getcontext(), "prec", 7),
     "nothing at last": lambda: lambda: None,
+    "data in a pipe": pipe,
+    "file in memory": lambda: lambda: os.memfd_create("of-the-script"),
     "suspended coroutine": lambda: suspend,
     "frozen garbage": lambda: gc.freeze,
 }

@@ -45,6 +45,7 @@ def told(leg: LegLayout) -> str:
         ("open", ("{leg}/attempts/002/rank-0.log", None, WRITE), ""),
         ("open", ("{storage}/step-3/model", None, WRITE), ""),
         ("open", ("/dev/shm/torch_1", None, WRITE), ""),
+        ("open", ("/dev/shm/of-the-script", None, WRITE), "it wrote /dev/shm/of-the-script"),
         ("open", ("/srv/__pycache__/train.pyc", None, WRITE), ""),
         ("open", ("{cache}kernel", None, WRITE), ""),
         ("os.rename", ("/tmp/a", "/tmp/b", -1, -1), "it changed /tmp/a (os.rename)"),

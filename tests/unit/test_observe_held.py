@@ -10,7 +10,10 @@ import functools
 import io
 import itertools
 import logging
+import math
+import operator
 import random
+import sys
 import sysconfig
 import threading
 import types
@@ -19,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -144,6 +148,13 @@ def steps() -> Iterator[int]:
         yield count
 
 
+def steps_of_two() -> Callable[[], int]:
+    def more() -> int:
+        return 1
+
+    return more
+
+
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "attribute": (Holder, setting("total")),
     "slot": (lambda: with_attribute(Slotted()), setting("count")),
@@ -183,6 +194,27 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "weak reference": (weakly, lambda value: value.__setitem__(2, weakref.ref(value[1]))),
     "state that it would not tell": (Lossy, setting("count")),
     "generator of numbers": (lambda: random.Random(1), lambda value: value.random()),
+    "children of a generator": (lambda: numpy.random.default_rng(1), lambda value: value.spawn(1)),
+    "name with underscores": (lambda: with_attribute(type("Own", (Holder,), {"__count__": 0})), setting("__count__")),
+    "code of a function": (steps_of_two, lambda value: setattr(value, "__code__", (lambda: 2).__code__)),
+    "strides of an array": (lambda: [numpy.ones((3, 3))], lambda value: value.__setitem__(0, numpy.ones((3, 3), order="F"))),
+    "array made read-only": (lambda: numpy.ones(3), lambda value: value.setflags(write=False)),
+    "longest a deque may be": (lambda: [deque([1], maxlen=3)], lambda value: value.__setitem__(0, deque([1], maxlen=4))),
+    "memory shared by tensors": (
+        lambda: [zero := torch.zeros(3), zero.detach()],
+        lambda value: value.__setitem__(1, torch.zeros(3)),
+    ),
+    "memory shared by arrays": (lambda: [zero := numpy.zeros(3), zero[:]], lambda value: value.__setitem__(1, numpy.zeros(3))),
+    "graph of a tensor": (lambda: [torch.ones(2, requires_grad=True) * 1], lambda value: value[0].detach_().requires_grad_()),
+    **{
+        f"which of two: {one!r:.20}": (lambda one=one: [one], lambda value, other=other: value.__setitem__(0, other))
+        for one, other in (
+            *((torch.float32, torch.bfloat16), (torch.strided, torch.sparse_coo), (torch.device("cpu"), torch.device("meta"))),
+            *((torch.add, torch.mul), (math.sin, math.cos), (str.upper, str.lower), (torch.Tensor.add, torch.Tensor.mul)),
+            *((numpy.sin, numpy.cos), (math, operator), (torch.nn.L1Loss, torch.nn.MSELoss), (list[int], list[str])),
+            *((lambda: 1, lambda: 2), (eval("lambda: 1"), eval("lambda: 2")), (steps(), loops(()))),
+        )
+    },
 }
 
 
@@ -214,6 +246,12 @@ REFUSED: dict[str, Callable[[], Any]] = {
 def test_what_cannot_be_looked_into_is_named(name: str) -> None:
     _, unseen = looked([REFUSED[name]()])
     assert len(unseen) == 1 and unseen[0].startswith("it"), unseen
+
+
+def test_what_a_script_puts_in_place_of_a_standard_stream_is_no_standard_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps what was printed."""
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert looked([sys.stdout])[1] == ["it/0 (StringIO: ValueError)"]
 
 
 def test_a_lazy_object_is_not_made_to_load() -> None:
