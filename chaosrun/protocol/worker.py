@@ -167,7 +167,7 @@ def _write_end(context: WorkerContext, end: WorkerEnd) -> None:
     completed = end.error is None
     if completed and order.rank == 0:
         inputs = json.dumps(imported_files(Path(order.script)), indent=1)
-        write_durably(context.leg.path / "inputs.json", inputs.encode())
+        write_durably(context.leg.inputs, inputs.encode())
     about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
     of_script = {"began_with": context.file_guard and context.file_guard.began_with, "own_sigterm": context.preemption.replaced}
     results = context.results

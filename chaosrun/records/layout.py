@@ -119,6 +119,8 @@ class LegLayout:
     environment = Below("environment.json")
     repeats = Below("repeats.json")
     """Which run repeated this reference with an equal leg; only then does the file exist."""
+    inputs = Below("inputs.json")
+    """Digests of the job's own sources; see `records.inputs`."""
     left = Below("left.json")
     """Contents of files of tensors at the end, if the script saves by itself; see `records.left`."""
     began = Below("began.json")

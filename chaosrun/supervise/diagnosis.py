@@ -234,7 +234,7 @@ class _Replays:
         attempts = shown.replayed.chaos.attempts if shown.replayed else ()
         restored = {attempt.number: attempt.resume_step for attempt in attempts if attempt.resume is not None}
         after_restore = finding is not None and restored.get(finding.attempt, -1) + 1 == finding.step
-        inputs = self.run.reference.path / "inputs.json"
+        inputs = self.run.reference.inputs
         changed = changed_inputs(inputs) if inputs.is_file() else ()
         return Diagnosis(
             run_id=self.run.run_id,

@@ -21,10 +21,10 @@ import chaosrun
 from chaosrun.errors import UsageError
 from chaosrun.records.codec import DamagedRecordError, read_records
 from chaosrun.records.events import EVENTS, LegFinished
+from chaosrun.records.inputs import read_inputs
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.locks import awaited
 from chaosrun.records.markers import read_end
-from chaosrun.records.run_file import read_json
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.own_saves import WRITERS
@@ -64,7 +64,7 @@ class ReferenceCache:
     def find(self, key: str) -> LegLayout | None:
         """The cached leg of this key, None when there is none or one of its input files has changed."""
         path = self.root / "references" / key
-        inputs = path / "inputs.json"
+        inputs = LegLayout(path).inputs
         if not inputs.is_file() or leg_end(LegLayout(path)) is None:
             return None
         if changed_inputs(inputs):
@@ -107,19 +107,10 @@ class ReferenceCache:
 
 def changed_inputs(path: Path) -> tuple[str, ...]:
     """Input files that differ from the digests in a leg's inputs.json."""
-    known = _inputs(path).items()
-    return tuple(name for name, digest in known if not Path(name).is_file() or _sha256(Path(name)) != digest)
-
-
-def _inputs(path: Path) -> dict[str, str]:
-    """Digests by file; for a damaged list an entry that matches no file."""
-    try:
-        value = read_json(path.read_bytes())
-    except ValueError:
-        value = None
-    if isinstance(value, dict) and all(isinstance(digest, str) and "\0" not in name for name, digest in value.items()):
-        return value
-    return {"": ""}
+    known = read_inputs(path)
+    if known is None:
+        return (str(path),)
+    return tuple(name for name, digest in known.items() if not Path(name).is_file() or _sha256(Path(name)) != digest)
 
 
 def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
@@ -132,7 +123,7 @@ def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
         _copy_folder(source.checkpoints / name, target.checkpoints / name)
     # The journal last: a leg with a journal that says "completed" is whole.
     more = [file for file in (source.repeats, source.left) if file.is_file()]
-    for file in (source.path / "inputs.json", source.environment, *more, source.journal):
+    for file in (source.inputs, source.environment, *more, source.journal):
         shutil.copy2(file, target.path / file.name)
 
 

@@ -143,6 +143,11 @@ _PREMISES: Mapping[str, Row] = {
         "count differs",
         machine("the two legs did not run in the same environment"),
     ),
+    "source_changed": Row(
+        "{file} was changed while the drill ran{more}: the {leg} leg ended with another version than the reference",
+        script("its sources were changed while the drill ran"),
+        "submit the job again, and leave its sources alone until the drill has ended",
+    ),
     "file_of_another_leg": Row(
         "the {leg} leg read {file}, which was written during the {left_by}{more}: its numbers may come from there",
         script("it leaves files behind that its next run reads"),

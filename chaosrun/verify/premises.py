@@ -9,6 +9,7 @@ from itertools import permutations
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import TRAINED, FaultObserved, FaultRequested
 from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.inputs import read_inputs
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
@@ -168,11 +169,24 @@ def bits_differ(heard: Sequence[tuple[str, str]]) -> CheckResult | None:
 
 
 def own_files(drill: Drill) -> CheckResult:
-    """No leg read files that another leg's training had left: results based on them would say nothing about checkpoints."""
+    """All legs ran the same sources, and none read files that another leg's training had left: results based on them would say
+    nothing about checkpoints."""
+    if changed := _changed_sources(drill):
+        leg, name = changed[0]
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        return inconclusive("source_changed", leg=leg, file=name, more=more, files=[name for _, name in changed])
     found = [(leg, opened) for leg, files in drill.opened() for opened in of_a_training(files)]
     if not found:
         return passed("no leg read a file that another leg had left")
     return inconclusive("file_of_another_leg", **_about_files(found))
+
+
+def _changed_sources(drill: Drill) -> list[tuple[str, str]]:
+    """The job's own files that differ from those that the reference ran, each with the leg that ran another version."""
+    ran = read_inputs(drill.reference.layout.inputs) or {}
+    legs = [leg for leg in (drill.chaos, drill.confirming) if leg]
+    found = ((leg.name, read_inputs(leg.layout.inputs) or {}) for leg in legs)
+    return [(leg, name) for leg, also in found for name in ran if also.get(name, ran[name]) != ran[name]]
 
 
 def file_that_differs(drill: Drill) -> Cause | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.checkpoint.object_storage import ObjectStorage
+from chaosrun.checkpoint.object_storage import WAITS_S, ObjectStorage
 from chaosrun.checkpoint.object_store import ObjectCheckpointStore, checkpoint_store
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import ResourcesError, UsageError
@@ -287,7 +287,7 @@ def test_a_busy_store_is_asked_again_and_told_in_the_end(store: ObjectCheckpoint
     store.objects.listeners.append(refuse)
     assert store.objects.read("nothing") is None
     assert waited == [0.2, 0.8]
-    refusals = iter([1] * 4)
+    refusals = iter([1] * (1 + len(WAITS_S)))
     with pytest.raises(ResourcesError, match="Please reduce your request rate") as error:
         store.objects.read("nothing")
     assert "every_steps" in str(error.value.hint)

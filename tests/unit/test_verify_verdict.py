@@ -152,6 +152,28 @@ def test_a_file_of_another_leg_leaves_nothing_to_pass_or_blame(tmp_path: Path, l
     assert verdict.hint is not None and "CHAOSRUN_OUTPUT" in verdict.hint and verdict.blame.whose == "yours"
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "changed"),
+    [
+        ({"/job/train.py": "a"}, {"/job/train.py": "b", "/job/more.py": "c"}, True),
+        ({"/job/train.py": "a", "/job/more.py": "c"}, {"/job/train.py": "a"}, False),
+        ({"/job/train.py": "a"}, ["damaged"], False),
+    ],
+    ids=["edited", "imported by one leg alone", "unknown"],
+)
+def test_a_source_that_was_edited_while_the_drill_ran_leaves_nothing_to_pass_or_blame(
+    tmp_path: Path, there: object, here: object, changed: bool
+) -> None:
+    run = write_run(tmp_path)
+    run.reference.inputs.write_text(json.dumps(there))
+    run.leg("chaos").inputs.write_text(json.dumps(here))
+    verdict = judge(run)
+    assert verdict.status == ("INCONCLUSIVE" if changed else "PASS"), verdict.cause
+    if changed:
+        assert verdict.code == "source_changed" and "/job/train.py was changed while the drill ran" in verdict.cause
+        assert "the chaos leg ended with another version" in verdict.cause and verdict.blame.whose == "yours"
+
+
 def test_a_file_from_before_the_training_explains_legs_that_differ_and_nothing_else(tmp_path: Path) -> None:
     def leave(run: RunLayout) -> None:
         about = {"path": "/books/runs", "left_by": "reference leg", "changed_s": 1.0}
