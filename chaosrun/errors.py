@@ -126,9 +126,9 @@ def of_the_machine(error: BaseException) -> ResourcesError | None:
     if not isinstance(error, OSError):
         return None
     if error.errno in LIMITS:
-        named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        named = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""
         return ResourcesError(f"{named}{error.strerror}", hint=LIMITS[error.errno])
-    if error.errno in DISK_FULL and error.filename:
+    if error.errno in DISK_FULL and isinstance(error.filename, str | bytes | os.PathLike):
         return ResourcesError(
             f"{os.fsdecode(error.filename)} cannot be written: {error.strerror}",
             hint="free some space; --root, or $CHAOSRUN_ROOT, names another place for runs",

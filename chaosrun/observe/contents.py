@@ -324,6 +324,9 @@ def batch_tensors(batch: Any) -> list[torch.Tensor]:
             if issubclass(kind, torch.Tensor):
                 found.append(value)
                 continue
+            if kind is types.MappingProxyType:
+                values += itertools.islice(value.values(), MOST_OBJECTS - len(values))
+                continue
             if container := next((each for each in _CONTAINERS if issubclass(kind, each)), None):
                 inside = dict.values(value) if container is dict else container.__iter__(value)
                 values += itertools.islice(inside, MOST_OBJECTS - len(values))

@@ -20,6 +20,8 @@ FILES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlin
 PROGRAMS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 TALKING = ("socket.connect", "socket.sendto")
 """Events that count once the training has begun: another process may answer differently each time."""
+OF_MULTIPROCESSING = ("/dev/shm/torch_", "/dev/shm/pym-")
+"""Beginnings of files in shared memory that hold objects, which are examined themselves."""
 WRITERS = (("torch.serialization", "_open_zipfile_writer_file"), ("safetensors.torch", "save_file"))
 
 
@@ -73,7 +75,7 @@ class Effects:
         name = f"{absolute}/"
         if name.startswith(self._ours) and not name.startswith(self._output):
             return False
-        if name.startswith("/dev/") and (not name.startswith("/dev/shm/") or name.startswith("/dev/shm/torch_")):
+        if name.startswith("/dev/") and (not name.startswith("/dev/shm/") or name.startswith(OF_MULTIPROCESSING)):
             return False
         return not name.startswith((*self._caches, "/memfd:")) and "__pycache__" not in name
 

@@ -125,8 +125,10 @@ def known_as(value: Any) -> str:
     """What tells a value from another that holds the same parts: its class, and the name or the code by which it is known."""
     kind = type(value)
     own = ""
-    if kind in OF_TEXT or kind.__module__ == "typing":
-        own = repr(value)
+    if issubclass(kind, types.ModuleType):
+        own = vars(value).get("__name__", "")  # one may make what it is asked for
+    elif kind in OF_TEXT or kind.__module__ == "typing":
+        own = repr(getattr(value, "__origin__", value) if hasattr(value, "__metadata__") else value)
     elif code := value if kind is types.CodeType else getattr(value, CODE[kind]) if kind in CODE else None:
         own = _code_digest(code)
     elif isinstance(value, NAMED):
@@ -182,12 +184,14 @@ def _of_function(value: types.FunctionType) -> Held:
 def variables(value: Any) -> Held:
     """The variables of a module or class. Of those with underscores on both sides only plain ones: Python, and libraries that
     make classes, keep much in them."""
-    return (
-        (key, child)
-        for key, child in vars(value).items()
-        if not (key.startswith("__") and key.endswith("__"))
-        or (key not in OF_PYTHON and type(child) in (bool, int, float, str, bytes, list, dict, set))
-    )
+    known = vars(value).items()
+    return ((key, child) for key, child in known if key[:2] != "__" or key[-2:] != "__" or _is_own(key, child))
+
+
+def _is_own(key: str, child: Any) -> bool:
+    """Whether a script may have made this variable with underscores on both sides."""
+    plain = type(child) in (bool, int, float, str, bytes, list, dict, set)
+    return plain and key not in OF_PYTHON and not key.startswith("__pydantic_")  # which holds addresses
 
 
 def locals_of(frame: types.FrameType) -> dict[str, Any]:

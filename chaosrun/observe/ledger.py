@@ -144,11 +144,12 @@ class BatchLedger:
 
     def _at(self, addresses: set[int]) -> "_HandedOut | None":
         """The newest batch at one of these addresses. An address that batches of other samples share (of class weights) tells
-        nothing, except of a batch without one of its own (a buffer that is filled anew)."""
+        nothing, unless there is no other: of a batch, or of what the model is given (a buffer that is filled anew)."""
         holding = [entry for entry in reversed(self._handed_out) if addresses & entry.addresses]
         first: dict[int, _HandedOut] = {}
         shared = {each for entry in holding for each in entry.addresses if first.setdefault(each, entry).ids != entry.ids}
-        return next((entry for entry in holding if addresses & (entry.addresses - shared or entry.addresses)), None)
+        found = next((entry for entry in holding if addresses & (entry.addresses - shared or entry.addresses)), None)
+        return found or (holding[0] if holding and addresses <= shared else None)
 
     def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
         """The batch of which these tensors are copies (on another device, for instance); None if several are possible."""

@@ -171,10 +171,11 @@ class _Look:
             try:
                 text = self._text(value)
                 inside = held(value) if text is None else []
+                told = f"{known_as(value)} of {len(inside)}" if text is None else f"{text}{self._shares(value, path)}"
             except Exception as error:  # an object of the script may raise any error: then it cannot be inspected
                 self.unseen.append(f"{path} ({type(value).__name__}: {type(error).__name__})")
                 continue
-            self.text(path, f"{known_as(value)} of {len(inside)}" if text is None else f"{text}{self._shares(value, path)}")
+            self.text(path, told)
             if text is None or isinstance(value, torch.Tensor | numpy.ndarray | list | set | deque):
                 self._met[id(value)] = path
                 self._kept.append(value)

@@ -29,8 +29,9 @@ import torch
 from chaosrun.observe.held import OWN_FILES
 from chaosrun.observe.opened import open_files
 
-OF_AN_ATTEMPT = ("CHAOSRUN_", "MASTER_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_DEBUG", "PYTEST_CURRENT_TEST")
-"""Prefixes of environment variables that differ from attempt to attempt."""
+OF_AN_ATTEMPT = ("CHAOSRUN_", "MASTER_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_DEBUG", "PYTEST_CURRENT_TEST", "__KMP_")
+"""Prefixes of environment variables that differ from attempt to attempt: OpenMP's holds the process's number and an address."""
+OF_DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 OF_OTHERS = ("/memfd:chaosrun", "/memfd:/.nvidia", "/memfd:.nvidia")
 """Files in memory that are not the script's."""
 OF_A_LOCK = 1
@@ -40,23 +41,40 @@ SIGNALS = sorted(signal.valid_signals())
 
 def settings() -> Iterator[Any]:
     """Settings of libraries."""
-    cuda, cudnn, future = torch.backends.cuda, torch.backends.cudnn, torch.__future__
+    cuda, future = torch.backends.cuda, torch.__future__
     yield from (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.get_num_interop_threads())
     yield from ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-    yield from (torch.is_autocast_cache_enabled(), torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision())
+    yield from (torch.is_autocast_cache_enabled(), torch.get_deterministic_debug_mode())
     yield from (torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
     yield from (torch.get_default_device(), torch.is_warn_always_enabled(), torch.utils.deterministic.fill_uninitialized_memory)  # pyright: ignore[reportAttributeAccessIssue]
     yield from (future.get_overwrite_module_params_on_conversion(), future.get_swap_module_params_on_conversion())
-    yield from (cudnn.allow_tf32, cuda.matmul.allow_tf32, cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled())
+    yield from _of_precision()
+    yield from (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled())
     yield from (cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled())
     yield from (cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.matmul.allow_bf16_reduced_precision_reduction)
     yield from _of_backends()
     yield "flushes" if not torch.tensor(1e-310, dtype=torch.float64) * 1.0 else "denormals"
-    yield from (numpy.geterr(), numpy.getbufsize(), repr(decimal.getcontext()), socket.getdefaulttimeout())
+    yield from (numpy.geterr(), numpy.getbufsize(), socket.getdefaulttimeout())
+    context = decimal.getcontext()
+    yield [
+        *(getattr(context, name) for name in OF_DECIMAL),
+        sorted(each.__name__ for each, is_set in context.traps.items() if is_set),
+    ]
     yield from (warnings.filters, locale.setlocale(locale.LC_ALL), logging.root.manager.disable)
     named = logging.root.manager.loggerDict.items()
     loggers = [("", logging.root), *((name, each) for name, each in named if isinstance(each, logging.Logger))]
     yield sorted((name, each.level, each.disabled) for name, each in loggers if each.level or each.disabled)
+
+
+def _of_precision() -> Iterator[Any]:
+    """How exactly products are computed. torch refuses to tell by its older settings once a newer one was used."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    for read in (torch.get_float32_matmul_precision, lambda: cudnn.allow_tf32, lambda: cuda.matmul.allow_tf32):
+        try:
+            yield read()
+        except RuntimeError:
+            yield "told by fp32_precision"
+    yield [getattr(each, "fp32_precision", None) for each in (torch.backends, cuda.matmul, cudnn)]
 
 
 def _of_backends() -> Iterator[Any]:
@@ -101,8 +119,9 @@ def of_the_process(environment: Mapping[str, str], folder: str) -> Iterator[Any]
     yield sorted((key, value) for key, value in changed.items() if not key.startswith(OF_AN_ATTEMPT))
     yield sorted(each for each in _native_environment() if not each.startswith(OF_AN_ATTEMPT))
     yield sorted(f"{os.path.basename(path)} at {place}" for path, writes, place in open_files() if not writes)
-    yield sum(_waiting(number) == OF_A_LOCK for number in descriptors())
-    yield [os.path.relpath(path, folder) if path.startswith(f"{folder}/") else path for path in sys.path]
+    yield sum(count == OF_A_LOCK for count in _waiting().values())
+    above = os.path.dirname(os.path.dirname(folder))  # made anew for each leg, as the working folder is
+    yield [os.path.relpath(path, folder) if f"{path}/".startswith(f"{above}/") else path for path in sys.path]
     yield from (sys.getrecursionlimit(), sys.get_int_max_str_digits(), time.tzname, gc.isenabled(), gc.get_threshold())
     yield next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask"))
     yield from (os.getpriority(os.PRIO_PROCESS, 0), len(os.sched_getaffinity(0)))
@@ -137,6 +156,7 @@ def descriptors() -> dict[int, tuple[int, int]]:
 
 def unread(before: Collection[tuple[int, int]]) -> Iterator[str]:
     """What waits in pipes, counters and memory files opened since: their contents cannot be read without taking them out."""
+    waiting = _waiting()
     for number, inode in descriptors().items():
         with contextlib.suppress(OSError):
             name = os.readlink(f"/proc/self/fd/{number}")
@@ -145,18 +165,20 @@ def unread(before: Collection[tuple[int, int]]) -> Iterator[str]:
                     yield "a counter of events that is not 0"
             elif inode not in before and name.startswith("/memfd:") and not name.startswith(OF_OTHERS):
                 yield "a file in memory"
-            elif inode not in before and _waiting(number) > OF_A_LOCK:
+            elif inode not in before and waiting.get(number, 0) > OF_A_LOCK:
                 yield "data that wait in a pipe"
 
 
-def _waiting(number: int) -> int:
-    """How many bytes wait in a pipe, or between processes of this machine. Those of a network are of torch's own making."""
-    count = array.array("i", [0])
-    with contextlib.suppress(OSError):  # closed meanwhile
-        mode = os.fstat(number).st_mode
-        if stat.S_ISSOCK(mode):
-            with socket.socket(fileno=os.dup(number)) as connection:
-                mode = stat.S_IFIFO if connection.family == socket.AF_UNIX else mode
-        if stat.S_ISFIFO(mode):
-            fcntl.ioctl(number, termios.FIONREAD, count)
-    return count[0]
+def _waiting() -> dict[int, int]:
+    """How many bytes wait in each pipe, and each socket between processes of this machine; those of a network are torch's
+    own. No socket object is made of one: that could make it non-blocking, for the script as well."""
+    local = {int(line.split()[6]) for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]}
+    found: dict[int, int] = {}
+    for number in descriptors():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            about = os.fstat(number)
+            if stat.S_ISFIFO(about.st_mode) or (stat.S_ISSOCK(about.st_mode) and about.st_ino in local):
+                count = array.array("i", [0])
+                fcntl.ioctl(number, termios.FIONREAD, count)
+                found[number] = count[0]
+    return found

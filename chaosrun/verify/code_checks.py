@@ -146,7 +146,8 @@ _PREMISES: Mapping[str, Row] = {
     "source_changed": Row(
         "{file} was changed while the drill ran{more}: the {leg} leg ended with another version than the reference",
         script("its sources were changed while the drill ran"),
-        "submit the job again, and leave its sources alone until the drill has ended",
+        "submit the job again, and leave its sources alone until the drill has ended; what the job writes itself belongs into "
+        "os.environ['CHAOSRUN_OUTPUT']",
     ),
     "file_of_another_leg": Row(
         "the {leg} leg read {file}, which was written during the {left_by}{more}: its numbers may come from there",

@@ -169,8 +169,8 @@ def bits_differ(heard: Sequence[tuple[str, str]]) -> CheckResult | None:
 
 
 def own_files(drill: Drill) -> CheckResult:
-    """All legs ran the same sources, and none read files that another leg's training had left: results based on them would say
-    nothing about checkpoints."""
+    """The job's sources were the same at the end of each leg, and none read files that another leg's training had left: results
+    based on them would say nothing about checkpoints."""
     if changed := _changed_sources(drill):
         leg, name = changed[0]
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
