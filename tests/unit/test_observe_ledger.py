@@ -212,10 +212,8 @@ def test_a_tensor_that_batches_share_tells_nothing(ledger: BatchLedger) -> None:
     assert ledger.taken([x - 1, weights]) is None
     for number, batch in enumerate(DataLoader(Weighed(anew=True), batch_size=None)):
         assert ledger.taken(batch) == [number]
-    buffer, made = (
-        torch.zeros(2),
-        iter(DataLoader(list(range(4)), batch_size=1, collate_fn=lambda rows: [buffer, torch.tensor(rows)])),
-    )  # pyright: ignore[reportArgumentType]
+    buffer, numbers = torch.zeros(2), TensorDataset(torch.arange(4))
+    made = iter(DataLoader(numbers, batch_size=1, collate_fn=lambda rows: [buffer, torch.stack([row[0] for row in rows])]))
     assert [ledger.taken([buffer]) for _ in made] == [[0], [1], [2], [3]], "a buffer that each batch fills anew, given alone"
     for _ in range(2):
         assert [ledger.taken(batch) for batch in DataLoader([[torch.ones(1), weights]], batch_size=None)] == [[0]]  # pyright: ignore[reportArgumentType]
