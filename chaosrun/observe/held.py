@@ -48,7 +48,7 @@ STATELESS = (
 CODE = {types.FunctionType: "__code__", types.GeneratorType: "gi_code", types.CoroutineType: "cr_code"}
 """The attribute that holds the code, by type."""
 NAMED = (
-    *(type, types.ModuleType, types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType),
+    *(type, types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType),
 )
 """Types whose values are told apart by their name."""

@@ -69,6 +69,19 @@ def object_server(open_requests: int | None = None) -> Iterator[ObjectServer]:
 
 
 @contextlib.contextmanager
+def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """A server of this process, on a port of its own: that port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
 def answering(status: int) -> Iterator[tuple[ObjectServer, list[str]]]:
     """A store that answers each request with this status alone, and the paths that it was asked for."""
     asked: list[str] = []
@@ -85,14 +98,8 @@ def answering(status: int) -> Iterator[tuple[ObjectServer, list[str]]]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield ObjectServer(server.server_address[1]), asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with _served(Handler) as port:
+        yield ObjectServer(port), asked
 
 
 @contextlib.contextmanager
@@ -122,11 +129,5 @@ def dropping_conditions(port: int) -> Iterator[int]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever)
-        thread.start()
-        try:
-            yield proxy.server_address[1]
-        finally:
-            proxy.shutdown()
-            thread.join()
+    with _served(Handler) as own:
+        yield own

@@ -70,6 +70,14 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return call
 
 
+@pytest.fixture
+def in_a_removed_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+
 class TestErrors:
     def test_ours(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
         api.answers["plan"] = raising(errors.UsageError("job.yaml does not exist", hint="give the path of a job file"))
@@ -129,23 +137,15 @@ class TestErrors:
 
     @pytest.mark.parametrize("command", [["list"], ["status", "latest"], ["submit", "../train.py"], ["suite", "s.yaml"]])
     def test_a_working_directory_that_was_removed_is_no_bug(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+        self, capsys: pytest.CaptureFixture[str], in_a_removed_directory: None, command: list[str]
     ) -> None:
-        gone = tmp_path / "gone"
-        gone.mkdir()
-        monkeypatch.chdir(gone)
-        gone.rmdir()
         assert cli.main(command) == 2
         assert capsys.readouterr().err.startswith("error: the current directory no longer exists\nhint: ")
 
     @pytest.mark.parametrize("command", [[], ["--help"], ["--version"], ["submit", "--help"]])
     def test_help_needs_no_working_directory(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+        self, capsys: pytest.CaptureFixture[str], in_a_removed_directory: None, command: list[str]
     ) -> None:
-        gone = tmp_path / "gone"
-        gone.mkdir()
-        monkeypatch.chdir(gone)
-        gone.rmdir()
         assert cli.main(command) == 0
         assert capsys.readouterr().out
 
