@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from chaosrun.records.trace_reader import read_trace
 from chaosrun.supervise.find_runs import remove_run
 from chaosrun.supervise.objects import claim_objects
 from tests.conftest import WarmDrills, job_file
-from tests.integration.object_server import ObjectServer, answering, dropping_conditions, free_port, object_server
+from tests.integration.object_server import ObjectServer, answering, dropping_conditions, object_server
 from tests.records import read_lines
 
 PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "train.py"
@@ -168,8 +169,10 @@ def test_what_is_wrong_with_a_store_is_told_before_anything_starts(
     assert "s3://nowhere/prefix" in error.message and "bucket does not exist" in error.message
     assert error.hint == "make the bucket, or name another one with checkpoint.storage"
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # the library asks five times by itself, and sleeps between
-    closed = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}
-    error = refused(tmp_path, "s3://bucket/prefix", closed)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # held, so that no other process listens there, and nobody does
+        closed = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        error = refused(tmp_path, "s3://bucket/prefix", closed)
     assert "Could not connect to the endpoint" in error.message and "AWS_ENDPOINT_URL" in str(error.hint)
     job = job_file(job_text("checkpoints", {}, FAULTS[1:2]), tmp_path)
     with pytest.raises(UsageError, match="strikes requests to an object store"):

@@ -29,7 +29,8 @@ class SupervisorProcess:
         return self.reading
     def wait(self):
         print("WAITING", flush=True)
-        while not self.over.wait(0.01): pass
+        while not self.over.is_set():
+            time.sleep(0.01)  # an interrupted wait of an Event may raise RuntimeError
     def cancel(self):
         self.told.append("cancel")
         threading.Timer(0.2, self.end).start()
