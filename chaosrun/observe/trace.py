@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_values import ScriptValues
+from chaosrun.observe.sources import record_sources
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
@@ -110,6 +112,7 @@ class Observer:
         self._restarts_here = True
         """Whether an attempt goes on, or a later one might, with the next step. A difference would begin there, so its record
         holds a digest of each tensor. Other records only show that something differs, and `chaosrun diagnose` shows what."""
+        self._knows_sources = False
         self._saved_here = False
         """A checkpoint was taken after the last step, which itself changed nothing."""
         self._clear_window()
@@ -279,6 +282,10 @@ class Observer:
             )
         )
         self._weights, self._restarts_here, self._saved_here = parameters.value, False, False
+        if self._order.rank == 0 and not self._knows_sources:
+            # After a step, so that no recovery waits for it, and as nearly all is imported by now.
+            record_sources(self._leg.inputs, Path(self._order.script))
+            self._knows_sources = True
         if self._inspector:
             self._inspector.step()
         self._clear_window()

@@ -11,8 +11,6 @@ first that did.
 import atexit
 import contextlib
 import functools
-import hashlib
-import json
 import os
 import runpy
 import sys
@@ -29,9 +27,9 @@ from chaosrun.checkpoint.storage_errors import before_again, place_of
 from chaosrun.errors import DISK_FULL, ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.observe.file_guard import FileGuard
-from chaosrun.observe.held import real_path
 from chaosrun.observe.ledger import listen
 from chaosrun.observe.opened import FileWatch
+from chaosrun.observe.sources import record_sources
 from chaosrun.processes import before_os_exit
 from chaosrun.protocol import rendezvous
 from chaosrun.protocol.context import WorkerContext, enter
@@ -166,8 +164,7 @@ def _write_end(context: WorkerContext, end: WorkerEnd) -> None:
     order = context.order
     completed = end.error is None
     if completed and order.rank == 0:
-        inputs = json.dumps(imported_files(Path(order.script)), indent=1)
-        write_durably(context.leg.inputs, inputs.encode())
+        record_sources(context.leg.inputs, Path(order.script))
     about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
     of_script = {"began_with": context.file_guard and context.file_guard.began_with, "own_sigterm": context.preemption.replaced}
     results = context.results
@@ -340,18 +337,3 @@ def _script_traceback(error: BaseException) -> str:
     told = traceback.TracebackException.from_exception(error)
     told.stack = traceback.StackSummary.from_list([each for each in told.stack if not each.filename.startswith(ours)])
     return "".join(told.format())
-
-
-def imported_files(script: Path) -> dict[str, str]:
-    """sha256 of the script and of every imported file next to or below it, on which a cached reference depends.
-
-    Installed packages are left out, even in an environment next to the script: their versions are in the key.
-    """
-    folder = script.resolve().parent
-    installed = Path(sys.prefix).resolve()
-    origins = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    beside = os.path.join(folder, "")
-    paths = {real_path(origin) for origin in origins if origin and origin.endswith(".py")}
-    found = {script.resolve(), *(Path(path) for path in paths if path.startswith(beside))}
-    local = [path for path in found if not path.is_relative_to(installed) and path.is_file()]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(local)}

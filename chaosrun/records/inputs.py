@@ -1,4 +1,5 @@
-"""A leg's inputs.json: digests of the script and of the job's modules that it imported, as they were when the leg ended."""
+"""A leg's inputs.json: digests of the script and of the job's modules that it imported, as they were after the first step of
+each attempt and at the leg's end."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -6,9 +7,12 @@ from pathlib import Path
 
 from chaosrun.records.run_file import read_json
 
+BETWEEN_VERSIONS = " "
+
 
 def read_inputs(path: Path) -> Mapping[str, str] | None:
-    """Digests by file; None if there is no such list, or a damaged one."""
+    """Digests by file, of a file that was edited meanwhile those of all its versions in their order; None if there is no such
+    list, or a damaged one."""
     with suppress(OSError, ValueError):
         value = read_json(path.read_bytes())
         if isinstance(value, dict) and all(isinstance(digest, str) and "\0" not in name for name, digest in value.items()):

@@ -144,7 +144,8 @@ _PREMISES: Mapping[str, Row] = {
         machine("the two legs did not run in the same environment"),
     ),
     "source_changed": Row(
-        "{file} was changed while the drill ran{more}: the {leg} leg ended with another version than the reference",
+        "{file} was changed while the drill ran{more}: the {leg} leg, or a part of it, ran another version than the "
+        "reference began with",
         script("its sources were changed while the drill ran"),
         "submit the job again, and leave its sources alone until the drill has ended; what the job writes itself belongs into "
         "os.environ['CHAOSRUN_OUTPUT']",

@@ -9,7 +9,7 @@ from itertools import permutations
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import TRAINED, FaultObserved, FaultRequested
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.inputs import read_inputs
+from chaosrun.records.inputs import BETWEEN_VERSIONS, read_inputs
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
@@ -169,7 +169,7 @@ def bits_differ(heard: Sequence[tuple[str, str]]) -> CheckResult | None:
 
 
 def own_files(drill: Drill) -> CheckResult:
-    """The job's sources were the same at the end of each leg, and none read files that another leg's training had left: results
+    """The job's sources were the same all the time, and none read files that another leg's training had left: results
     based on them would say nothing about checkpoints."""
     if changed := _changed_sources(drill):
         leg, name = changed[0]
@@ -182,11 +182,15 @@ def own_files(drill: Drill) -> CheckResult:
 
 
 def _changed_sources(drill: Drill) -> list[tuple[str, str]]:
-    """The job's own files that differ from those that the reference ran, each with the leg that ran another version."""
+    """The job's own files of which the legs ran several versions, each with the first leg that ran another one than before."""
     ran = read_inputs(drill.reference.layout.inputs) or {}
-    legs = [leg for leg in (drill.chaos, drill.confirming) if leg]
-    found = ((leg.name, read_inputs(leg.layout.inputs) or {}) for leg in legs)
-    return [(leg, name) for leg, also in found for name in ran if also.get(name, ran[name]) != ran[name]]
+    legs = [leg for leg in (drill.reference, drill.chaos, drill.confirming) if leg]
+    found = ((leg.name, name, digest) for leg in legs for name, digest in (read_inputs(leg.layout.inputs) or {}).items())
+    first: dict[str, str] = {}
+    for leg, name, digest in found:
+        if BETWEEN_VERSIONS in digest or digest != ran.get(name, digest):
+            first.setdefault(name, leg)
+    return [(leg, name) for name, leg in first.items()]
 
 
 def file_that_differs(drill: Drill) -> Cause | None:

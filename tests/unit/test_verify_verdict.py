@@ -153,25 +153,27 @@ def test_a_file_of_another_leg_leaves_nothing_to_pass_or_blame(tmp_path: Path, l
 
 
 @pytest.mark.parametrize(
-    ("there", "here", "changed"),
+    ("there", "here", "leg"),
     [
-        ({"/job/train.py": "a"}, {"/job/train.py": "b", "/job/more.py": "c"}, True),
-        ({"/job/train.py": "a", "/job/more.py": "c"}, {"/job/train.py": "a"}, False),
-        ({"/job/train.py": "a"}, ["damaged"], False),
+        ({"/job/train.py": "a"}, {"/job/train.py": "b", "/job/more.py": "c"}, "chaos"),
+        ({"/job/train.py": "a"}, {"/job/train.py": "a b a"}, "chaos"),
+        ({"/job/train.py": "a b"}, {"/job/train.py": "b"}, "reference"),
+        ({"/job/train.py": "a", "/job/more.py": "c"}, {"/job/train.py": "a"}, None),
+        ({"/job/train.py": "a"}, ["damaged"], None),
     ],
-    ids=["edited", "imported by one leg alone", "unknown"],
+    ids=["between the legs", "and back", "while the reference trained", "imported by one leg alone", "unknown"],
 )
 def test_a_source_that_was_edited_while_the_drill_ran_leaves_nothing_to_pass_or_blame(
-    tmp_path: Path, there: object, here: object, changed: bool
+    tmp_path: Path, there: object, here: object, leg: str | None
 ) -> None:
     run = write_run(tmp_path)
     run.reference.inputs.write_text(json.dumps(there))
     run.leg("chaos").inputs.write_text(json.dumps(here))
     verdict = judge(run)
-    assert verdict.status == ("INCONCLUSIVE" if changed else "PASS"), verdict.cause
-    if changed:
+    assert verdict.status == ("INCONCLUSIVE" if leg else "PASS"), verdict.cause
+    if leg:
         assert verdict.code == "source_changed" and "/job/train.py was changed while the drill ran" in verdict.cause
-        assert "the chaos leg ended with another version" in verdict.cause and verdict.blame.whose == "yours"
+        assert f"the {leg} leg, or a part of it, ran another version" in verdict.cause and verdict.blame.whose == "yours"
 
 
 def test_a_file_from_before_the_training_explains_legs_that_differ_and_nothing_else(tmp_path: Path) -> None:

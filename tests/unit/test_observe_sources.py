@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.protocol.worker import imported_files
+from chaosrun.observe.sources import imported_files, record_sources
+from chaosrun.records.inputs import read_inputs
 
 Imported = Callable[[str, Path], None]
 
@@ -68,3 +69,13 @@ def test_an_environment_beside_the_script_is_left_out(
     assert str(tmp_path / ".venv" / "lib" / "installed.py") in imported_files(script)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     assert list(imported_files(script)) == [str(script)]
+
+
+def test_every_version_that_ran_is_recorded_once(tmp_path: Path) -> None:
+    script, inputs = written(tmp_path / "job" / "train.py"), tmp_path / "leg" / "inputs.json"
+    digests = []
+    for text in ("first", "first", "second", "first"):
+        script.write_text(text)
+        digests.append(hashlib.sha256(text.encode()).hexdigest())
+        record_sources(inputs, script)
+    assert read_inputs(inputs) == {str(script): " ".join(digests[1:])}
