@@ -252,6 +252,12 @@ BUGS = (
         drills=(bad("torchdata==0.10.1", cause="ended_at_another_step"), good("torchdata==0.11.0")),
     ),
     Bug(
+        name="torchdata-1513",
+        thread="meta-pytorch/data#1513",
+        wrong="a SamplerWrapper's state brings back no epoch of the sampler: a later pass goes on in the first one's order",
+        drills=(bad("torchdata==0.11.0", cause="batches_repeated"),),
+    ),
+    Bug(
         name="torchdata-1548",
         thread="meta-pytorch/data#1548",
         wrong="a Loader that was asked for its state before it was loaded begins at the start",
