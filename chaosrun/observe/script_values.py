@@ -1,7 +1,7 @@
 """The plain values of a script (numbers, texts, lists of them, random generators) at the steps at which a restart may resume:
-the variables of its running functions and of its modules, the attributes of its objects and optimizers, and what the modules
-that it trains keep in no state dict. And spots of the contents of models that no optimizer steps (a teacher, a reference, an
-average of the weights), and of lists of tensors in its objects. Changes nothing."""
+the variables of its running functions and of its modules, the attributes of its objects, the settings of its optimizers, and
+what the modules that it trains keep in no state dict. And spots of the contents of models that no optimizer steps (a teacher, a
+reference, an average of the weights), and of lists of tensors in its objects. Changes nothing."""
 
 import contextlib
 import sys
@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 
 from chaosrun.observe.contents import address_of
 from chaosrun.observe.fingerprint import fingerprint, local_part
+from chaosrun.observe.found_state import RATES_AND_WAYS
 from chaosrun.observe.held import MODULE_INTERNALS
 from chaosrun.observe.module_settings import HOOKS
 from chaosrun.observe.script_state import children, of_functions, of_modules, of_the_job, text_of
@@ -81,9 +82,10 @@ class ScriptValues:
             functions, modules = of_functions(), of_modules(self._modules)
             functions |= _hidden(compared, functions)
             trained = [each for each in compared if isinstance(each, torch.nn.Module)]
-            heads = {id(value): name for name, value in {**functions, **modules}.items()}
+            heads = {id(value): name for name, value in reversed({**functions, **modules}.items())}
             kept = dict(islice(_kept(heads, trained), MOST_VALUES))
             hooks = dict(islice(_hooks(heads, trained), MOST_VALUES // 2))  # the other half: what they hold
+            settings = dict(islice(_settings(heads, optimizers), MOST_VALUES // 4))
             whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
             known |= {id(kept[name]) for name in whole} | {
                 id(part) for each in trained if kept or hooks for part in each.modules()
@@ -92,7 +94,7 @@ class ScriptValues:
             self._first = self._first or {*functions}
             # Apart, for a later name of what was there before, as one given at a save, must not take the place of its first.
             later = {name: value for name, value in functions.items() if name not in self._first}
-            roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later, hooks)
+            roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later, hooks, settings)
             found = [plain_values(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
             told = dict(_readable(name, text) for some in found for name, text in some)
             self._told = told | whole | _untrained({**functions, **modules}, compared, shared)
@@ -139,6 +141,17 @@ def _hooks(names: Mapping[int, str], models: Iterable[torch.nn.Module]) -> Itera
             of_gradients = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
             hooks = enumerate(hook for kept in of_gradients for hook in (kept or {}).values())
             yield from ((f"{head}.{path}/hooks/{number}", hook) for number, hook in hooks)
+
+
+def _settings(names: Mapping[int, str], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Any]]:
+    """What these optimizers' parameter groups are set to (weight decay, betas, …), by location. Learning rates are in each
+    step's record."""
+    for optimizer in optimizers:
+        if not isinstance(optimizer, AcceleratedOptimizer):
+            head = names.get(id(optimizer), type(optimizer).__name__)
+            for number, group in enumerate(optimizer.param_groups):
+                wanted = optimizer.defaults.keys() & group.keys() - RATES_AND_WAYS
+                yield f"{head}.param_groups[{number}]", {name: group[name] for name in sorted(wanted)}
 
 
 def _with_tensors(value: Any) -> str:

@@ -55,6 +55,18 @@ def test_values_of_functions_and_objects_are_told_and_then_what_changes() -> Non
     assert best == 0.25
 
 
+def test_settings_of_an_optimizer_are_told_by_group() -> None:
+    decayed, plain = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = torch.optim.AdamW([{"params": [decayed], "weight_decay": 0.1}, {"params": [plain], "lr": 1.0}])
+    values = ScriptValues(lambda: [optimizer])
+    first = values.changed()
+    assert first["optimizer.param_groups[0]/weight_decay"] == "0.1"
+    assert first["optimizer.param_groups[1]/betas"] == "tuple of 2: 0.9, 0.999"
+    assert not [name for name in first if name.endswith(("/lr", "/params"))]
+    optimizer.param_groups[1]["weight_decay"] = 0.5
+    assert values.changed()["optimizer.param_groups[1]/weight_decay"] == "0.5"
+
+
 @pytest.mark.parametrize("samples", [torch.ones(2, 3), numpy.ones((2, 3))])
 def test_texts_beside_samples_are_left_out(samples: Any) -> None:
     batch, shards = (["17", "4"], ["a dog", "a cat"], "train", samples), ["a", "b"]
