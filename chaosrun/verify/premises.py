@@ -193,6 +193,11 @@ def _changed_sources(drill: Drill) -> list[tuple[str, str]]:
     return [(leg, name) for name, leg in first.items()]
 
 
+def edited_sources(leg: LegHistory) -> list[str]:
+    """The job's own files of which this leg ran several versions."""
+    return [name for name, digest in (read_inputs(leg.layout.inputs) or {}).items() if BETWEEN_VERSIONS in digest]
+
+
 def file_that_differs(drill: Drill) -> Cause | None:
     """A likely reason why legs without faults differ: a file of another leg that one of them read, whenever it was written."""
     found = [(leg, opened) for leg, files in drill.opened() for opened in files]

@@ -21,18 +21,22 @@ from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.early_end import EARLY, up_to
+from chaosrun.verify.premises import edited_sources
 from chaosrun.verify.production import judge_run
 from chaosrun.verify.row import Blame
 from chaosrun.verify.ruling import EXIT_CODES, Ruling, VerdictStatus, rule
 from chaosrun.verify.warnings import masked_loads, warnings
+from chaosrun.wording import listed
 
 VERDICT_VERSION = 1
 REPLACED = (
     "the cached reference was replaced by a new run, from which it differed ({difference}): data, files or the machine have "
     "changed since it was made"
 )
-
-
+EDITED = (
+    "{files} changed while the run went on: what a restart does otherwise may come of the change, and steps that were not "
+    "done twice are of several versions"
+)
 UNREPEATED = (
     "no fault-free run shows whether the job computes the same numbers twice at all: `chaosrun submit` of its job file does, "
     "and names what a restart loses"
@@ -181,7 +185,8 @@ def _judged_run(leg: LegHistory, spec: JobSpec, plan: FaultPlan) -> Verdict:
         found = judge_run(leg, spec, plan)
     except DamagedRecordError as error:
         found = judge_run(replace(leg, attempts=(), problems=(*leg.problems, error.message)), spec, plan)
-    told = (UNREPEATED,) if found.divergence else ()
+    edited = [EDITED.format(files=listed(names))] if (names := edited_sources(leg)) else []
+    told = (*edited, *([UNREPEATED] if found.divergence else []))
     attempts = attempt_summaries(found.drill)
     return _verdict(found.drill, found.ruling, found.divergence, found.checks, attempts, leg.outcome, told)
 

@@ -28,6 +28,7 @@ from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.verify import production
 from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.production import Account, Recovery, judge_recovery, judge_run
+from chaosrun.verify.verdict import judge
 from chaosrun.verify.warnings import warnings
 from tests.integration.object_server import free_port
 from tests.long_runs import write_long_run
@@ -158,6 +159,17 @@ def test_a_checkpoint_that_could_not_be_read_is_told_beside_the_verdict(tmp_path
     history, aside = read_leg(leg), event("checkpoint.quarantined", seq=0, name="step-00000004", step=4, reason=why)
     found = judge_run(replace(history, journal=(aside, *history.journal)), spec, NO_FAULTS)
     assert f"1 checkpoint could not be restored and was set aside: {why}" in warnings(found.drill)
+
+
+@pytest.mark.parametrize(("digests", "told"), [("a b", ["/job/train.py changed while the run went on"]), ("a", [])])
+def test_a_source_edited_while_it_ran_is_told_beside_the_verdict(tmp_path: Path, digests: str, told: list[str]) -> None:
+    run = write_script_run(tmp_path)
+    run.leg("chaos").inputs.write_text(json.dumps({"/job/train.py": digests}))
+    run.leg("chaos").path.rename(run.leg("run").path)
+    run.run_json.write_text(json.dumps({**json.loads(run.run_json.read_bytes()), "kind": "run"}))
+    verdict = judge(run)
+    assert verdict.status == "PASS", verdict.cause
+    assert [each.partition(":")[0] for each in verdict.warnings if "changed while" in each] == told
 
 
 def test_no_check_of_a_production_run_speaks_of_an_undisturbed_one(tmp_path: Path) -> None:
