@@ -22,8 +22,7 @@ from chaosrun.observe.fingerprint import fingerprint, local_part
 from chaosrun.observe.found_state import RATES_AND_WAYS
 from chaosrun.observe.held import MODULE_INTERNALS
 from chaosrun.observe.module_settings import HOOKS
-from chaosrun.observe.script_state import children, of_functions, of_modules, of_the_job, text_of
-from chaosrun.observe.unsaved_values import (
+from chaosrun.observe.plain_values import (
     CONTAINERS,
     MAPPINGS,
     MEMORY,
@@ -34,8 +33,10 @@ from chaosrun.observe.unsaved_values import (
     is_passed_over,
     plain_values,
 )
+from chaosrun.observe.script_state import children, of_functions, of_modules, of_the_job, text_of
 from chaosrun.wording import SECRET
 
+STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 MOST_LOOKS = 1000
 """In an attempt."""
 MOST_VALUES = 400
@@ -84,7 +85,7 @@ class ScriptValues:
             trained = [each for each in compared if isinstance(each, torch.nn.Module)]
             heads = {id(value): name for name, value in reversed({**functions, **modules}.items())}
             kept = dict(islice(_kept(heads, trained), MOST_VALUES))
-            hooks = dict(islice(_hooks(heads, trained), MOST_VALUES // 2))  # the other half: what they hold
+            hooks = dict(islice(_hooks(heads, trained, optimizers), MOST_VALUES // 2))  # the other half: what they hold
             settings = dict(islice(_settings(heads, optimizers), MOST_VALUES // 4))
             whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
             known |= {id(kept[name]) for name in whole} | {
@@ -95,7 +96,7 @@ class ScriptValues:
             # Apart, for a later name of what was there before, as one given at a save, must not take the place of its first.
             later = {name: value for name, value in functions.items() if name not in self._first}
             roots = (kept, modules, {name: functions[name] for name in functions if name not in later}, later, hooks, settings)
-            found = [plain_values(each, known, MOST_VALUES, numbers=True, shared=shared).items() for each in roots]
+            found = [plain_values(each, known, MOST_VALUES, shared).items() for each in roots]
             told = dict(_readable(name, text) for some in found for name, text in some)
             self._told = told | whole | _untrained({**functions, **modules}, compared, shared)
         except Exception:  # an object of the script may raise any error, which must not reach the training
@@ -128,8 +129,15 @@ def _kept(names: Mapping[int, str], models: Iterable[torch.nn.Module]) -> Iterat
             yield from ((f"{head}.{path}/{key}", each) for key, each in vars(parameter).items())
 
 
-def _hooks(names: Mapping[int, str], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Hooks on these models' modules and parameters, by location: there may be some on every layer."""
+def _hooks(
+    names: Mapping[int, str], models: Iterable[torch.nn.Module], optimizers: Iterable[Optimizer]
+) -> Iterator[tuple[str, Any]]:
+    """Hooks on steps of these optimizers, and on these models' modules and parameters, by location: there may be some on every
+    layer."""
+    for optimizer in optimizers:
+        above = names.get(id(optimizer), type(optimizer).__name__)
+        hooks = enumerate(hook for kind in STEP_HOOKS for hook in (vars(optimizer).get(kind) or {}).values())
+        yield from ((f"{above}/hooks/{number}", hook) for number, hook in hooks)
     for model in models:
         head = names.get(id(model), type(model).__name__)
         for path, module in model.named_modules():

@@ -339,7 +339,6 @@ class Observer:
                 digests=self._state.digests(of=components),
                 checkpoint=checkpoint,
                 outside=tuple(self._outside.found(components)) if self._outside else (),
-                values=tuple(self._outside.values()) if self._outside else (),
                 optimizers=self._state.optimizer_digests(),
             )
         )

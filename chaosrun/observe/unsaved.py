@@ -25,9 +25,9 @@ from torch.utils.data import Dataset, Sampler
 from chaosrun.observe.contents import Components, address_of
 from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.loop_variables import loop_variables
+from chaosrun.observe.plain_values import generator_of, is_passed_over
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, PLAIN, children
 from chaosrun.observe.state import ObservedState
-from chaosrun.observe.unsaved_values import UnsavedValues, generator_of, is_passed_over, unsaved_values
 
 SAMPLED = 1 << 16
 """So many elements of a tensor are compared to see whether it has changed."""
@@ -61,23 +61,19 @@ class Outside:
         self._names: dict[int, str] = {}
         self._left: list[_Group] = []
         self._before = {group.path: _digests(group.memory.items()) for group in self._reachable()}
-        self._values = self._plain()
-        self._values_left: UnsavedValues | None = None
-        self._saved: Mapping[str, object] = {}
 
     def left(self) -> None:
         """Keep the variables of the script's loop, which is being left, as they are lost when the function returns. Reads
         nothing from a device: after an error that might wait forever for other ranks."""
         with contextlib.suppress(Exception):
             self._left = self._reachable()
-            self._values_left = self._plain()
 
     def found(self, components: Components) -> list[str]:
         """Changed but unsaved state, in words. `components`: the saved state; all ranks must compute it together, as a
         state_dict of the script may gather from them."""
         self._hook.remove()
         groups = self._left or self._reachable()
-        self._saved = registered = components["registered"]
+        registered = components["registered"]
         live = {_address(each) for group in groups for each in group.memory.values()}
         saved = {_address(each) for each in _memory_in(components)}
         copies = _digests(enumerate(each for each in _memory_in(registered) if _address(each) not in live)).values()
@@ -98,21 +94,6 @@ class Outside:
                 generator = generator_of(group.path)
                 changed.append(f"{generator or group.path} ({'generator' if generator else _described(group.kind, len(own))})")
         return list(dict.fromkeys([*self._loose_optimizers(), *changed]))
-
-    def values(self) -> list[str]:
-        """Paths of plain values that existed before the first batch, are not saved, and were changed by the training. Call
-        after `found`."""
-        changed = (self._values_left or self._plain()).changed(self._values, self._saved)
-        shown = ((generator_of(path), path) for path in changed)
-        return list(dict.fromkeys(f"{generator} (generator)" if generator else path for generator, path in shown))
-
-    def _plain(self) -> UnsavedValues:
-        known = [self._state, *self._state.prepared(), *self._state.optimizers()]
-        # Names with a space are prepared objects, not variables.
-        named = {name: value for name, value in self._state.variables().items() if " " not in name}
-        return unsaved_values(
-            self._state, {name: value for name, value in named.items() if name not in (self._loop or ())}, known
-        )
 
     def _reachable(self) -> list[_Group]:
         """Groups that may be state."""

@@ -299,8 +299,6 @@ class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
     """The final one."""
     outside: tuple[str, ...] = ()
     """State that the training changed and no checkpoint holds; for rank 0 of a leg without faults."""
-    values: tuple[str, ...] = ()
-    """The same for plain values of the script, by path: some are state, others only reported (means of losses, counts)."""
     optimizers: Mapping[str, Text] = msgspec.field(default_factory=dict)
     """Digests of the state of each, if a script resumes by itself and has several."""
 

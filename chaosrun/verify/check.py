@@ -204,11 +204,6 @@ class Drill:
         """Names of state that the training changes in the reference run and no checkpoint holds."""
         return [name for _, end in sorted(self.reference.ends.items()) for name in end.outside]
 
-    @property
-    def values_outside(self) -> list[str]:
-        """The same for plain values of the script, not all of which need be state."""
-        return [name for _, end in sorted(self.reference.ends.items()) for name in end.values]
-
     def steps_that_differ(self, attempt: Attempt) -> set[int]:
         """Steps whose records differ from the reference's, and are to be compared field by field."""
         return set[int]().union(*(self.apart.get((attempt.number, rank), ()) for rank in attempt.traces))

@@ -284,18 +284,6 @@ _STEPS: Mapping[str, Row] = {
         for code in ("forward_pass", "gradient")
     },
     **{
-        f"{code}.values": detail(
-            hint=f"everything was restored as saved, but the {quantity} differs: the step also uses something that no "
-            f"checkpoint holds, perhaps something that the training changes: {{what:6}} ({{named}}){more}",
-            hazard="O8",
-        )
-        for code, quantity, more in (
-            ("forward_pass", "loss", "; or the model is in another mode, or was changed after the restore"),
-            ("gradient", "gradient", "; or gradients accumulated before the checkpoint were lost"),
-            ("optimizer_update", "update", "; or a weight was changed after the restore"),
-        )
-    },
-    **{
         f"{code}.modules": detail(
             hint="the weights were restored, but the model's modules are not set as in the reference run at this step: "
             "{what:6}; no state dict holds that: set it at each start, from the step or the epoch (not only in the step "

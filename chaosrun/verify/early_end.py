@@ -49,7 +49,6 @@ def _trace(trace: RankTrace, step: int) -> RankTrace:
             digests=saved.digests,
             checkpoint=next((record.name for record in trace.checkpoints if record.step == step), None),
             outside=trace.end.outside if trace.end else (),
-            values=trace.end.values if trace.end else (),
         )
     return replace(
         trace,

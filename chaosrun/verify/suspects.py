@@ -62,14 +62,13 @@ def with_outside_state(drill: Drill, found: Divergence) -> Divergence:
     """Add the state that the training changes in the reference run and no checkpoint holds, if all else was restored."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     right = attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
-    values = () if "had" in reason.params else drill.values_outside
-    what = [*dict.fromkeys([*drill.outside, *values])]
+    what = drill.outside
     if not right or not what:
         return found
     if reason.code == "data_order_not_restored" and reason.because is None:
         return replace(found, reason=reason.explained("outside", what=what))
     if reason.code in QUANTITIES and reason.because in _RIGHT:
-        return replace(found, reason=reason.explained("outside" if drill.outside else "values", what=what))
+        return replace(found, reason=reason.explained("outside", what=what))
     if reason.because == "drew_before":
         return replace(found, reason=reason.explained("drew_beside", what=what))
     return found

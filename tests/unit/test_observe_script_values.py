@@ -225,6 +225,17 @@ def test_what_an_optimizer_keeps_besides_its_state_is_told() -> None:
     assert {name for name in values.changed() if name.startswith("optimizer/")} == {"optimizer/ahead"}
 
 
+def test_what_a_hook_on_the_steps_of_an_optimizer_keeps_is_told() -> None:
+    seen = {"steps": 0}
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+    optimizer.register_step_post_hook(lambda *_, seen=seen: seen.update(steps=seen["steps"] + 1))
+    del seen
+    values = ScriptValues(lambda: [optimizer])
+    assert values.changed()["SGD/hooks/0/keyword defaults/seen/steps"] == "0"
+    optimizer.step()
+    assert values.changed()["SGD/hooks/0/keyword defaults/seen/steps"] == "1"
+
+
 def test_what_a_script_puts_on_a_parameter_is_told() -> None:
     model = torch.nn.Linear(2, 2)
     setattr(model.weight, "level", 0.5)  # noqa: B010

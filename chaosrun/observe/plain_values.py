@@ -1,4 +1,4 @@
-"""Plain values (numbers, texts, lists of them, generators) that a training changes and does not save. Changes nothing."""
+"""Plain values (numbers, texts, lists of them, generators) reachable from a script's variables. Changes nothing."""
 
 import contextlib
 import functools
@@ -6,7 +6,6 @@ import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from queue import Queue
 from typing import Any, cast
@@ -20,9 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from chaosrun.observe.contents import address_of
 from chaosrun.observe.held import attributes
-from chaosrun.observe.script_state import BYTES, MOST_CHILDREN, MOST_VALUES, NUMBERS, PLAIN, SIMPLE, children, is_own, text_of
-from chaosrun.observe.state import ObservedState, name_of
-from chaosrun.records.grouping import grouped
+from chaosrun.observe.script_state import BYTES, MOST_CHILDREN, NUMBERS, PLAIN, SIMPLE, children, is_own, text_of
 
 Values = dict[str, str]
 """Texts by path."""
@@ -36,103 +33,13 @@ LARGEST_ARRAY = 1 << 16
 """Bytes of an array that is told, as a digest."""
 MACHINERY = frozenset({"_io", "asyncio", "concurrent", "logging", "subprocess", "threading"})
 """Packages of Python whose objects hold how a program runs, not what it trains."""
-STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
-@dataclass(frozen=True, slots=True)
-class UnsavedValues:
-    """Plain values by location."""
-
-    variables: Values
-    """Values reachable from the script's variables."""
-    attributes: Values
-    """In prepared and registered modules, and in hooks on optimizers and parameters, whose state dicts have tensors alone."""
-    registered: Mapping[str, Values]
-    """In each registered object with its own state_dict."""
-
-    def changed(self, before: "UnsavedValues", states: Mapping[str, object]) -> list[str]:
-        """Paths of those that differ. `states`: the saved state of registered objects, by name."""
-        paths = [*_changed(self.variables, before.variables), *_changed(self.attributes, before.attributes)]
-        for name, values in self.registered.items():
-            if name not in states:
-                continue
-            own, saved = _changed(values, before.registered.get(name, {})), list(_texts(states[name]))
-            # A state_dict may return the same values in another form.
-            paths += [path for path in own if values[path] not in saved] if len(own) > len(saved) else []
-        return list(dict.fromkeys(paths))
-
-
-def unsaved_values(state: ObservedState, variables: Mapping[str, object], known: Collection[object]) -> UnsavedValues:
-    """`variables`: the script's, by name; `known`: objects that are saved, or are not state."""
-    names = {id(value): name for name, value in variables.items()}
-    modules, hooks = _modules(state, names), _hooks(state)
-    saved = {id(each) for each in known}
-    # Classes are among the script's variables.
-    kinds = {id(type(each)) for each in (*state.all_registered().values(), *hooks.values())}
-    inside = saved - {id(each) for each in modules.values()} | kinds
-    own = {
-        name: each for name, each in state.all_registered().items() if not any(each is module for module in modules.values())
-    }
-    registered = {name: plain_values({names.get(id(each), name): each}, inside - {id(each)}) for name, each in own.items()}
-    return UnsavedValues(plain_values(variables, saved), plain_values({**modules, **hooks}, inside), registered)
-
-
-def _modules(state: ObservedState, names: Mapping[int, str]) -> dict[str, torch.nn.Module]:
-    """Prepared and registered ones, by the script's names for them."""
-    registered = state.all_registered().items()
-    found = {name: each for name, each in registered if isinstance(each, torch.nn.Module) and _makes_no_state(type(each))}
-    models = [each for each in state.prepared() if isinstance(each, torch.nn.Module)]
-    inside = {id(part) for each in models if id(each) in names for part in each.modules()}
-    unnamed = (each for each in models if id(each) not in inside and not any(each is other for other in found.values()))
-    found |= {names[id(each)]: each for each in models if id(each) in names}
-    found |= {f"model {number}": each for number, each in enumerate(unnamed)}
-    return {names.get(id(each), name): each for name, each in found.items()}
-
-
-def _makes_no_state(kind: type[torch.nn.Module]) -> bool:
-    return kind.state_dict is torch.nn.Module.state_dict and kind.get_extra_state is torch.nn.Module.get_extra_state
-
-
-def _hooks(state: ObservedState) -> dict[str, object]:
-    """The script's hooks on steps of the optimizers and on gradients of their parameters, by name."""
-    optimizers = state.optimizers()
-    parameters = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
-    held = [vars(optimizer).get(kind) for optimizer in optimizers for kind in STEP_HOOKS]
-    held += [each._backward_hooks for each in parameters]
-    hooks = {id(hook): hook for each in held for hook in (each or {}).values()}
-    named = grouped(hooks.values(), name_of).items()
-    return {f"{name} {number}" if number else name: hook for name, alike in named for number, hook in enumerate(alike)}
-
-
-def _changed(now: Values, before: Values) -> list[str]:
-    return [path for path, text in now.items() if before.get(path, text) != text]
-
-
-def _texts(state: object) -> Iterator[str]:
-    """Of all values in a state dict."""
-    match state:
-        case Mapping():
-            yield from (text for each in state.values() for text in _texts(each))
-        case list() | tuple() if not all(type(each) in PLAIN for each in state):
-            yield from (text for each in state for text in _texts(each))
-        case list() | tuple():
-            yield from (text_of(each) or "" for each in (state, *state))
-        case _:
-            yield text_of(state) or ""
-
-
-def plain_values(
-    roots: Mapping[str, object],
-    saved: Collection[int],
-    most: int = MOST_VALUES,
-    *,
-    numbers: bool = False,
-    shared: Collection[int] = (),
-) -> Values:
-    """Nearest first, items of longer lists last, as they may be samples. `saved`: ids of objects to skip; `most`: limit on
-    visited values and objects; `numbers`: include small tensors and arrays, sizes of containers, values that an object has of
-    its class, buffers of modules that are not torch's, what optimizers keep besides their state; `shared`: addresses of tensors
-    to skip in dictionaries."""
+def plain_values(roots: Mapping[str, object], saved: Collection[int], most: int, shared: Collection[int]) -> Values:
+    """Nearest first, items of longer lists last, as they may be samples; with small tensors and arrays, sizes of containers,
+    values that an object has of its class, buffers of modules that are not torch's, what optimizers keep besides their state.
+    `saved`: ids of objects to skip; `most`: limit on visited values and objects; `shared`: addresses of tensors to skip in
+    dictionaries."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())
@@ -141,18 +48,16 @@ def plain_values(
         path, value = (waiting or items).popleft()
         kind = type(value)
         with contextlib.suppress(Exception):  # an object of the script may raise any error
-            if _is_whole(value) or (numbers and is_number(value)):
+            if _is_whole(value) or is_number(value):
                 found[path] = text_of(value) or ""
             elif kind in CONTAINERS and len(value) > MOST_CHILDREN:
                 found[path] = f"{kind.__name__} of {len(value)}"
-            elif id(value) not in met and _is_looked_into(kind, numbers) and not _is_parameter_group(value):
+            elif id(value) not in met and _is_looked_into(kind) and not _is_parameter_group(value):
                 met.add(id(value))
                 after = items if kind in CONTAINERS and len(value) > FEW else waiting
-                if numbers and (kind in CONTAINERS or issubclass(kind, dict)):
+                if kind in CONTAINERS or issubclass(kind, dict):
                     found[path] = f"{kind.__name__} of {len(value)}"  # of an empty one nothing else is told
-                of_class = _of_class(value) if numbers or isinstance(value, torch.nn.Module) else ()
-                buffers = _buffers(value) if numbers else ()
-                held = islice((*children(value), *of_class, *buffers), MOST_CHILDREN)
+                held = islice((*children(value), *_of_class(value), *_buffers(value)), MOST_CHILDREN)
                 copies = shared if issubclass(kind, dict) else ()
                 after.extend((f"{path}/{name}", each) for name, each in held if not _is_left_out(value, name, each, copies))
     return found
@@ -219,11 +124,9 @@ def _is_of_texts(value: Any) -> bool:
     return type(value) is str or (type(value) in CONTAINERS and all(type(each) is str for each in islice(value, MOST_CHILDREN)))
 
 
-def _is_looked_into(kind: type, optimizers: bool) -> bool:
-    """Whether to traverse it: a class always, whatever its metaclass."""
-    if issubclass(kind, Optimizer):
-        return optimizers
-    return issubclass(kind, type) or not (issubclass(kind, MEMORY) or is_passed_over(kind))
+def _is_looked_into(kind: type) -> bool:
+    """Whether to traverse it: an optimizer and a class always, whatever its metaclass."""
+    return issubclass(kind, Optimizer | type) or not (issubclass(kind, MEMORY) or is_passed_over(kind))
 
 
 def _is_parameter_group(value: Any) -> bool:
