@@ -86,11 +86,6 @@ _ANY: Mapping[str, Row] = {
         "call run.register(name, object) before the loop to save and restore what its state_dict() holds; prepare() an "
         "optimizer that steps",
     ),
-    "data_order_not_restored.outside": detail(
-        hint="no recorded step saw this batch, and everything was restored as saved: its order depends on a seed or state that "
-        "no checkpoint holds; the training changes {what:6} ({named}, or use a seedable sampler with an explicit "
-        "data_seed)"
-    ),
     "reference_empty": Row("no step was recorded to compare with", _UNRELIABLE),
 }
 _PREMISES: Mapping[str, Row] = {
@@ -283,22 +278,7 @@ _STEPS: Mapping[str, Row] = {
         )
         for code in ("forward_pass", "gradient")
     },
-    **{
-        f"{code}.modules": detail(
-            hint="the weights were restored, but the model's modules are not set as in the reference run at this step: "
-            "{what:6}; no state dict holds that: set it at each start, from the step or the epoch (not only in the step "
-            "that changes it), or save it with the checkpoint, and restore it",
-            hazard="O8",
-        )
-        for code in ("forward_pass", "gradient", "optimizer_update")
-    },
-    "forward_pass.drew_beside": detail(
-        hint="everything was restored as saved, yet the loss differs, and the random streams, equal before the step, differ "
-        "after it: an evaluation or log in this attempt alone drew random numbers before the forward pass, or the model is in "
-        "another mode (model.train() was not called), or the step also uses something that no checkpoint holds, perhaps "
-        "something that the training changes: {what:6} ({named})",
-        hazard="O8",
-    ),
+    "state.outside": detail(hint="state that no checkpoint holds: the training changes {outside:6} ({named})", hazard="O8"),
     "files.ahead": detail(
         hint="after the restart the script read {ahead:3}, which it had written to after step {base}: the contents may be "
         "ahead of the checkpoint (keep them in the checkpoint, or cut them back to the checkpoint's step)"
@@ -306,7 +286,8 @@ _STEPS: Mapping[str, Row] = {
     "modules.set": detail(
         hint="the model's modules are not set as in the reference run at this step: {set:6}; no state dict holds that: set it "
         "at each start, from the step or the epoch (not only in the step that changes it), or save it with the checkpoint, "
-        "and restore it"
+        "and restore it",
+        hazard="O8",
     ),
     "values.apart": detail(
         hint="when it resumed at step {at}, the script had {had:6}{of_rank}, which the restart did not restore ({named})"

@@ -163,14 +163,6 @@ _STEP: Mapping[str, Row] = {
         "same weights, gradients and learning rate, another update: the optimizer is not deterministic",
         "O6",
     ),
-    **{
-        f"{code}.outside": detail(
-            hint=f"everything was restored as saved, but the {quantity} differs: the training changes state that no checkpoint "
-            "holds: {what:6} ({named})",
-            hazard="O8",
-        )
-        for code, quantity in QUANTITIES.items()
-    },
     "optimizer_update.first_after_restore": detail(
         hint="the optimizer was restored as saved, same gradients and learning rate, another update: its state, or a weight, "
         f"was changed after the restore, or {KEPT_BESIDE}"

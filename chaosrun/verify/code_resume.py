@@ -200,10 +200,6 @@ _BY_LIBRARY: Mapping[str, Row] = {
         "has an epoch, Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)); any other draws "
         "from a random stream that starts over at a restart"
     ),
-    "sampler_epoch_not_set.accelerate_drawn": detail(
-        hint=f"{OF_EPOCH}, and the random streams are not where they should be: {_DRAWN}; accelerate has such a generator, "
-        "Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)): call set_epoch in every epoch"
-    ),
     "sampler_epoch_not_set.lightning-fabric": detail(
         hint=f"{OF_EPOCH}: before each pass, set the epoch of the loader that Fabric made (loader._num_iter_calls = epoch)"
     ),
@@ -256,10 +252,7 @@ OF_RATES: Mapping[str, tuple[str, str]] = {
 
 _STATES: Mapping[str, Row] = {
     "sampler_epoch_not_set.either": Row("an earlier epoch's order again", hint=f"{OF_EPOCH}: {_TOLD}; {_DRAWN}; {_COUNTED}"),
-    "sampler_epoch_not_set.drawn": Row(
-        "an earlier epoch's order again",
-        hint=f"{OF_EPOCH}, and the random streams are not where they should be: {_DRAWN}; {_COUNTED}; {_TOLD}",
-    ),
+    "streams.lost": detail(hint=f"the random streams are not where they should be: {_DRAWN}"),
     "sampler_epoch_ahead.own": Row(
         "a later epoch's order",
         OWN,

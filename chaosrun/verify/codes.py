@@ -34,6 +34,7 @@ _WORDS = _Words()
 OWN = "own"
 """The `because` of a row that replaces or adds to a code's row if the script resumes by itself."""
 _EVIDENCE = {
+    **{"outside": "state.outside", "lost_streams": "streams.lost"},
     **{"had": "values.apart", "as_saved": "values.as_saved", "ahead": "files.ahead", "set": "modules.set"},
     "unlike_rates": "drift.rates",
 }
@@ -82,7 +83,7 @@ class Cause:
     @property
     def hint(self) -> str | None:
         hint = next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
-        for evidence in (TABLE[name] for param, name in _EVIDENCE.items() if param in self.params):
+        for evidence in self._evidence():
             hint = f"{self._filled(evidence.hint or '')}. If that is not the cause: {hint}"
         if "first_hint" in self.params:
             hint = f"{hint}. Of the first difference: {self.params['first_hint']}"
@@ -98,10 +99,13 @@ class Cause:
 
     @property
     def hazard(self) -> str | None:
-        return next((row.hazard for row in self._rows() if row.hazard is not None), None)
+        return next((row.hazard for row in (*self._evidence(), *self._rows()) if row.hazard is not None), None)
 
     def explained(self, because: str | None, **params: Any) -> "Cause":
         return Cause(self.code, {**self.params, **params}, because)
+
+    def _evidence(self) -> list[Row]:
+        return [TABLE[name] for param, name in _EVIDENCE.items() if param in self.params]
 
     def _rows(self) -> list[Row]:
         return [TABLE[name] for name in self._names()]

@@ -48,10 +48,11 @@ def _began(drill: Drill, found: Divergence) -> AttemptStart | None:
     return next((attempt_start(drill, each) for each in drill.chaos.attempts if each.number == found.attempt), None)
 
 
-def _may_be_drawn(drill: Drill, found: Divergence) -> bool:
-    """Whether the order may be drawn from random streams that are not where they should be."""
+def _lost_streams(drill: Drill, found: Divergence) -> Params:
+    """A parameter if the order may be drawn from random streams that are not where they should be."""
     began = _began(drill, found)
-    return began is not None and "rng" in began.wrong and not past_the_order(drill, began, found.rank, found.reason)
+    lost = began is not None and "rng" in began.wrong and not past_the_order(drill, began, found.rank, found.reason)
+    return {"lost_streams": True} if lost else {}
 
 
 def _started_over(drill: Drill, found: Divergence) -> bool:
@@ -305,11 +306,9 @@ def with_library_bug(divergence: Divergence, drill: Drill) -> Divergence:
         known = f"{bug.library} {version}: {bug.what} ({bug.thread}{fixed})"
         reason = replace(reason, params={**reason.params, "known": known})
     if used and f"{reason.code}.{used[0]}" in TABLE and _advisable(divergence, drill):
-        reason = replace(reason, because=used[0])
-        if reason.code == "sampler_epoch_not_set" and used[0] == "accelerate" and _may_be_drawn(drill, divergence):
-            reason = replace(reason, because="accelerate_drawn")
+        reason = reason.explained(used[0], **(_lost_streams(drill, divergence) if used[0] == "accelerate" else {}))
     elif reason.code == "sampler_epoch_not_set" and reason.because is None:
-        reason = replace(reason, because="drawn" if _may_be_drawn(drill, divergence) else "either")
+        reason = reason.explained("either", **_lost_streams(drill, divergence))
     elif reason.code == "data_order_not_restored" and reason.because == "of_none" and (held := _beside_data(drill, divergence)):
         reason = reason.explained("beside", beside=held)
     elif reason.because in (None, "rest_of_epoch") and _saved_before_update(drill, divergence):
@@ -319,7 +318,8 @@ def with_library_bug(divergence: Divergence, drill: Drill) -> Divergence:
         reason = reason.explained("on_some_ranks", **about)
     elif (
         reason.code in QUANTITIES
-        and reason.because not in ("drew_before", "modules")
+        and reason.because != "drew_before"
+        and "set" not in reason.params
         and (found := saved_beside(drill, divergence))
     ):
         # If the ranks that saved it are right, it was loaded.

@@ -61,17 +61,12 @@ def saved_last(drill: Drill, found: Divergence) -> Params | None:
 def with_outside_state(drill: Drill, found: Divergence) -> Divergence:
     """Add the state that the training changes in the reference run and no checkpoint holds, if all else was restored."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
-    right = attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
-    what = drill.outside
-    if not right or not what:
+    generic = reason.code in QUANTITIES and reason.because in (*_RIGHT, "drew_before")
+    counts = generic or (reason.code == "data_order_not_restored" and reason.because is None)
+    right = counts and attempt.by == "chaosrun" and attempt.went_on and restored_difference(drill, attempt) is None
+    if not right or not drill.outside:
         return found
-    if reason.code == "data_order_not_restored" and reason.because is None:
-        return replace(found, reason=reason.explained("outside", what=what))
-    if reason.code in QUANTITIES and reason.because in _RIGHT:
-        return replace(found, reason=reason.explained("outside", what=what))
-    if reason.because == "drew_before":
-        return replace(found, reason=reason.explained("drew_beside", what=what))
-    return found
+    return replace(found, reason=reason.explained(reason.because, outside=drill.outside))
 
 
 def with_module_settings(drill: Drill, found: Divergence) -> Divergence:
@@ -96,8 +91,7 @@ def with_module_settings(drill: Drill, found: Divergence) -> Divergence:
     ]
     if not what:
         return found
-    told = found.reason.explained("modules", what=what) if generic else found.reason.explained(found.reason.because, set=what)
-    return replace(found, reason=told)
+    return replace(found, reason=found.reason.explained(found.reason.because, set=what))
 
 
 def with_later_files(drill: Drill, found: Divergence) -> Divergence:
