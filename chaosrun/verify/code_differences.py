@@ -73,14 +73,6 @@ _STEP: Mapping[str, Row] = {
         "torch.no_grad(), where they do not count",
         "O8",
     ),
-    "forward_pass.changed_beside": Row(
-        "weights changed differently between steps",
-        _OTHER_CHANGE,
-        "the script, or an optimizer wrapped around another, changes the weights between the steps (it averages, clips or "
-        "swaps them), here with another result than in the reference run: besides model and optimizer, {beside}, which a "
-        f"restart must also load; if it does, {BESIDE}",
-        "O8",
-    ),
     "forward_pass.changed_between": Row(
         "weights changed differently between steps",
         _OTHER_CHANGE,

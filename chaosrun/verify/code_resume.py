@@ -4,17 +4,11 @@
 from collections.abc import Iterator, Mapping
 
 from chaosrun.verify.code_data import OF_EPOCH
-from chaosrun.verify.code_differences import BESIDE, DIFFERENCE_ROWS
+from chaosrun.verify.code_differences import DIFFERENCE_ROWS
 from chaosrun.verify.code_streams import OWN, STREAM_ROWS
 from chaosrun.verify.row import Blame, Row, detail, nobody, script
 
 _MIXED = script("its own resume combines state of different steps")
-
-_BESIDE = detail(
-    hint="{returned} were restored as saved, but the {quantity} differs: besides model and optimizer, {beside}, which a "
-    f"restart must also load; if it does, {BESIDE}",
-    hazard="O8",
-)
 
 _OF_NO_BATCH = (
     "the shuffle uses a seed or state that was not restored, or was drawn again; or one of several loaders lost its place; or "
@@ -166,7 +160,7 @@ _RESUME: Mapping[str, Row] = {
         "the damaged file was loaded without an error: store a digest beside each file, check it before loading, and fall "
         "back to an older checkpoint if it differs",
     ),
-    "beside.saved": _BESIDE,
+    "beside.saved": detail(hint="besides model and optimizer, {also_saved}, which a restart must also load", hazard="O8"),
     **dict.fromkeys(
         ("batches_skipped.on_some_ranks", "batches_repeated.on_some_ranks"),
         detail(
@@ -273,10 +267,6 @@ _STATES: Mapping[str, Row] = {
         "rank, NumPy's and Python's too)"
     ),
     "data_order_not_restored.of_none": detail(hint=f"no recorded step began with this batch: {_OF_NO_BATCH}{{scope}}"),
-    "data_order_not_restored.beside": detail(
-        hint="no recorded step began with this batch, although weights, optimizer and random streams were restored as saved: "
-        f"besides model and optimizer, {{beside}}, which a restart must also load; if it does, {_OF_NO_BATCH}{{scope}}"
-    ),
     "data_order_not_restored.of_the_beginning": detail(
         hint="the data start from the beginning: the batches already done were not skipped{scope}"
     ),

@@ -34,7 +34,7 @@ _WORDS = _Words()
 OWN = "own"
 """The `because` of a row that replaces or adds to a code's row if the script resumes by itself."""
 _EVIDENCE = {
-    **{"outside": "state.outside", "lost_streams": "streams.lost"},
+    **{"outside": "state.outside", "lost_streams": "streams.lost", "also_saved": "beside.saved"},
     **{"had": "values.apart", "as_saved": "values.as_saved", "ahead": "files.ahead", "set": "modules.set"},
     "unlike_rates": "drift.rates",
 }

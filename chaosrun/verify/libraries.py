@@ -310,7 +310,7 @@ def with_library_bug(divergence: Divergence, drill: Drill) -> Divergence:
     elif reason.code == "sampler_epoch_not_set" and reason.because is None:
         reason = reason.explained("either", **_lost_streams(drill, divergence))
     elif reason.code == "data_order_not_restored" and reason.because == "of_none" and (held := _beside_data(drill, divergence)):
-        reason = reason.explained("beside", beside=held)
+        reason = reason.explained("of_none", also_saved=held)
     elif reason.because in (None, "rest_of_epoch") and _saved_before_update(drill, divergence):
         reason = replace(reason, because="before_update")
     elif reason.code in SHIFTED and reason.because is None and (right := _right_ranks(drill, divergence)):
@@ -323,18 +323,13 @@ def with_library_bug(divergence: Divergence, drill: Drill) -> Divergence:
         and (found := saved_beside(drill, divergence))
     ):
         # If the ranks that saved it are right, it was loaded.
-        of_one = {rank for rank, _ in found}.isdisjoint(divergence.ranks)
-        about = {
-            "beside": _holding(found),
-            "saver": min(found)[0],
-            "others": rank_list(divergence.ranks),
-            **_returned(drill, divergence),
-        }
-        if of_one and (older := saved_last(drill, divergence)):
-            reason = reason.explained("of_older_file", **{**about, **older})
+        if {rank for rank, _ in found}.isdisjoint(divergence.ranks):
+            about = {"beside": _holding(found), "saver": min(found)[0], "others": rank_list(divergence.ranks)}
+            older = saved_last(drill, divergence)
+            about |= {**_returned(drill, divergence), **(older or {})}
+            reason = reason.explained("of_older_file" if older else "of_one_rank", **about)
         else:
-            beside = "changed_beside" if reason.because == "changed_between" else "beside.saved"
-            reason = reason.explained("of_one_rank" if of_one else beside, **about)
+            reason = reason.explained(reason.because, also_saved=_holding(found))
     return replace(divergence, reason=reason)
 
 
