@@ -72,14 +72,6 @@ def span(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02}m"
 
 
-def clock(seconds: float) -> str:
-    """`0.31 s`, `12.3 s`, `4:07`."""
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
 def ago(seconds: float) -> str:
     """7300 → "2 h ago"."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):

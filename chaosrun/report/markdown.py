@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from chaosrun.report.escapes import harmless, without_escapes
 from chaosrun.report.next_commands import NextCommand
 from chaosrun.report.view import RunView
-from chaosrun.wording import clock, count
+from chaosrun.wording import count
 
 TEMPLATES = Path(__file__).parent / "templates"
 SIGNS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
@@ -62,7 +62,7 @@ def _environment(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {"table": table, "fence": fence, "shell_lines": shell_lines, "count": count, "clock": clock, "ROWS": ROWS}
+    made.globals |= {"table": table, "fence": fence, "shell_lines": shell_lines, "count": count, "ROWS": ROWS}
     made.filters |= {"paragraph": paragraph, "ending": ending}
     return made
 

@@ -35,7 +35,7 @@ def skip(check: str, reason: str, **where: Any) -> Finding:
 BAD_512 = """\
 NOT FIT  509 of 512 nodes can be used
 preflight, standard: 512 nodes, 49152 CPUs, 4096 GPUs, Ray at 10.0.0.1:6379, for jobs/gpt/job.yaml
-2 FAIL, 3 ERROR, 4 WARN, 19931 PASS, 16 SKIP, in 48.2 s
+2 FAIL, 3 ERROR, 4 WARN, 19931 PASS, 16 SKIP, in 48 s
 left out: gpu-017, gpu-300, gpu-400
 
 What is wrong
@@ -92,8 +92,8 @@ Measured
   network: all-reduce 1 MiB int64: exact
   shared storage: visible to others: p99 4 ms
 
-cost   cluster 0.41 s, host 0.62 s, devices 2.31 s, bits 3.42 s, storage 1.73 s, network 4.05 s,
-kill 1.24 s, shared storage 0.55 s, drill 31.2 s, forecast 0.01 s
+cost   cluster 0.41 s, host 0.62 s, devices 2.3 s, bits 3.4 s, storage 1.7 s, network 4.0 s, kill
+1.2 s, shared storage 0.55 s, drill 31 s, forecast 0.01 s
 
 Next
   again       chaosrun preflight --only bits --only devices --only host --only storage
@@ -377,7 +377,7 @@ class TestTicker:
             "3 nodes in the cluster; only this machine is looked at: --address, or $RAY_ADDRESS, names a cluster",
             "bits: the same bits",
             "host: memory",
-            "bits: 1 FAIL, 5 PASS, 3.42 s",
+            "bits: 1 FAIL, 5 PASS, 3.4 s",
             "gpu-002 ]0;owned  is left out from now on: FAIL of bits: repeats (bits)",
             "host: 1 WARN, 2 PASS, 0.50 s",
         ]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from chaosrun.wording import GIB, MIB, ago, clock, count, duration, listed, rank_list, size, span, with_unit
+from chaosrun.wording import GIB, MIB, ago, count, duration, listed, rank_list, size, span, with_unit
 
 
 def test_counts() -> None:
@@ -66,10 +66,6 @@ def test_moments() -> None:
 )
 def test_span(seconds: float, text: str) -> None:
     assert span(seconds) == text
-
-
-def test_clock() -> None:
-    assert [clock(seconds) for seconds in (0.31, 12.34, 247.0, 11_220.0)] == ["0.31 s", "12.3 s", "4:07", "3:07:00"]
 
 
 def test_units() -> None:

@@ -20,7 +20,7 @@ from chaosrun.report.html.page import WIDE, Scale, Shown, environment, path_of, 
 from chaosrun.report.junit import Case, drill_suite, suite_of, to_xml
 from chaosrun.report.view import read_view
 from chaosrun.verify.verdict import judge
-from chaosrun.wording import clock, count
+from chaosrun.wording import count, span
 
 TEMPLATES = Path(__file__).parent / "templates"
 SIGNS = {"as expected": "✅", "not as expected": "❌", "cut short": "🚫", "nothing to do": "➖"}
@@ -195,7 +195,7 @@ def recoveries(known: Sequence[Night]) -> Shown | None:
         over = count(len(times), "drill")
         spans.append(
             {
-                "said": f"{night.night}: median {clock(middle)}, {clock(times[0])} to {clock(times[-1])} over {over}",
+                "said": f"{night.night}: median {span(middle)}, {span(times[0])} to {span(times[-1])} over {over}",
                 "x": _share(known) * place,
                 "width": _share(known),
                 "at": _share(known) * (place + 0.5),
@@ -207,7 +207,7 @@ def recoveries(known: Sequence[Night]) -> Shown | None:
         (WIDE * _share(known) * (place + 0.5) / 100, _y(scale, middle))
         for (place, *_), middle in zip(found, middles, strict=True)
     ]
-    told = f"Recovery over {count(len(found), 'night')} with restarts, last median {clock(middles[-1])}"
+    told = f"Recovery over {count(len(found), 'night')} with restarts, last median {span(middles[-1])}"
     values = {value: f"{value:g} s" for value in ticks(0.0, scale.high, 3)}
     return _figure(known, scale, values, told) | {"spans": spans, "trend": path_of(line) if len(line) > 1 else ""}
 

@@ -7,7 +7,7 @@ from chaosrun.records.naming import run_arguments
 from chaosrun.report.facts import read_facts
 from chaosrun.report.next_commands import NextCommand, command, repeat_command
 from chaosrun.verify.trajectory import LossDifference
-from chaosrun.wording import clock, count
+from chaosrun.wording import count, span
 
 LOOKED_AT = 8
 """Drills that a command is shown for although they are as expected: where there are no more."""
@@ -87,7 +87,7 @@ class SuiteView:
                 *(["losses not compared"] if result.not_compared is not None else []),
                 *(f"{number} {words}" for number, words in more if number),
                 f"{cached} of {count(cached + made, 'reference')} from the cache",
-                clock(result.took_s),
+                span(result.took_s),
             ]
         )
 
@@ -131,8 +131,8 @@ def _drill_row(drill: DrillResult, *, few: bool) -> DrillRow:
         told=(drill.error if drill.status is None else told) or "",
         faults=f"{drill.landed}/{drill.faults}",
         restarts=str(drill.restarts),
-        recovery="-" if drill.recovery_s is None else clock(drill.recovery_s),
-        time=clock(drill.took_s),
+        recovery="-" if drill.recovery_s is None else span(drill.recovery_s),
+        time=span(drill.took_s),
         label=drill.label,
         rerun=drill.rerun,
         look=command("inspect", "verify", *run_arguments(run)) if run is not None and (few or not drill.ok) else None,

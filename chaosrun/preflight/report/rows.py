@@ -15,7 +15,7 @@ from chaosrun.preflight.model import BAD, Finding, Status, worst
 from chaosrun.preflight.peers import BASELINE, Kind, Kinds
 from chaosrun.preflight.result import ANSWERS, Result
 from chaosrun.records.grouping import grouped
-from chaosrun.wording import clock, count, listed, with_unit
+from chaosrun.wording import count, listed, span, with_unit
 
 WHOLE = "the whole cluster"
 MOST_NAMES = 6
@@ -93,7 +93,7 @@ def report_of(result: Result, good_file: str | None = None) -> PreflightReport:
         wrong=problems(result, [each for each in found if each.status in BAD]),
         warnings=problems(result, [each for each in found if each.status is Status.WARN]),
         groups=groups(result),
-        costs=", ".join(f"{run.name} {clock(run.seconds)}" for run in result.checks),
+        costs=", ".join(f"{run.name} {span(run.seconds)}" for run in result.checks),
         skips=_skips(problems(result, skipped), nodes),
         measures=measures(result),
         values=[(each.title, each.measured, each.reason) for each in values],

@@ -14,7 +14,7 @@ from chaosrun.preflight.report.rows import WHOLE, Group, PreflightReport, Proble
 from chaosrun.preflight.result import Result
 from chaosrun.report.output import rendered
 from chaosrun.report.page import columns, indented, section, unwrapped
-from chaosrun.wording import clock, count, listed
+from chaosrun.wording import count, listed, span
 
 STYLES = {
     Status.FAIL: "bold red",
@@ -56,7 +56,7 @@ def _verdict(report: PreflightReport) -> Iterator[RenderableType]:
     yield Text.assemble((f"{report.words}  ", "bold green" if result.fit else "bold red"), (report.headline, "bold"))
     yield Text(f"preflight, {result.level}: {report.about}")
     if report.counted:
-        yield Text(f"{report.counted}, in {clock(result.seconds)}")
+        yield Text(f"{report.counted}, in {span(result.seconds)}")
     if bad := result.bad():
         yield Text(f"left out: {listed(in_order(bad), MOST)}")
     if result.unchecked:

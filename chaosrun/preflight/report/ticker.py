@@ -4,7 +4,7 @@ from chaosrun.preflight.model import Status
 from chaosrun.preflight.report.rows import counted
 from chaosrun.records.events import EventRecord
 from chaosrun.report.ticker import Ticker
-from chaosrun.wording import clock, count
+from chaosrun.wording import count, span
 
 ALONE = "; only this machine is looked at: --address, or $RAY_ADDRESS, names a cluster"
 
@@ -30,6 +30,6 @@ def _sentence(record: EventRecord) -> str:
             return f"{record['check']}: {record['about']}"
         case "check.ended":
             found = counted({Status(status): number for status, number in record["statuses"].items()})
-            return f"{record['check']}: {found or 'nothing found'}, {clock(record['seconds'])}"
+            return f"{record['check']}: {found or 'nothing found'}, {span(record['seconds'])}"
         case _:
             return f"{record['node']} is left out from now on: {record['why']} ({record['check']})"
