@@ -310,11 +310,6 @@ def _weights(device: torch.device) -> Tensor:
     return torch.from_numpy(drawn.view(np.int64)).to(device)
 
 
-def is_shard(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one rank's part: of a DTensor that is not whole on every rank, or FSDP's flat parameter."""
-    return bool(part_of(tensor))
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of the tensor: the tensor itself, or a DTensor's local part, in the same memory."""
     return getattr(tensor, "_local_tensor", tensor)

@@ -15,7 +15,7 @@ import xxhash
 
 from chaosrun.observe.contents import input_digest
 from chaosrun.observe.environment import canary, record_environment
-from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, part_of, tensor_digests
+from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, part_of, tensor_digests
 from chaosrun.observe.module_settings import ModuleSettings
 from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
@@ -159,7 +159,7 @@ class Observer:
                 param=at_start.weights.value,
                 params=at_start.weights.each,
                 tensors=tuple(name + part_of(parameter) for name, parameter in self._named),
-                sharded=any(is_shard(parameter) for _, parameter in self._named),
+                sharded=any(part_of(parameter) for _, parameter in self._named),
                 in_part=arrival.in_part,
                 seeded=arrival.seeded,
                 parts=True,
@@ -277,7 +277,7 @@ class Observer:
                 state=self._state.optimizer_digest(),
                 settings=self._settings,
                 began=self._began,
-                fetched=_ids_of(self._fetched),
+                fetched=tuple(None if ids is None else tuple(ids) for ids in self._fetched) if any(self._fetched) else None,
                 stepped=stepped,
             )
         )
@@ -357,10 +357,6 @@ class Observer:
 
     def _rng(self) -> str:
         return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._device).values()).encode())
-
-
-def _ids_of(batches: Sequence[list[Any] | None]) -> tuple[tuple[Any, ...] | None, ...] | None:
-    return tuple(None if ids is None else tuple(ids) for ids in batches) if any(batches) else None
 
 
 def _hex_of(rates: Sequence[float]) -> tuple[str, ...]:

@@ -29,10 +29,6 @@ class DamagedRecordError(RecoveryError, ValueError):
     """Whether nothing after it can be read: it is no record at all, or of another version."""
 
 
-class EarlierVersionError(DamagedRecordError):
-    """A record that an earlier chaosrun wrote."""
-
-
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """An immutable value that is written to a file. Fields that hold their default are not written."""
 
@@ -73,19 +69,16 @@ def convert(value: object, type_: Any) -> Any:
 
 
 def decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """Decode one record. Raises DamagedRecordError with the error and its place, EarlierVersionError for a record of version
-    1."""
+    """Decode one record. Raises DamagedRecordError with the error and its place."""
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:
         version = _version(data)
-        if version == 1:
-            raise EarlierVersionError(
-                f"written by an earlier chaosrun (version 1, this one reads version {RECORDS_VERSION})",
+        if version not in (None, RECORDS_VERSION):
+            raise DamagedRecordError(
+                f"written by another chaosrun (version {version!r:.20}, this one reads version {RECORDS_VERSION})",
                 hint="use the chaosrun that wrote it, or submit the job again",
             ) from error
-        if version not in (None, RECORDS_VERSION):
-            raise DamagedRecordError(f"version {version!r:.20}, this chaosrun reads {RECORDS_VERSION}") from error
         damage = DamagedRecordError(_words(error))
         damage.ends_the_file = version is None
         raise damage from error
@@ -124,7 +117,7 @@ def _numbered(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[tuple[i
             try:
                 yield number, decode(line, decoder)
             except DamagedRecordError as error:
-                damage = type(error)(f"{path}:{number}: {error.message}", hint=error.hint)
+                damage = DamagedRecordError(f"{path}:{number}: {error.message}", hint=error.hint)
                 damage.ends_the_file = error.ends_the_file
                 yield number, damage
 

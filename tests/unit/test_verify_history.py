@@ -156,7 +156,7 @@ def test_a_malformed_step_of_a_whole_block_is_seen_where_it_is_compared(run: Run
     [
         ('"seq":3', '"seq":4', "a record is missing"),
         ('"v":2,"seq":2', '"v":7,"seq":2', "version 7"),
-        ('"v":2,"seq":2', '"v":1,"seq":2', "written by an earlier chaosrun"),
+        ('"v":2,"seq":2', '"v":1,"seq":2', "written by another chaosrun (version 1,"),
         ('"outcome":"completed"', '"outcome":"fine"', "Invalid enum value 'fine' at `outcome`"),
         ('"armed":["F1","F2","F3"]', '"armed":null', "armed"),
         ('"pids":{"0"', '"pids":{"zero"', "pids"),
