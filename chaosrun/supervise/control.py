@@ -17,13 +17,14 @@ import stat
 import struct
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from chaosrun.errors import UsageError
+from chaosrun.errors import ChaosrunError, UsageError, of_the_machine
 from chaosrun.processes import cpu_and_state
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import RunLayout
@@ -99,6 +100,7 @@ class ControlServer:
 
     def __init__(self, run: RunLayout, obey: Obey) -> None:
         """Raises OSError where the file system does not support sockets."""
+        self._run = run
         self._directory = control_directory(run)
         self._obey = obey
         self._token = secrets.token_hex(32)
@@ -154,12 +156,26 @@ class ControlServer:
                 return  # it was told that nothing was done
             if not hmac.compare_digest(command.token.encode(errors="replace"), self._token.encode()):
                 raise ValueError("wrong token")
-            answer = self._obey(command)
+            answer = self._done(command)
         except (ValueError, RecursionError) as error:
             answer = Answer(error=f"the supervisor refused: {error}")
-        except UsageError as error:
-            answer = Answer(error=error.message, hint=error.hint)
         connection.sendall(encode(answer) + b"\n")
+
+    def _done(self, command: Command) -> Answer:
+        """Whatever it raises ends neither this thread nor the run, and is told to the client."""
+        try:
+            return self._obey(command)
+        except ChaosrunError as error:
+            return Answer(error=error.message, hint=error.hint)
+        except Exception as error:
+            if machine := of_the_machine(error):
+                return Answer(error=machine.message, hint=machine.hint)
+            traceback.print_exc()
+            return Answer(
+                error=f"this is a bug in chaosrun: {type(error).__name__}: {error}",
+                hint="please report it; the run goes on. Its supervisor has printed the traceback, where it is detached to "
+                f"{self._run.supervisor_log}",
+            )
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """The control socket: who is let in, what is answered, and that nothing said to it can do harm."""
 
+import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.errors import InterruptedRunError, UsageError
+from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise import control
 from chaosrun.supervise.control import (
@@ -131,6 +133,28 @@ def test_what_is_refused(served: Served, message: Any, words: str) -> None:
     answer = json.loads(served.send(json.dumps(message).encode() + b"\n"))
     assert words in answer["error"]
     assert not served.cancelled.is_set()
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (KeyError("rank"), "this is a bug in chaosrun: KeyError: 'rank'"),
+        (PermissionError(errno.EACCES, "Permission denied", "plan.json"), "this is a bug in chaosrun: PermissionError"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (RunTimeoutError("too late"), "too late"),
+    ],
+)
+def test_whatever_a_command_raises_is_told_and_the_next_one_is_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch, raised: Exception, words: str
+) -> None:
+    def fails(command: Command) -> Answer:
+        raise raised
+
+    with monkeypatch.context() as patched:
+        patched.setattr(served.server, "_obey", fails)
+        with pytest.raises(UsageError, match=re.escape(words)):
+            request(served.run, Cancel())
+    assert request(served.run, Ping()).pid == os.getpid()
 
 
 @pytest.mark.parametrize(
