@@ -1,8 +1,17 @@
-"""`python -m chaosrun`."""
+"""The program `chaosrun`, also as `python -m chaosrun`."""
 
 import sys
 
-from chaosrun.cli import main
+
+def main() -> int:
+    """Its exit code. A Ctrl-C while the command line itself is imported is an interrupt like any later one."""
+    try:
+        from chaosrun.cli import main as command_line
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return command_line()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -434,6 +434,20 @@ class TestLogs:
         assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}b\n"
 
 
+def test_a_ctrl_c_while_the_command_line_is_imported_is_told_in_one_line() -> None:
+    program = """
+import runpy, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "cyclopts":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("chaosrun", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
 def test_status(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "byte"]) == 0
     assert capsys.readouterr().out == f"run {RUN_ID}\nstate       not started\n"
