@@ -283,7 +283,6 @@ class ForkServer:
                 os.waitid(os.P_ALL, 0, os.WEXITED)
         if self._attempt is not None:
             remove_shared_memory_leftovers(self._attempt.shared_memory)
-        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _empty_temporary(self) -> None:
         """Empty the ranks' TMPDIR: killed ranks leave the sockets of loader workers there, each in its own directory."""
@@ -326,12 +325,17 @@ def main(arguments: list[str]) -> int:
         return 0
     configure = decode_command(first)
     assert isinstance(configure, Configure)
-    target = _warm_up(configure, channel)
-    if target is None:
-        return 1
-    server = ForkServer(channel, target, configure.standbys, Path(configure.temporary))
-    server.send(Ready(pid=os.getpid(), left_out=configure.left_out))
-    server.serve()
+    try:
+        target = _warm_up(configure, channel)
+        if target is None:
+            return 1
+        server = ForkServer(channel, target, configure.standbys, Path(configure.temporary))
+        server.send(Ready(pid=os.getpid(), left_out=configure.left_out))
+        server.serve()
+    except BrokenPipeError:
+        pass  # the agent died meanwhile, and with it whoever would remove the folder
+    finally:
+        shutil.rmtree(configure.temporary, ignore_errors=True)
     return 0
 
 

@@ -278,6 +278,15 @@ def test_the_end_of_the_server_leaves_neither_ranks_nor_loader_workers(
     eventually(lambda: not alive(everybody))
 
 
+def test_an_agent_that_dies_while_its_server_imports_leaves_no_folder() -> None:
+    server = Server()
+    try:
+        server.end()
+        assert (server.process.returncode, server.temporary.exists()) == (0, False)
+    finally:
+        server.clean()
+
+
 def test_fifty_restarts_leak_no_process_descriptor_or_memory(server: Server, tmp_path: Path) -> None:
     def descriptors() -> int:
         """The fewest of a while: where a standby is being forked there are more for a moment."""
