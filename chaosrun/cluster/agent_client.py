@@ -143,4 +143,4 @@ def _refuses(place: tuple[str, int]) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return str(error).strip().partition("\n")[0].rstrip(".")

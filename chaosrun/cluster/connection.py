@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import ray
 import ray._raylet
-from ray._private import services
+from ray._private import services, worker
 from ray._private.node import Node
 
 from chaosrun.cluster import joining
@@ -75,6 +75,7 @@ def connect(address: str | None, *, cpus: float) -> Connection:
     except FileNotFoundError as error:
         # Ray's driver needs the current directory.
         raise UsageError("the current directory no longer exists", hint="change to one that is") from error
+    _quieten()
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
         _join(address)
@@ -121,6 +122,12 @@ def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ResourcesError(f"Ray does not start here: {reason}", hint=hint) from error
         return folder, stack.pop_all().close
+
+
+def _quieten() -> None:
+    """Keep Ray's driver from printing, on stdout, the end of a dead raylet's log, which no setting of Ray's prevents."""
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
 
 
 def cpu_count() -> int:

@@ -23,7 +23,7 @@ _NOTICES = {
     "reference.uncached": "not kept in the cache for other drills: {message}",
     "chaos.begins": "begins at the beginning: {why}",
     "attempt.placed": "attempt {attempt} resumes from {place}",
-    "supervisor.lost": "the supervisor (pid {pid}) ended {how}: another one takes over",
+    "supervisor.lost": "the supervisor (pid {pid}) {how}: another one takes over",
     "faults.not_struck": "faults that the job file plans are not struck in a run: `chaosrun submit` drills the job with them",
     "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",
 }

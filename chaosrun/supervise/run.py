@@ -190,7 +190,8 @@ def _in_a_process(
             raise RunTimeoutError("the run's timeout has passed while Ray or the ranks were starting or ending", hint=again)
         if not new and successors:
             successors -= 1
-            how = process.watchdog.lost or process.how_it_ended()
+            lost = process.watchdog.lost
+            how = f"was ended, as {lost}" if lost else f"ended {process.how_it_ended()}"
             listener({"leg": None, "event": "supervisor.lost", "pid": process.pid, "how": how})
             continue
         if not new and process.watchdog.lost is not None:

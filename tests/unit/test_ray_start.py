@@ -33,3 +33,18 @@ def test_what_keeps_ray_from_starting_is_no_bug_of_chaosrun(option: str, reason:
         [sys.executable, option, "-c", CONNECT], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert reason in answer.stdout, answer.stderr
+
+
+def test_the_log_of_a_dead_raylet_is_not_printed() -> None:
+    program = """
+import ray
+from ray._private import worker
+from chaosrun.cluster import connection
+def start(**_):
+    worker.print_to_stdstream({"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+ray.init = start
+connection.connect(None, cpus=1).close()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
