@@ -101,8 +101,8 @@ def _checks(view: RunView) -> Table:
     table.show_header = False
     for check in view.checks:
         table.add_row(Text(check.status, style=CHECK_STYLES[check.status]), check.name, check.summary)
-    # To be searched for, however narrow the terminal.
-    table.columns[1].min_width = max((len(check.name) for check in view.checks), default=0)
+    # To be searched for, however narrow the terminal: what was found has the rest of the width, and is not cut off.
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
     return table
 
 

@@ -318,9 +318,14 @@ def test_fits_the_terminal(run: RunLayout, verdict: Verdict, width: int) -> None
 
 
 def test_names_of_checks_are_whole_however_narrow_the_terminal(run: RunLayout) -> None:
-    failed = replace(FAILED, checks=(*CHECKS, check_that("resume_evidence", "fail", "attempt 2 began with weights of step 5")))
-    page = rendered(render_text(read_view(run, failed), whole=True), width=40, colour=False)
-    assert "\n  fail  resume_evidence  attempt 2" in page
+    checks = (
+        check_that("resume_evidence", "fail", "attempt 2 began with weights of step 5"),
+        check_that("completed", "inconclusive", "the reference leg ended by a timeout"),
+    )
+    page = rendered(render_text(read_view(run, replace(FAILED, checks=checks)), whole=True), width=40, colour=False)
+    assert "\n  fail          resume_evidence  attempt" in page
+    found = "".join(line[33:].strip() for line in page.splitlines())
+    assert "attempt2beganwithweightsofstep5" in found.replace(" ", ""), "and what was found is not cut off"
 
 
 def test_a_restart_that_crashed_before_another_came_back_is_counted(run: RunLayout) -> None:
