@@ -17,7 +17,7 @@ from verdicts import saying
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.report.html import render_html
 from chaosrun.report.html.losses import thinned
 from chaosrun.report.html.page import TEMPLATES, Scale, integer_ticks, moment, number, sentence, ticks
@@ -123,6 +123,16 @@ def test_a_drill_that_came_back_to_other_data(tmp_path: Path) -> None:
     # What to do is said once.
     hint = judge(run).hint
     assert hint is not None and sum(said.count(hint[1:]) for said in page.sections.values()) == 1
+
+
+def test_a_run_in_production_is_told_no_command_that_it_cannot_take_and_where_its_files_are(tmp_path: Path) -> None:
+    run = write_run(tmp_path, bugs=Bugs(keep_optimizer=False))
+    drill = render_html(read_view(run, judge(run)))
+    (run.path / "chaos").rename(run.path / RUN)
+    run.run_json.write_text(json.dumps({**json.loads(run.run_json.read_bytes()), "kind": "run"}))
+    page = render_html(read_view(run, judge(run)))
+    assert "chaosrun diagnose" in drill and "chaosrun diagnose" not in page
+    assert 'href="run/journal.jsonl"' in page and 'href="chaos/' not in page
 
 
 def test_what_only_one_of_the_legs_did_is_told_in_words(run: RunLayout) -> None:

@@ -6,6 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from chaosrun.records.events import PlacementAcquired
+from chaosrun.records.layout import RUN
 from chaosrun.report.diagnosis import finding_rows, hazard_sentence, quantity_rows, replay_sentences
 from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Leg, PageSource
@@ -22,9 +23,10 @@ FINGERPRINTED = ("gradient", "optimizer", "weights", "buffers", "registered")
 """Kinds of which the records hold digests, not values."""
 MOST_TEXT = 20_000
 MOST_QUANTITIES = 200
+OF_A_LEG = ("journal.jsonl", "attempts", "checkpoints", "quarantine")
 FILES = (
     *("verdict.json", "job.yaml", "run.json", "plan.json", "report.md", "junit.xml", "diagnosis.json"),
-    *("reference/journal.jsonl", "chaos/journal.jsonl", "chaos/attempts", "chaos/checkpoints", "chaos/quarantine"),
+    *("reference/journal.jsonl", *(f"{leg}/{name}" for leg in ("chaos", RUN) for name in OF_A_LEG)),
 )
 """Of a run, for who wants to look further."""
 PHASE_MEANINGS = {
@@ -43,7 +45,7 @@ def particulars(source: PageSource) -> Shown:
     """`environment`: rows of name, value in the reference leg, value in the chaos leg, and whether they are equal."""
     found, run = source.view.verdict.divergence, source.view.run
     return {
-        "fingerprints_only": found is not None and found.kind in FINGERPRINTED,
+        "fingerprints_only": found is not None and found.kind in FINGERPRINTED and run.main != RUN,  # diagnosable
         "environment": list(_environment(source)),
         "where": list(_where(source)),
         "files": [name for name in FILES if (run.path / name).exists()],
