@@ -95,6 +95,7 @@ _PREMISES: Mapping[str, Row] = {
         "they cannot be judged: put the run's files back as they were, or submit the job again",
     ),
     "leg_unfinished": Row("the {leg} leg has not finished"),
+    "stopped_at_alarm": Row("the run was stopped at the alarm, as `recovery.on_divergence: stop` has it"),
     "leg_not_completed": Row("the {leg} leg ended with {outcome}: {message}"),
     "inexact_restore": Row("the restored state is not the saved one: {message}"),
     "reference_ends_differ": Row(

@@ -70,6 +70,8 @@ def not_ended(leg: LegHistory, drill: Drill, outcomes: Sequence[str]) -> CheckRe
     """Why the leg did not end; None if it reached one of these ends on every rank."""
     if leg.finished is None:
         return inconclusive("leg_unfinished", leg=leg.name)
+    if leg.outcome == "diverged" and leg.outcome not in outcomes:
+        return inconclusive("stopped_at_alarm")
     if leg.outcome not in outcomes:
         return inconclusive("leg_not_completed", leg=leg.name, outcome=leg.outcome, message=leg.finished.message)
     missing = [rank for rank in drill.ranks if rank not in leg.ends]

@@ -125,6 +125,7 @@ def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(
     assert found is not None and (verdict.status, verdict.exit_code, verdict.code) == ("FAIL", 3, found.code)
     assert (found.step, found.ranks, found.attempt, found.kind) == (5, (1,), 2, "rng")
     assert events(leg, "leg.finished")[0]["outcome"] == verdict.outcome == "diverged"
+    assert "stopped_at_alarm" in {check.code for check in verdict.checks if check.name == "completed"}
     assert (leg.checkpoints / "step-00000003").is_dir(), "everything is kept"
     assert (main(["verify", run.run_id]), main(["status", run.run_id]), main(["diagnose", run.run_id])) == (3, 0, 2)
     said = capsys.readouterr()
