@@ -43,7 +43,7 @@ class RunCollector:
             "recoveries_diverged": ("of these, those that differed", diverged),
         }
         gauges = {
-            "steps": ("the newest optimizer step that every rank has completed", leg.step),
+            "steps": ("the newest optimizer step that every rank has completed", _steps(leg)),
             "goodput_ratio": ("share of the time since the first attempt that went into steps that count", self._goodput(leg)),
             "checkpoint_age_seconds": ("since the newest checkpoint", self._checkpoint_age_s(leg)),
         }
@@ -79,6 +79,12 @@ class RunCollector:
         except FileNotFoundError:  # retention was faster
             return None
         return max(0.0, time.time() - written_s)
+
+
+def _steps(leg: LegPicture) -> int:
+    """While a restart has not begun, what was reached before it: where a script's own resume stands is known only then."""
+    attempts = leg.history.attempts
+    return leg.step if attempts and len(attempts[-1].starts) == len(leg.lanes) else leg.reached
 
 
 @contextmanager

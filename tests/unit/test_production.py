@@ -20,7 +20,7 @@ from chaosrun.records.history import LegHistory, journal_events, read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import RankTrace
-from chaosrun.report.metrics import served
+from chaosrun.report.metrics import RunCollector, served
 from chaosrun.report.sentences import sentence
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import judging
@@ -350,6 +350,23 @@ def test_after_one_that_differed_another_may_be_as_it_or_as_those_before(
     found = judged(run, 4, since=3)
     assert (found.divergence is None) == agrees, found
     assert found.judged == "steps"
+
+
+def test_the_metric_of_steps_does_not_fall_to_0_while_a_restart_of_a_script_has_not_begun(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    (run.path / "chaos").rename(run.path / "run")
+    leg = run.leg("run")
+
+    def steps() -> float:
+        return next(each.samples[0].value for each in RunCollector(run).collect() if each.name == "chaosrun_steps")
+
+    *_, before, newest = sorted(leg.attempts())
+    assert steps() == 12
+    for rank in range(3):
+        leg.attempt(newest).trace(rank).unlink()
+    lines = [line for line in leg.journal.read_text().splitlines() if '"leg.finished"' not in line]
+    leg.journal.write_text("".join(f"{line}\n" for line in lines))
+    assert steps() == max(read_trace(leg.attempt(before).trace(rank), before, rank, []).steps.last for rank in range(3)) > 0
 
 
 @pytest.mark.parametrize(("host", "bound"), [("", "127.0.0.1"), ("0.0.0.0:", "0.0.0.0")])
