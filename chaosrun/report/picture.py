@@ -6,7 +6,7 @@ Steps done again after a restart are counted once.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal
 
 from chaosrun.faults.fault import Fault
@@ -256,6 +256,12 @@ class RunPicture:
     legs: dict[str, LegPicture] = field(default_factory=dict)
     resumed_s: float | None = None
     """When the latest supervisor took over."""
+
+    def end(self) -> None:
+        """Nobody supervises the run: of ranks whose end was not recorded, none trains any more."""
+        for lane in chain.from_iterable(leg.lanes.values() for leg in self.legs.values()):
+            if not lane.ended:
+                lane.end("stopped")
 
     @property
     def began_s(self) -> float | None:

@@ -107,6 +107,8 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
     """
     follower = follower or RunFollower(run)
     follower.poll()
+    if not supervised:
+        follower.picture.end()
     verdict = read_object(run.verdict_json) if run.verdict_json.exists() else None
     supervision = None if supervised else read_supervision(run, judged=verdict is not None)
     return RunStatus(

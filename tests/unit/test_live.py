@@ -456,9 +456,12 @@ class TestStatus:
 
     def test_supervisor_gone(self, run: RunLayout) -> None:
         write_journal(run, "chaos", CHAOS)
+        write_steps(run, "chaos", 2, 0, range(7, 15))
         status = read_status(run, supervised=False)
+        lines = status_lines(status, now_s=0)
         assert status.state == "interrupted"
-        assert status_lines(status, now_s=0)[-1].startswith(f"resume      chaosrun resume {run.run_id}")
+        assert lines[-1].startswith(f"resume      chaosrun resume {run.run_id}")
+        assert "rank 0      step 14 stopped" in lines and not any("training" in line for line in lines)
 
     def test_interrupted_with_a_verdict_that_says_so(self, run: RunLayout) -> None:
         write_journal(run, "chaos", [*CHAOS, {**FINISHED, "outcome": "interrupted", "message": "interrupted"}])
