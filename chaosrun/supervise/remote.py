@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.locks import wait_until_free
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import is_supervised, read_supervision
@@ -99,6 +99,7 @@ def until(run: RunLayout, reached: Callable[[], bool], *, what: str, timeout_s: 
     Raises RunTimeoutError when `timeout_s` passes first; when the run ends first, the error that ended it, or UsageError.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    goal = what if run.main == RUN else f"{what} of its chaos leg"
     while True:
         # Checked first: everything written before the end can then be read.
         over = not is_supervised(run)
@@ -107,12 +108,12 @@ def until(run: RunLayout, reached: Callable[[], bool], *, what: str, timeout_s: 
         if over:
             verdict, _ = outcome(run)
             raise UsageError(
-                f"run {run.run_id} has ended ({verdict.status}), and never came to {what} of its chaos leg",
+                f"run {run.run_id} has ended ({verdict.status}), and never came to {goal}",
                 hint=f"`chaosrun verify {run_argument(run)}` shows its verdict",
             )
         if deadline is not None and time.monotonic() > deadline:
             raise RunTimeoutError(
-                f"run {run.run_id} has not come to {what} of its chaos leg within {timeout_s:g} s",
+                f"run {run.run_id} has not come to {goal} within {timeout_s:g} s",
                 hint=f"it is still running: `chaosrun status {run_argument(run)}`",
             )
         time.sleep(LOOK_EVERY_S)
