@@ -351,6 +351,11 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UsageError) as error:
+        if not run.path.parent.exists():
+            raise ResourcesError(
+                f"the storage of the run is gone: {run.path.parent}",
+                hint=f"was it unmounted? Once it is back: `chaosrun {command} {run_argument(run)}`",
+            ) from error
         if not run.run_json.exists():
             raise ResourcesError(
                 f"the run's files were removed while it ran: {run.path}",

@@ -78,9 +78,14 @@ def test_a_full_disk_costs_the_place_in_the_cache_alone(made: RunLayout, tmp_pat
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), UsageError("is not a run", hint="")])
 def test_a_run_whose_folder_is_removed_while_it_goes_on_is_told_so(made: RunLayout, tmp_path: Path, error: Exception) -> None:
-    run = RunLayout(shutil.copytree(made.path, tmp_path / "run"))
+    run = RunLayout(shutil.copytree(made.path, tmp_path / "root" / "run"))
     with pytest.raises(type(error)), run_files(run, "resume"):
         raise error
+    (tmp_path / "root").rename(tmp_path / "away")
+    with pytest.raises(ResourcesError, match="the storage of the run is gone") as told, run_files(run, "resume"):
+        raise error
+    assert told.value.hint is not None and "chaosrun resume" in told.value.hint
+    (tmp_path / "away").rename(tmp_path / "root")
     shutil.rmtree(run.path)
     with pytest.raises(ResourcesError, match="were removed while it ran") as told, run_files(run, "resume"):
         raise error
