@@ -210,6 +210,9 @@ def _syntax_problems(path: Path) -> Iterator[Problem]:
     except OSError as error:
         yield problem_of_script(path, "", f"it cannot be read: {error.strerror}", "check its permissions")
         return
+    if b"\0" in data:
+        yield problem_of_script(path, "", "it holds no text: a zip, or compiled?", "name the source that it was made from")
+        return
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -248,6 +248,10 @@ def test_a_script_that_cannot_be_compiled(here: Path, capsys: pytest.CaptureFixt
         "     3 | def step(:",
         "       |          ^",
     ]
+    (here / "train.py").write_bytes(b"PK\3\4\0\0\xfftrain")  # a zip, which Python alone would run
+    code, _, err = run("validate train.py", capsys)
+    assert (code, err.count("\n")) == (2, 2)
+    assert err.startswith(f"error: {here}/train.py:1:1: it holds no text: a zip, or compiled?\nhint: name the source")
 
 
 def test_a_load_of_its_own_beside_attach_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
