@@ -23,7 +23,16 @@ from chaosrun.observe import hooks, ledger
 from chaosrun.observe.contents import Components, content_digest
 from chaosrun.observe.fingerprint import digests, fingerprint, local_part, part_of, spots
 from chaosrun.observe.hooks import parameters_of
-from chaosrun.observe.live_modules import bare, digests_of_others, holders, names_of_swapped, sizes_of, smallest_of, unwrapped
+from chaosrun.observe.live_modules import (
+    bare,
+    digests_of_others,
+    held_since,
+    holders,
+    names_of_swapped,
+    sizes_of,
+    smallest_of,
+    unwrapped,
+)
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.grouping import grouped
 from chaosrun.records.left import MOST_BYTES
@@ -236,10 +245,13 @@ class FoundState:
         return dict(self._of_roots("named_buffers"))
 
     def _of_roots(self, method: str) -> Iterator[tuple[str, Any]]:
+        first = self._first.tensors if self._first else ()
         for number, root in enumerate(self._roots):
             prefix = f"{number}." if len(self._roots) > 1 else ""
+            before = [name.removeprefix(prefix) for name in first if name.startswith(prefix)]
+            less, more = held_since(before, [unwrapped(name) + part_of(each) for name, each in root.named_parameters()])
             for name, tensor in getattr(root, method)():
-                yield prefix + unwrapped(name), tensor
+                yield prefix + more + unwrapped(name).removeprefix(less), tensor
 
 
 def _digests_in_files(tensor: torch.Tensor) -> set[str]:

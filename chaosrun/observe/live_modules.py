@@ -108,6 +108,18 @@ def unwrapped(name: str) -> str:
     return REPARAMETRIZED.sub(r"\1", ".".join(part for part in name.split(".") if part not in WRAPPERS))
 
 
+def held_since(before: Collection[str], now: Collection[str]) -> tuple[str, str]:
+    """What to take from the front of all names, and what to put there, to call parameters as before, if a module of the script
+    holds the whole model now, or no longer does. Both empty if that is not the only difference."""
+    if not before or not now or {*before} == {*now}:
+        return "", ""
+    one, other = min(before), min(now)  # the same tensor, as all names of one side only begin with more
+    more, less = one.removesuffix(other), other.removesuffix(one)
+    if less.endswith(".") and {*now} == {less + name for name in before}:
+        return less, ""
+    return ("", more) if more.endswith(".") and {*before} == {more + name for name in now} else ("", "")
+
+
 def sizes_of(root: torch.nn.Module) -> set[tuple[str, int]]:
     """A model's parameters by name, with sizes in bytes, without those too small to be found in files."""
     return {(unwrapped(name), each.nbytes) for name, each in root.named_parameters() if each.nbytes >= LEAST_BYTES}

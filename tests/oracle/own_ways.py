@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ if path.exists():
     average = state["own"][rank]["average"] or average
     for master, kept in zip(masters(), state["own"][rank]["masters"], strict=True):
         master.data.copy_(kept)
-wrapped: Any = model if alone else DistributedDataParallel(model, find_unused_parameters=True)
+trained = nn.Sequential(OrderedDict(inner=model)) if way == "held" and step else model
+wrapped: Any = model if alone else DistributedDataParallel(trained, find_unused_parameters=True)
 if way == "measures-due":
     measured = wrapped(torch.randn(8, 8, generator=torch.Generator().manual_seed(1000 * step + rank)))
 if way == "warms-up":

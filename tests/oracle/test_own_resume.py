@@ -128,6 +128,7 @@ WAYS = {
     "phases": 10,
     "phases-built": 10,
     "whole": 6,
+    "held": 6,
     "warms-up": 6,
     "draws-anew": 10,
     "copies": 6,

@@ -2,6 +2,7 @@
 
 import gc
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from chaosrun.observe import hooks
 from chaosrun.observe.contents import contents
 from chaosrun.observe.found_state import FoundState, names_of_optimizers, rates_of
 from chaosrun.observe.state import ObservedState
+from chaosrun.records.traces import StartRecord
 
 
 class FindsItsOwn(torch.optim.SGD):
@@ -215,6 +217,43 @@ def test_while_a_functional_call_runs_the_parameters_are_the_optimizers_own(monk
     model.register_forward_pre_hook(look)
     torch.func.functional_call(model, {name: each * 2 for name, each in own.items()}, (torch.ones(1, 2),))
     assert [(name, id(each)) for name, each in seen] == [(name, id(each)) for name, each in own.items()]
+
+
+class Held(torch.nn.Module):
+    """A class of a script's own around its whole model, with a head if it is given one."""
+
+    def __init__(self, model: torch.nn.Module, **heads: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+        for name, head in heads.items():
+            self.add_module(name, head)
+
+
+def small() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+
+
+HELD: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], torch.nn.Module], bool]] = {
+    "wrapped": (small, lambda: Held(small()), True),
+    "unwrapped": (lambda: Held(small()), small, True),
+    "twice": (small, lambda: Held(Held(torch.nn.DataParallel(small()))), True),
+    "in another place": (small, lambda: Held(torch.nn.ReLU(), head=small()), True),
+    "of more": (small, lambda: Held(small(), head=torch.nn.Linear(3, 3)), False),
+    "of less": (small, lambda: torch.nn.Sequential(torch.nn.Linear(2, 3)), False),
+    "called otherwise": (lambda: Held(torch.nn.ReLU(), left=small()), lambda: Held(torch.nn.ReLU(), right=small()), False),
+    "one of two": (lambda: Held(small(), two=small()), lambda: Held(small(), two=Held(small())), False),
+}
+
+
+@pytest.mark.parametrize("way", HELD)
+def test_a_model_that_is_held_by_a_class_of_the_script_s_own_is_called_as_before(way: str) -> None:
+    before, now, alike = HELD[way]
+    held: list[tuple[set[str], set[str]]] = []
+    for made in (before(), now()):
+        first = cast(StartRecord, SimpleNamespace(tensors=tuple(held[0][0]), in_part=False)) if held else None
+        found = FoundState(made, first)
+        held.append(({name for name, _ in found.parameters()}, set(found.buffers())))
+    assert (held[0] == held[1]) is alike, held
 
 
 @pytest.mark.parametrize("collected", [True, False])
