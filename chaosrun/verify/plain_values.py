@@ -196,10 +196,11 @@ def _made_again(name: str, later: Sequence[Mapping[str, str]]) -> bool:
 
 def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
     """The order in which values are reported: weights before numbers, and these before arrays, which may be computed from them,
-    and what is not there; private names after the others; counts of a loop's rounds, mostly harmless, come last."""
-    *above, name = path.split("/")
+    and what is not there; private names, and what they hold, after the others; counts of a loop's rounds, mostly harmless, come
+    last."""
+    parts = path.split("/")
     harmless, array = path in _ROUNDS, seen == _NOT_THERE or _ARRAY.fullmatch(seen) is not None
-    return not seen.startswith("weights "), harmless, array, name.startswith("_"), len(above), path
+    return not seen.startswith("weights "), harmless, array, any(part.startswith("_") for part in parts), len(parts), path
 
 
 def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:

@@ -58,6 +58,12 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
             {"e/_saved": "list of 0", "e/state/n": "0"},
             "the script had e/state/n = 0 (reference: 9), e/_saved = list of 0 (reference: list of 1), ",
         ),
+        (
+            {"e/_it/taken/0": "5", "e/state/best/n": "9"},
+            {"e/_it/taken/0": "5", "e/state/best/n": "9"},
+            {"e/_it/taken/0": "7", "e/state/best/n": "0"},
+            "the script had e/state/best/n = 0 (reference: 9), e/_it/taken/0 = 7 (reference: 5), ",
+        ),
     ],
     ids=[
         *("lost", "there", "wanders", "never changes", "drawn once", "not there yet", "rounds last"),
@@ -70,6 +76,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
             "a copy of it",
             "weights first",
             "private last",
+            "held by what is private last",
         ),
     ],
 )
@@ -91,6 +98,8 @@ def test_values_that_did_not_come_back_are_named(
         "_": "0",
         "e/_saved": "list of 0",
         "e/state/n": "0",
+        "e/_it/taken/0": "1",
+        "e/state/best/n": "0",
         "s/_scale": "tensor 8.0",
         "s/_step_count": "0",
         "a": f"float64[2] {'0' * 16}",
