@@ -89,7 +89,8 @@ _STEP: Mapping[str, Row] = {
     ),
     "forward_pass.restored_right": detail(
         hint=f"everything was restored as saved, same data and RNG, another loss: {BESIDE}; or the model is in another mode "
-        "(model.train() was not called), or its weights or buffers were changed after the restore",
+        "(model.train() was not called), or its weights or buffers were changed after the restore, or its buffers are another "
+        "rank's (save each rank's, unless DDP broadcasts them)",
         hazard="O8",
     ),
     "forward_pass.streams_at_rest": detail(

@@ -109,6 +109,14 @@ def test_buffers_that_a_restart_begins_without_are_named(tmp_path: Path, began: 
     assert (f"other buffers than the run had when it saved ({name})" in f"{verdict.hint}") == (code == "buffers_not_restored")
 
 
+def test_a_loss_that_nothing_saved_explains_may_come_of_another_ranks_buffers(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False))
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        edit_trace(run, leg, attempt, 0, only("save", put(held={})))
+    verdict = judge(run)
+    assert verdict.code == "forward_pass" and "or its buffers are another rank's" in f"{verdict.hint}", verdict.hint
+
+
 def test_buffers_that_only_the_backward_pass_shows_are_named(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(keep_buffers=False))
     for rank in range(3):
