@@ -97,20 +97,23 @@ _RANDOM_STATES = "random_states"
 """That of accelerate's, by `save_state`."""
 
 
-def _saves(called: str, attempts: Iterable[Attempt]) -> list[SaveRecord]:
-    """These attempts' saves to the files whose names begin so."""
-    saves = (save for attempt in attempts for trace in attempt.traces.values() for save in trace.saves)
+def _saves(called: str, attempts: Iterable[Attempt], *ranks: int) -> list[SaveRecord]:
+    """These attempts' saves, or only those of these ranks, to the files whose names begin so."""
+    traces = (trace for attempt in attempts for rank, trace in attempt.traces.items() if not ranks or rank in ranks)
+    saves = (save for trace in traces for save in trace.saves)
     return [save for save in saves if PurePath(save.path).name.startswith(called)]
 
 
 def _file_lost(drill: Drill, found: Divergence, called: str) -> bool:
-    """The library was asked to resume (the position in the data was restored), but a file that it saves was not whole: a kill
-    or a fault inside the save had prevented it, or damaged it since."""
+    """The library was asked to resume (the position in the data was restored), but a file that it saves, on any rank that saves
+    one, was not whole: a kill or a fault inside the save had prevented it, or damaged it since."""
     began, attempts = _began(drill, found), [each for each in drill.chaos.attempts if each.number < found.attempt]
-    if began is None or "data" in began.wrong or not _saves(called, (*drill.reference.attempts, *attempts)):
+    savers = [rank for rank in drill.ranks if _saves(called, (*drill.reference.attempts, *attempts), rank)]
+    if began is None or "data" in began.wrong or not savers:
         return False
     done = {save.path: save.done for save in _saves(called, attempts)}
-    whole = any(save.done and save.step == began.step and done[save.path] for save in _saves(called, attempts))
+    at_step = {rank: [save for save in _saves(called, attempts, rank) if save.step == began.step] for rank in savers}
+    whole = all(any(save.done and done[save.path] for save in saves) for saves in at_step.values())
     return not whole or any(PurePath(name).name.startswith(called) for name in _damaged(drill, found))
 
 

@@ -181,6 +181,21 @@ def test_accelerate_is_named_only_where_a_fault_hit_the_random_states(
     assert ("accelerate#4283" in verdict.cause) == named, verdict.cause
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_random_states_are_whole_only_where_those_of_each_rank_are(tmp_path: Path, whole: bool) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_rng=False), libraries={"accelerate": "1.15.0"}, kills=EARLY)
+    called(run, "random_states_0.pkl")
+    for leg in ("reference", "chaos"):
+        first, second = (run.leg(leg).attempt(1).trace(rank) for rank in (0, 1))
+        own = [line for line in read_lines(first) if line["kind"] == "save" and "random" in line["path"]]
+        own = [{**line, "path": line["path"].replace("states_0", "states_1")} for line in own]
+        cut_off = [line for line in own if leg == "reference" or whole or not (line["done"] and line["step"] == 4)]
+        write_lines(second, [*read_lines(second), *cut_off])
+    verdict = judge(run)
+    assert verdict.code == "rng_not_restored", verdict.cause
+    assert ("accelerate#4283" in verdict.cause) == (not whole), verdict.cause
+
+
 @pytest.mark.parametrize(
     ("version", "name", "whose"),
     [
