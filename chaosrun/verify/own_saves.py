@@ -163,10 +163,10 @@ def cut_short(leg: LegHistory) -> bool:
 
 
 def named_since(save: SaveRecord, others: Iterable[SaveRecord]) -> str:
-    """The file's path after the script has renamed it, or its folder."""
+    """The file's path after the script has renamed it, or its folder; another thread may do so after later steps."""
     path = PurePath(save.path)
-    for rename in (each for each in others if each.how == "rename" and each.step == save.step and each.before):
-        if path.is_relative_to(rename.before):
+    for rename in (each for each in others if each.how == "rename" and each.before):
+        if (rename.step == save.step or (save.aside and rename.step > save.step)) and path.is_relative_to(rename.before):
             path = rename.path / path.relative_to(rename.before)
     return str(path)
 

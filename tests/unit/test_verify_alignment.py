@@ -166,6 +166,20 @@ def test_what_another_thread_saved_too_late_holds_a_later_steps_tensors(
     assert ("the save of step 3 holds tensors of step 4" in verdict.cause) == (code == "saved_while_training")
 
 
+@pytest.mark.parametrize("later", [0, 1], ids=["at once", "after a step"])
+def test_what_another_thread_saved_too_late_is_called_what_it_was_renamed_to(tmp_path: Path, later: int) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2))
+    for leg in ("reference", "chaos"):
+        path = run.leg(leg).attempt(1).trace(0)
+        lines = [{**line, "path": "7.tmp", "aside": True} if line["kind"] == "save" else line for line in read_lines(path)]
+        saved = next(line for line in reversed(lines) if line["kind"] == "save" and line["step"] == 4 and line["done"])
+        rename = {"how": "rename", "path": "step=3.ckpt", "before": "7.tmp", "step": 4 + later, "held": {}}
+        write_lines(path, [*lines, {**saved, **rename}])
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "saved_while_training"), verdict.cause
+    assert "step=3.ckpt" in verdict.cause + f"{verdict.hint}" and "7.tmp" not in verdict.cause + f"{verdict.hint}", verdict.hint
+
+
 def test_what_a_restart_builds_anew_is_told_beside_the_first(tmp_path: Path) -> None:
     bugs = Bugs(keep_optimizer=False, keep_rng=False, keep_scheduler=False, skip_off=-2)
     verdict = judge(write_script_run(tmp_path, bugs=bugs))
