@@ -7,6 +7,7 @@ wrapped; files open or mapped for writing are looked up. Not seen: native code t
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ TALKING = ("socket.connect", "socket.sendto")
 """Events that count once the training has begun: another process may answer differently each time."""
 OF_MULTIPROCESSING = ("/dev/shm/torch_", "/dev/shm/pym-")
 """Beginnings of files in shared memory that hold objects, which are examined themselves."""
+PROBE = tempfile._get_default_tempdir.__code__  # pyright: ignore[reportAttributeAccessIssue]
 WRITERS = (("torch.serialization", "_open_zipfile_writer_file"), ("safetensors.torch", "save_file"))
 
 
@@ -60,7 +62,7 @@ class Effects:
             if flags & WRITING:
                 self._written(path)
         elif event in FILES:
-            if self._counts(arguments[0]):
+            if self._counts(arguments[0]) and not (event == "os.mkdir" and _is_there(arguments[0], arguments[2])):
                 self._note(f"it changed {os.fsdecode(arguments[0])} ({event})")
         elif event in PROGRAMS or (event in TALKING and self.has_begun):
             self._note(f"it talked to another process ({event})")
@@ -81,7 +83,20 @@ class Effects:
 
     def _note(self, words: str) -> None:
         """Append to the file of effects, which survives any death of this process and is shared with forked processes."""
-        if not self._has_told:
+        if not self._has_told and not _is_of_a_probe():
             self._has_told = True
             with self._told.open("a") as file:
                 file.write(words)
+
+
+def _is_there(folder: Any, below: int) -> bool:
+    """Whether a folder that is about to be made is there: `makedirs(exist_ok=True)` tries it, and changes nothing."""
+    return below == -1 and os.path.isdir(folder)
+
+
+def _is_of_a_probe() -> bool:
+    """Whether Python is looking, once in each process, for a folder in which temporary files can be written and removed."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not PROBE:
+        frame = frame.f_back
+    return frame is not None

@@ -178,6 +178,7 @@ def caches() -> list[str]:
     home = Path(os.path.expanduser("~"))  # not Path.home(): a user id without a name and $HOME has none
     user = home.name
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     hugging_face = os.environ.get("HF_HOME") or cache / "huggingface"
     places = [
         os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_",
@@ -187,6 +188,7 @@ def caches() -> list[str]:
         os.environ.get("HF_DATASETS_CACHE") or hugging_face,
         os.environ.get("TORCH_HOME") or cache / "torch",
         *(os.environ[name] for name in ("NUMBA_CACHE_DIR", "CUDA_CACHE_PATH") if os.environ.get(name)),
+        config / "matplotlib",  # which it makes when it is imported
         *(hugging_face, home / ".nv", cache / "fontconfig", "/proc/", "/sys/", "/dev/null"),
     ]
     packages = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]

@@ -50,6 +50,9 @@ def told(leg: LegLayout) -> str:
         ("open", ("{cache}kernel", None, WRITE), ""),
         ("os.rename", ("/tmp/a", "/tmp/b", -1, -1), "it changed /tmp/a (os.rename)"),
         ("os.remove", ("{leg}/staging/x", -1), ""),
+        ("os.mkdir", ("/srv/of-the-script", 511, -1), "it changed /srv/of-the-script (os.mkdir)"),
+        ("os.mkdir", ("/srv", 511, -1), ""),  # as `makedirs` tries it, with `exist_ok`
+        ("os.mkdir", (".", 511, 5), "it changed . (os.mkdir)"),  # below another folder
         ("sqlite3.connect", ("/tmp/a.db",), "it changed /tmp/a.db (sqlite3.connect)"),
         ("sqlite3.connect", (7,), ""),
         ("subprocess.Popen", ("true", ["true"], None, None), "it talked to another process (subprocess.Popen)"),
@@ -115,13 +118,15 @@ def test_open_files_and_where_they_are_read(effects: Effects, tmp_path: Path) ->
 
 def test_what_a_forked_process_does_is_heard(leg: LegLayout, tmp_path: Path) -> None:
     program = f"""
-import os
+import os, tempfile
 from pathlib import Path
 from types import ModuleType
 from chaosrun.observe.effects import Effects
 from chaosrun.records.layout import LegLayout
 effects = Effects(LegLayout(Path({str(leg.path)!r})), None, attempt=2, rank=0)
 effects.begin()
+tempfile.tempdir = None
+tempfile.gettempdir()  # Python tries whether it can write there
 Path(effects._leg.path / "ours").write_text("x")
 if (child := os.fork()) == 0:
     Path({str(tmp_path / "own")!r}).write_text("x")
