@@ -11,6 +11,8 @@ import enum
 import gc
 import inspect
 import io
+import itertools
+import operator
 import os
 import re
 import socket
@@ -19,7 +21,8 @@ import threading
 import time
 import types
 from collections import ChainMap, deque
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from functools import cache
 from itertools import takewhile
 from pathlib import PurePath
 from types import MappingProxyType
@@ -126,12 +129,15 @@ def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
             look.at(f"{name}.{key}", value)
     for name, value in _of_modules_made_by_hand(before.variables):
         look.at(name, value)
-    look.at_hidden()
+    every = gc.get_objects()
+    look.at_hidden(every)
     for name, value in process_state.registries():
         look.at(name, value)
-    look.text("settings", str([*process_state.settings(), *process_state.of_the_process(before.environment, before.folder)]))
-    look.unseen += [*_elsewhere(accelerator), *process_state.unread(before.descriptors)]
-    if all(value is not before.mark for value in gc.get_objects()):
+    waiting = process_state.waiting_bytes()
+    of_the_process = process_state.of_the_process(before.environment, before.folder, waiting)
+    look.text("settings", str([*process_state.settings(), *of_the_process]))
+    look.unseen += [*_elsewhere(accelerator), *process_state.unread(before.descriptors, waiting)]
+    if not any(map(operator.is_, every, itertools.repeat(before.mark))):
         look.unseen.append("objects hidden by gc.freeze()")
     return OwnState(look.digest(), tuple(dict.fromkeys(look.unseen))[:SHOWN])
 
@@ -181,12 +187,13 @@ class _Look:
                 self._kept.append(value)
             waiting.extend((f"{path}/{name}", child) for name, child in inside)
 
-    def at_hidden(self) -> None:
-        """Visit objects that are not reachable from a root: kept by a library, or on the stack of a running function."""
+    def at_hidden(self, every: Sequence[Any]) -> None:
+        """Visit those of `every` object that are not reachable from a root: kept by a library, or on the stack of a running
+        function."""
         before = self._texts
         told: list[str] = []
         # By name, and of one name first what holds others of them, as the garbage collector's order varies.
-        for name, alike in sorted(grouped(_of_the_script(), _name).items()):
+        for name, alike in sorted(grouped(_of_the_script(every), _name).items()):
             hidden = [value for value in alike if id(value) not in self._met]
             for value in hidden if len(hidden) == 1 or self.unseen else sorted(hidden, key=self._reach, reverse=True):
                 if id(value) not in self._met:
@@ -315,15 +322,18 @@ def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}:{key}", value) for key, value in variables(module))
 
 
-def _of_the_script() -> Iterator[Any]:
+def _of_the_script(every: Sequence[Any]) -> Iterator[Any]:
     """The garbage collector's objects that were made by the job's own code; and iterators, which may be unreachable from the
     roots. Reads only the type of most objects, since there are hundreds of thousands."""
-    every = gc.get_objects()
-    mostly = {kind for kind in set(map(type, every)) if kind in COUNTING or is_of_the_job(file_of(kind))}
-    kinds = {kind for kind in set(map(type, every)) if kind in mostly or kind in CODE or issubclass(kind, type)}
-    for value in [value for value in every if type(value) in kinds]:
+    kinds = list(map(type, every))
+    mostly = {kind for kind in set(kinds) if kind in COUNTING or is_of_the_job(file_of(kind))}
+    wanted = {kind for kind in set(kinds) if kind in mostly or kind in CODE or issubclass(kind, type)}
+    of_the_job = cache(is_of_the_job)  # a dictionary of its own is asked faster, and here of each function of each library
+    for value in itertools.compress(every, map(wanted.__contains__, kinds)):
         kind = type(value)
-        if kind in CODE:
+        if kind is types.FunctionType:
+            own = of_the_job(value.__code__.co_filename)
+        elif kind in CODE:
             file = getattr(value, CODE[kind]).co_filename
             own = is_of_the_job(file) or (kind is types.GeneratorType and file == SAMPLERS)
             own = own and not (kind is types.CoroutineType and value.cr_running)

@@ -111,15 +111,15 @@ def is_ours(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).partition(".")[0] == "chaosrun"
 
 
-def of_the_process(environment: Mapping[str, str], folder: str) -> Iterator[Any]:
-    """`environment`, `folder`: as they were before the script's first line."""
+def of_the_process(environment: Mapping[str, str], folder: str, waiting: Mapping[int, int]) -> Iterator[Any]:
+    """`environment`, `folder`: as they were before the script's first line. `waiting`: what `waiting_bytes` gives."""
     yield from (sys.argv, os.path.relpath(os.getcwd(), folder))
     changed = {key: value for key, value in os.environ.items() if environment.get(key) != value}
     changed |= {key: "" for key in environment.keys() - os.environ.keys()}
     yield sorted((key, value) for key, value in changed.items() if not key.startswith(OF_AN_ATTEMPT))
     yield sorted(each for each in _native_environment() if not each.startswith(OF_AN_ATTEMPT))
     yield sorted(f"{os.path.basename(path)} at {place}" for path, writes, place in open_files() if not writes)
-    yield sum(count == OF_A_LOCK for count in _waiting().values())
+    yield sum(count == OF_A_LOCK for count in waiting.values())
     above = os.path.dirname(os.path.dirname(folder))  # made anew for each leg, as the working folder is
     yield [os.path.relpath(path, folder) if f"{path}/".startswith(f"{above}/") else path for path in sys.path]
     yield from (sys.getrecursionlimit(), sys.get_int_max_str_digits(), time.tzname, gc.isenabled(), gc.get_threshold())
@@ -154,9 +154,8 @@ def descriptors() -> dict[int, tuple[int, int]]:
     return found
 
 
-def unread(before: Collection[tuple[int, int]]) -> Iterator[str]:
+def unread(before: Collection[tuple[int, int]], waiting: Mapping[int, int]) -> Iterator[str]:
     """What waits in pipes, counters and memory files opened since: their contents cannot be read without taking them out."""
-    waiting = _waiting()
     for number, inode in descriptors().items():
         with contextlib.suppress(OSError):
             name = os.readlink(f"/proc/self/fd/{number}")
@@ -169,7 +168,7 @@ def unread(before: Collection[tuple[int, int]]) -> Iterator[str]:
                 yield "data that wait in a pipe"
 
 
-def _waiting() -> dict[int, int]:
+def waiting_bytes() -> dict[int, int]:
     """How many bytes wait in each pipe, and each socket between processes of this machine; those of a network are torch's
     own. No socket object is made of one: that could make it non-blocking, for the script as well."""
     local = {int(line.split()[6]) for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]}

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import types
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,10 +55,10 @@ def test_what_is_hidden_has_one_digest_however_the_garbage_collector_lists_it(mo
     inner = enumerate([1, 2, 3])
     outer = enumerate(inner)
     digests: set[str] = set()
+    monkeypatch.setattr(own, "_of_the_script", iter)
     for listed in ([inner, outer], [outer, inner]):
-        monkeypatch.setattr(own, "_of_the_script", partial(iter, listed))
         look = own._Look({})
-        look.at_hidden()
+        look.at_hidden(listed)
         digests.add(look.digest())
     assert len(digests) == 1
 
@@ -70,9 +69,9 @@ def test_objects_that_are_hidden_are_put_in_order_within_the_same_bounds(monkeyp
     for one, other in zip(ring, [*ring[1:], ring[0]], strict=True):
         one["next"] = other  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr(own, "MOST_OBJECTS", 1000)
-    monkeypatch.setattr(own, "_of_the_script", lambda: iter(ring))
+    monkeypatch.setattr(own, "_of_the_script", iter)
     look = own._Look({})
-    look.at_hidden()
+    look.at_hidden(ring)
     assert look._reached[1] <= 1000 + len(ring) and not look.unseen
 
 

@@ -29,7 +29,7 @@ folder = os.getcwd()
 sys.path[:] = [folder, os.path.dirname(folder), "/usr"]
 del sys.argv[1:]
 print(known_as(Annotated[int, Marker()]), [key for key, _ in variables(Settings)], [*process_state.settings()])
-print([*process_state.of_the_process(os.environ, folder)])
+print([*process_state.of_the_process(os.environ, folder, process_state.waiting_bytes())])
 """
 
 
@@ -51,7 +51,7 @@ def test_to_look_at_what_waits_leaves_sockets_as_they_are() -> None:
         one.send(b"hello")
         flags = [fcntl.fcntl(each.fileno(), fcntl.F_GETFL) for each in (one, other)]
         socket.setdefaulttimeout(10)
-        found = [*process_state.unread(())]
+        found = [*process_state.unread((), process_state.waiting_bytes())]
         assert [fcntl.fcntl(each.fileno(), fcntl.F_GETFL) for each in (one, other)] == flags
         assert "data that wait in a pipe" in found and other.recv(5) == b"hello"
     finally:
