@@ -35,6 +35,8 @@ from torch.nn.parallel import DistributedDataParallel
 Held = Iterator[tuple[str, Any]]
 PACKAGE = f"{Path(__file__).parent.parent}/"
 INSTALLED = (*(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE, "<frozen")
+FOLDERS_OF_PACKAGES = ("/site-packages/", "/dist-packages/")
+"""Also a user's own, those of the Python that a virtual environment is made from, and the system's."""
 OWN_FILES = (PACKAGE, f"{Path(accelerate.__file__).parent}/")
 OURS = ("chaosrun", "accelerate", "logging", "ray")
 """Packages whose objects are examined elsewhere, or change no training: only what a script adds to them counts."""
@@ -298,7 +300,11 @@ def file_of(kind: type) -> str | None:
 @functools.lru_cache(maxsize=1 << 14)
 def is_of_the_job(file: str | None) -> bool:
     """Whether it is neither an installed file, nor Python's, nor chaosrun's."""
-    return file is not None and os.path.exists(file) and not real_path(file).startswith(INSTALLED)
+    return file is not None and os.path.exists(file) and not is_installed(real_path(file))
+
+
+def is_installed(path: str) -> bool:
+    return path.startswith(INSTALLED) or any(folder in path for folder in FOLDERS_OF_PACKAGES)
 
 
 def real_path(file: str) -> str:

@@ -40,11 +40,11 @@ from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.observe.held import (
     CODE,
     COUNTING,
-    INSTALLED,
     Held,
     added,
     file_of,
     held,
+    is_installed,
     is_of_the_job,
     is_our_generator,
     known_as,
@@ -363,7 +363,7 @@ def _elsewhere(accelerator: Any) -> Iterator[str]:
     frame = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
         frame = frame.f_back
-    if frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(INSTALLED):
+    if frame is not None and is_installed(os.path.realpath(frame.f_code.co_filename)):
         yield f"the training loop is in an installed package ({frame.f_globals.get('__name__')})"
     for loader in accelerator._dataloaders:
         inner = getattr(loader, "base_dataloader", loader)

@@ -20,6 +20,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -313,7 +314,12 @@ def test_copies_made_in_another_order_are_equal() -> None:
     assert looked(copy.deepcopy(one)) == looked(one)
 
 
-def test_what_is_of_the_job() -> None:
+def test_what_is_of_the_job(tmp_path: Path) -> None:
+    """What a user installs for himself, or a virtual environment finds in its system, is none of it."""
+    for folder in ("src", "site-packages", "dist-packages"):
+        (tmp_path / folder / "a_library").mkdir(parents=True)
+        (tmp_path / folder / "a_library" / "loss.py").touch()
+        assert is_of_the_job(str(tmp_path / folder / "a_library" / "loss.py")) is (folder == "src")
     assert is_of_the_job(__file__)
     assert not any(map(is_of_the_job, (None, "<string>", "<frozen importlib>", own.__file__, torch.__file__, "_ops.py")))
 
