@@ -77,6 +77,8 @@ OF_OBJECTS = (
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType),
 )
 """C types whose parts are all objects, in a fixed order."""
+SETTINGS = (bool, int, float, str)
+"""Types of what a script may set in a library's module or class."""
 HEAP_TYPE = 1 << 9
 MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 COUNTING = (enumerate, zip, map, filter, reversed, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
@@ -103,6 +105,8 @@ def _parts(value: Any, kind: type) -> Held:
         case types.ModuleType():
             if is_of_the_job(getattr(value, "__file__", None)) or (value.__spec__ is None and not hasattr(value, "__file__")):
                 yield from variables(value)
+            else:  # a library's: the settings that it offers
+                yield from ((key, child) for key, child in vars(value).items() if key[:1] != "_" and type(child) in SETTINGS)
         case types.FunctionType():
             yield from _of_function(value)
         case types.GeneratorType():
@@ -113,7 +117,7 @@ def _parts(value: Any, kind: type) -> Held:
         case type():
             # For a library's class, only what a script may have put into it: the class itself has no state.
             own = is_of_the_job(file_of(value))
-            yield from ((key, child) for key, child in variables(value) if own or type(child) in (int, float, str))
+            yield from ((key, child) for key, child in variables(value) if own or type(child) in SETTINGS)
             yield "bases", value.__bases__
         case weakref.ref():
             yield "to", value()

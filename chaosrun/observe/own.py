@@ -371,6 +371,9 @@ def _elsewhere(accelerator: Any) -> Iterator[str]:
             yield "copies of the dataset in the loader's worker processes"
         if isinstance(getattr(inner, "dataset", None), IterableDataset | None):
             yield "the iterator of a streamed dataset"
+    compiled = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COMPILE_COUNTER", {})
+    if any(count > 1 for count in compiled.values()):
+        yield "code that torch.compile has compiled more than once"  # for which inputs, and in which order, decides what runs
     own = threading.get_ident()
     for ident, frame in sys._current_frames().items():
         while frame is not None and ident != own:

@@ -80,6 +80,11 @@ def _of_precision() -> Iterator[Any]:
 def _of_backends() -> Iterator[Any]:
     """The properties of all modules of torch.backends that have some; of the others, how einsum is done."""
     yield from (torch.backends.quantized.engine, torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy)  # pyright: ignore[reportAttributeAccessIssue]
+    yield from (
+        torch._C._get_nnpack_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+        torch._C._is_multithreading_enabled(),
+    )
     for name, module in sorted(vars(torch.backends).items()):
         properties = ((key, each) for key, each in vars(type(module)).items() if isinstance(each, torch.backends.ContextProp))
         for key, each in properties:

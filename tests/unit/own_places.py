@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import signal
+import smtplib
 import sys
 import types
 import warnings
@@ -121,6 +122,9 @@ PLACES: dict[str, Callable[[], Callable[[], Any]]] = {
     "another module of a library": lambda: on(json),
     "module made by hand": lambda: lambda: bump(vars(sys.modules["settings"]), "level"),
     "class of a library": lambda: on(torch.nn.Linear),
+    "flag of a class of a library": lambda: lambda: setattr(torch.nn.Linear, "is_late", True),
+    "setting of a library's module": lambda: lambda: bump(vars(smtplib), "SMTP_PORT"),
+    "setting of NNPACK": lambda: lambda: torch.backends.nnpack.set_flags(False),  # pyright: ignore[reportAttributeAccessIssue]
     "arguments": lambda: lambda: sys.argv.append("x"),
     "environment": lambda: lambda: os.environ.update(OF_THE_SCRIPT="1"),
     "folder": lambda: lambda: os.chdir("/"),

@@ -5,8 +5,10 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from own_places import PLACES
 
 from chaosrun.observe import own
@@ -105,3 +107,17 @@ def test_variables_that_a_library_gains_are_new_and_none_can_be_told_once_it_los
     setattr(library, "last", 2)  # noqa: B010  the newest again
     with pytest.raises(LookupError, match="a_library"):
         list(own._since("a_library", before))
+
+
+def test_code_that_is_compiled_again_is_refused() -> None:
+    """Which version runs depends on the inputs that came before: after a restart, others did."""
+    quick = torch.compile(torch.nn.functional.leaky_relu, backend="eager")
+    training: Any = types.SimpleNamespace(_dataloaders=[])
+    try:
+        told = []
+        for slope in (0.1, 0.1, 0.2):
+            quick(torch.ones(2), slope)
+            told.append([each for each in own._elsewhere(training) if "compile" in each])
+        assert told == [[], [], ["code that torch.compile has compiled more than once"]]
+    finally:
+        torch._dynamo.reset()
