@@ -40,6 +40,8 @@ FOLDERS_OF_PACKAGES = ("/site-packages/", "/dist-packages/")
 OWN_FILES = (PACKAGE, f"{Path(accelerate.__file__).parent}/")
 OURS = ("chaosrun", "accelerate", "logging", "ray")
 """Packages whose objects are examined elsewhere, or change no training: only what a script adds to them counts."""
+PICKLED = ("pandas",)
+"""Packages whose own `__reduce__` leaves out caches alone, which pickle cannot read."""
 OF_TEXT = (torch.device, torch.dtype, torch.layout, torch.memory_format, numpy.ufunc)
 """Types whose values are told apart by their text."""
 STATELESS = (
@@ -123,6 +125,9 @@ def _parts(value: Any, kind: type) -> Held:
             yield "to", value()
         case _ if hasattr(kind, "cache_info") and hasattr(kind, "cache_clear"):
             yield from (("cache", str(value.cache_info())), *_referents(value))
+        case _ if kind.__module__.partition(".")[0] in PICKLED:
+            yield from _reduced(value)
+            yield from ((key, child) for key, child in getattr(value, "__dict__", {}).items() if key[:1] != "_")
         case _:
             yield from _of_object(value, kind)
 
@@ -166,14 +171,18 @@ def _of_object(value: Any, kind: type) -> Held:
     elif native is type(threading.Lock()):
         yield "locked", value.locked()
     else:
-        reduced = value.__reduce_ex__(4)
-        if isinstance(reduced, str):
-            raise TypeError(f"is known by its name, {reduced}")
-        for number, part in enumerate(reduced[1:], 1):  # the items to add come as iterators
-            yield f"at/{number}", list(part) if number > 2 and isinstance(part, Iterator) else part
+        yield from _reduced(value)
     if kind is not native:
         yield "class", kind
         yield from attributes(value)
+
+
+def _reduced(value: Any) -> Held:
+    reduced = value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        raise TypeError(f"is known by its name, {reduced}")
+    for number, part in enumerate(reduced[1:], 1):  # the items to add come as iterators
+        yield f"at/{number}", list(part) if number > 2 and isinstance(part, Iterator) else part
 
 
 def _of_function(value: types.FunctionType) -> Held:

@@ -224,8 +224,9 @@ class _Look:
                 text = f"{tensor_digest(value):016x} {_about(value)}"
             case numpy.ndarray() if not value.dtype.hasobject:
                 self._weigh(value.nbytes)
+                plain = value.view("i8") if value.dtype.kind in "mM" else value  # dates have no buffer
                 layout = f"{value.dtype}{value.shape}{value.strides}{value.flags.writeable}"
-                text = f"{layout} {xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(value).data)}"
+                text = f"{layout} {xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(plain).data)}"
             case numpy.random.Generator() | numpy.random.BitGenerator():
                 draws: Any = getattr(value, "bit_generator", value)
                 seeds = getattr(draws, "seed_seq", None)

@@ -314,6 +314,27 @@ def test_copies_made_in_another_order_are_equal() -> None:
     assert looked(copy.deepcopy(one)) == looked(one)
 
 
+def test_a_table_of_pandas_is_looked_into_and_what_reads_remember_is_no_part_of_it() -> None:
+    """No leg of a script that keeps one ever ended early: pickle cannot read its caches."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    days = pandas.date_range("2024-01-01", periods=6)
+    table = pandas.DataFrame({"number": range(6), "text": list("aabbcc"), "day": days}, index=list("uvwxyz"))
+    before = looked(table)
+    assert table.loc["x", "number"] == 3 and list(table["text"].unique()) == ["a", "b", "c"] and table.describe() is not None
+    assert looked(table) == before and before[1] == []
+    digests = [before[0]]
+    for change in (
+        lambda: table.__setitem__("number", table["number"] + 1),
+        lambda: table.loc.__setitem__(("x", "text"), "c"),
+        lambda: table.loc.__setitem__(("x", "day"), days[0]),
+        lambda: table.attrs.update(step=1),
+        lambda: object.__setattr__(table, "step", 1),
+    ):
+        change()
+        digests.append(looked(table)[0])
+    assert len(set(digests)) == 6
+
+
 def test_what_is_of_the_job(tmp_path: Path) -> None:
     """What a user installs for himself, or a virtual environment finds in its system, is none of it."""
     for folder in ("src", "site-packages", "dist-packages"):
