@@ -22,8 +22,8 @@ from chaosrun.report.facts import RunFacts
 from chaosrun.report.output import LeavingStream
 from chaosrun.report.picture import FaultSeen, RunPicture
 from tests.terminal import Terminal
-from tests.unit.events import event, leg_picture, trace
-from tests.unit.run_files import write_info
+from tests.unit.events import leg_picture, trace
+from tests.unit.run_files import tell, write_info
 
 REQUESTED = {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 30, "phase": "reduce"}
 RECORDS: list[dict[str, Any]] = [
@@ -60,10 +60,7 @@ def text(run: RunPicture, width: int = 100, height: int = 40) -> str:
 
 
 def test_a_page() -> None:
-    assert (
-        text(picture(), 80).splitlines()
-        == textwrap.dedent(
-            """\
+    page = """\
         chaos, attempt 2  1:30  eta 18 s  small-1
         legs        ▶ chaos
         steps       45 of 80  2/s              ━━━━━━━━━━━━━━━━━━━━━━━━┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈
@@ -77,8 +74,7 @@ def test_a_page() -> None:
         F1          ● landed  attempt 1: SIGKILL rank 1 inside the gradient all-reduce
                               of step 30
         F2          ○ planned SIGKILL rank 0 after step 60"""
-        ).splitlines()
-    )
+    assert text(picture(), 80) == textwrap.dedent(page)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 64])
@@ -193,24 +189,18 @@ from pathlib import Path
 run = RunLayout(Path({run!r}))
 {body}
 """
-WATCH = (
-    "watch(run, stream=sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), ended=lambda: Path({stop!r}).exists())"
-)
+WATCH = "watch(run, stream=sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), ended=Path({stop!r}).exists)"
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """The files of a run that goes on."""
-    from chaosrun.records.journal import Journal
     from chaosrun.records.layout import RunLayout
 
     run = RunLayout(tmp_path / "runs" / "small-1")
     run.path.mkdir(parents=True)
     write_info(run, created_s=time.time(), spec={"name": "small", "workers": 2, "max_steps": 9})
-    journal = Journal(run.leg("chaos").journal)
-    journal.append(event("leg.started", leg="chaos", workers=2, supervisor_pid=1))
-    journal.append(event("attempt.starting", attempt=1, resume=None, resume_step=0, armed=[]))
-    journal.close()
+    tell(run, {"event": "leg.started", "leg": "chaos", "workers": 2}, {"event": "attempt.starting", "attempt": 1})
     return run.path
 
 

@@ -13,7 +13,6 @@ import pytest
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.events import JournalEvent, NodePlace, NotPreloaded, RaisedError
-from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.records.supervision import supervision
@@ -22,10 +21,9 @@ from chaosrun.report.follow import RunFollower
 from chaosrun.report.live import Display, LiveProgress, is_live_terminal, watch
 from chaosrun.report.sentences import EventText, folded, sentence
 from chaosrun.report.status import read_status, status_lines
-from tests.records import PlainTraceWriter
 from tests.terminal import Grid
 from tests.unit.events import event
-from tests.unit.run_files import write_info
+from tests.unit.run_files import begin_trace, tell, write_info
 
 # Events are shown by a thread, whose errors would be no more than warnings.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -45,27 +43,6 @@ CHAOS: list[dict[str, Any]] = [
 FINISHED: dict[str, Any] = {"event": "leg.finished", "outcome": "completed", "message": "all ranks ended", "final_step": 90}
 ENDED: dict[str, Any] = {"event": "leg.finished", "message": "interrupted", "outcome": "interrupted"}
 RAISED = RaisedError(type="ValueError", message="bad\nworse")
-
-
-def write_journal(run: RunLayout, leg: str, records: list[dict[str, Any]], clock: Any = time.time) -> None:
-    journal = Journal(run.leg(leg).journal, clock=clock)
-    for record in records:
-        journal.append(event(**record))
-    journal.close()
-
-
-def write_steps(
-    run: RunLayout, leg: str, attempt: int, rank: int, steps: range, *, began_s: float = 100.0, pid: int = 12
-) -> None:
-    writer = PlainTraceWriter(run.leg(leg).attempt(attempt).trace(rank))
-    about = {"attempt": attempt, "rank": rank, "world_size": 3, "pid": pid, "time_s": 1.0, "restored": None, "rng": "r"}
-    position = {"epoch": 0, "batches": 0, "step": steps.start - 1}
-    writer.put("start", v=3, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
-    words = {"rng": "r", "grad": "g", "param": "p", "params": "AAAAAA==", "grads": "AAAAAA==", "batch": ["b"], "ids": None}
-    for step in steps:
-        numbers = {"loss": ["0x1p-1"], "lr": ["0x1p-7"], "epoch": 0, "batches": step}
-        writer.put("step", step=step, time_s=began_s + step * 0.5, **words, **numbers)
-    writer.close()
 
 
 @pytest.fixture
@@ -171,7 +148,7 @@ class TestLines:
     def test_of_a_run_that_this_process_carries_out(self, run: RunLayout) -> None:
         stream, times = io.StringIO(), stamped(CHAOS)
         with LiveProgress(stream, terminal=False, run=run, clock=lambda: 1000.0) as live:
-            write_journal(run, "chaos", CHAOS, clock=lambda: next(times))
+            tell(run, *CHAOS, clock=lambda: next(times))
             for record in CHAOS:
                 live.on_event({"leg": "chaos", "seq": 1, **record})
         lines = stream.getvalue().splitlines()
@@ -180,10 +157,10 @@ class TestLines:
         assert "\x1b" not in stream.getvalue()
 
     def test_what_was_there_before_is_not_told_again(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", CHAOS)
+        tell(run, *CHAOS)
         stream = io.StringIO()
         with LiveProgress(stream, terminal=False, run=run):
-            write_journal(run, "chaos", [{"event": "supervisor.resumed", "supervisor_pid": 7}])
+            tell(run, {"event": "supervisor.resumed", "supervisor_pid": 7})
         assert stream.getvalue() == "[0:00] chaos: a new supervisor took over (pid 7)\n"
 
     def test_what_is_in_no_file_is_told_from_the_event(self, run: RunLayout) -> None:
@@ -202,7 +179,7 @@ class TestLines:
         with LiveProgress(stream, terminal=False) as live:
             for layout, step in ((run, 90), (second, 91)):
                 live.on_event({"event": "run.created", "leg": None, "run": layout.run_id, "path": str(layout.path)})
-                write_journal(layout, "chaos", [{**FINISHED, "final_step": step}])
+                tell(layout, {**FINISHED, "final_step": step})
         told = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
         assert told == [
             f"run: created in {run.path}",
@@ -215,13 +192,13 @@ class TestLines:
         stream, leg = io.StringIO(), run.leg("chaos")
         times = stamped(CHAOS)
         with LiveProgress(stream, terminal=False, run=run, clock=lambda: 1000.0):
-            write_journal(run, "chaos", CHAOS[:4], clock=lambda: next(times))
+            tell(run, *CHAOS[:4], clock=lambda: next(times))
             assert write_marker(leg, "F1", rank=1, attempt=1, pid=12, phase="step", step=17, ticks=1)
             marker = leg.faults / "F1.json"
             marker.write_text(json.dumps({**json.loads(marker.read_text()), "time_s": 1003.5}))
             until(lambda: "fired" in stream.getvalue())
             fired = {**CHAOS[4], "requested_s": 1003.5}
-            write_journal(run, "chaos", [CHAOS[5], fired, *CHAOS[6:8]], clock=lambda: 1061.0)
+            tell(run, CHAOS[5], fired, *CHAOS[6:8], clock=lambda: 1061.0)
         told = [line for line in stream.getvalue().splitlines() if "F1" in line]
         assert told == [
             "[0:03] chaos: F1 fired: rank 1, step 17",
@@ -231,14 +208,14 @@ class TestLines:
 
     def test_what_happened_first_is_told_first(self, run: RunLayout) -> None:
         died, fired = {**CHAOS[5], "died_s": 8.9}, {**CHAOS[4], "requested_s": 8.5}
-        write_journal(run, "chaos", [died, fired], clock=lambda: 9.0)
+        tell(run, died, fired, clock=lambda: 9.0)
         assert [told.event for told in RunFollower(run).poll()] == ["fault.requested", "worker.exited"]
 
     def test_a_withdrawn_fault_may_fire_again(self, run: RunLayout) -> None:
         follower, withdrawn = RunFollower(run), {"event": "fault.withdrawn", "fault": "F1"}
-        write_journal(run, "chaos", [CHAOS[4], CHAOS[4]])
+        tell(run, CHAOS[4], CHAOS[4])
         assert len(follower.poll()) == 1
-        write_journal(run, "chaos", [withdrawn, CHAOS[4]])
+        tell(run, withdrawn, CHAOS[4])
         assert len(follower.poll()) == 2
 
     def test_control_characters_do_not_reach_the_stream(self, run: RunLayout) -> None:
@@ -246,7 +223,7 @@ class TestLines:
         error = RaisedError(type="E", message="a\x1b[2Jb\u202ec\x9b31m")
         record = {"event": "death.unplanned", "attempt": 1, "rank": 0, "step": 1, "reason": "r", "error": error}
         with LiveProgress(stream, terminal=False, run=run):
-            write_journal(run, "chaos", [record])
+            tell(run, record)
         assert stream.getvalue().rstrip("\n").isprintable()
         assert "ab c 31m" in stream.getvalue()
 
@@ -282,11 +259,11 @@ class TestPicture:
         return on_screen(stream).text
 
     def test_of_a_drill(self, run: RunLayout) -> None:
-        write_steps(run, "chaos", 1, 0, range(1, 18))
+        begin_trace(run, "chaos", 1, 0, range(1, 18)).close()
         stream = Screenless()
         with LiveProgress(stream, terminal=True, size=lambda _: (100, 30)) as live:
             live.on_event({"event": "run.created", "leg": None, "run": run.run_id, "path": str(run.path)})
-            write_journal(run, "chaos", CHAOS[:7])
+            tell(run, *CHAOS[:7])
             until(lambda: "rank 0      step 17 training" in self.screen(stream))
             until(lambda: "rank 1      step 0 killed F1" in self.screen(stream))
         assert self.screen(stream).strip() == ""
@@ -296,7 +273,7 @@ class TestPicture:
         stream = Screenless()
         record = {"event": "death.unplanned", "attempt": 1, "rank": 2, "step": 7, "reason": "exit code 1"}
         with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
-            write_journal(run, "chaos", [*CHAOS[:4], record])
+            tell(run, *CHAOS[:4], record)
             until(lambda: "restarts" in self.screen(stream))
             live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
         assert self.screen(stream).strip().splitlines() == [
@@ -305,11 +282,11 @@ class TestPicture:
         ]
 
     def test_the_replays_of_a_diagnosis(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", [*CHAOS, FINISHED])
-        write_steps(run, "diagnosis/chaos", 1, 0, range(5, 8))
+        tell(run, *CHAOS, FINISHED)
+        begin_trace(run, "diagnosis/chaos", 1, 0, range(5, 8)).close()
         stream = Screenless()
         with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
-            write_journal(run, "diagnosis/chaos", CHAOS[:4])
+            tell(run, *CHAOS[:4], leg="diagnosis/chaos")
             live.on_event({**CHAOS[0], "leg": "diagnosis/chaos", "seq": 1})
             until(lambda: "diagnosis/chaos, attempt 1" in self.screen(stream))
             until(lambda: "rank 0      step 7 training" in self.screen(stream))
@@ -321,7 +298,7 @@ class TestPicture:
         with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
             while time.monotonic() - began_s < 0.5 or not stream.getvalue():
                 number += 1
-                write_journal(run, "chaos", [{"event": "supervisor.resumed"}])
+                tell(run, {"event": "supervisor.resumed"})
                 live.on_event({"leg": "chaos", "event": "supervisor.resumed", "supervisor_pid": 1, "seq": number})
                 time.sleep(0.002)
         took_s = time.monotonic() - began_s
@@ -334,13 +311,13 @@ class TestPicture:
         path.write_bytes(b"garbage\n\xff\xfe\x00\n[1]\n{\n")
         stream = Screenless()
         with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)):
-            write_journal(run, "chaos", CHAOS[:4])
+            tell(run, *CHAOS[:4])
             until(lambda: "rank 0      step 0 starting" in self.screen(stream))
 
 
 def test_a_bug_of_ours_ends_the_display_and_nothing_else(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, asked = Screenless(), iter([False, False, True])
-    write_journal(run, "chaos", CHAOS)
+    tell(run, *CHAOS)
 
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("division by\x1b zero")
@@ -359,13 +336,13 @@ class TestWatch:
 
     def test_lines(self, run: RunLayout) -> None:
         stream, asked = io.StringIO(), iter([False, False, True])
-        write_journal(run, "chaos", CHAOS)
+        tell(run, *CHAOS)
 
         def ended() -> bool:
             over = next(asked)
             if over:
                 # Written before the end, read after it.
-                write_journal(run, "chaos", [FINISHED])
+                tell(run, FINISHED)
             return over
 
         watch(run, stream=stream, terminal=False, ended=ended)
@@ -377,7 +354,7 @@ class TestWatch:
         # What is read at once is told in the order in which it happened.
         dated = [{**each, "died_s": 1000.0 + at} if "died_s" in each else each for at, each in enumerate(CHAOS)]
         with LiveProgress(own, terminal=False, run=run, clock=lambda: 1000.0):
-            write_journal(run, "chaos", dated, clock=lambda: next(times))
+            tell(run, *dated, clock=lambda: next(times))
         others = io.StringIO()
         watch(run, stream=others, terminal=False, ended=lambda: True)
         assert others.getvalue() == own.getvalue() != ""
@@ -391,14 +368,14 @@ class TestWatch:
     )
     def test_a_reference_that_is_taken_is_told_as_that(self, run: RunLayout, mode: str, said: str) -> None:
         write_info(run, source="/elsewhere", reference=mode)
-        write_journal(run, "reference", [CHAOS[0], FINISHED], clock=lambda: 5.0)
+        tell(run, CHAOS[0], FINISHED, leg="reference", clock=lambda: 5.0)
         stream = io.StringIO()
         watch(run, stream=stream, terminal=False, ended=lambda: True)
         assert stream.getvalue().endswith(f"reference: taken from {said}\n")
         assert len(stream.getvalue().splitlines()) == 1
 
     def test_an_interrupt_passes_and_leaves_the_terminal_as_it_was(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", CHAOS)
+        tell(run, *CHAOS)
         stream = Screenless()
 
         def ended() -> bool:
@@ -414,7 +391,7 @@ class TestWatch:
     def test_a_closed_stream_only_ends_the_display(self, run: RunLayout) -> None:
         stream, asked = io.StringIO(), iter([False, False, False, True])
         stream.close()
-        write_journal(run, "chaos", CHAOS)
+        tell(run, *CHAOS)
         watch(run, stream=stream, terminal=False, ended=lambda: next(asked))
         assert next(asked, None) is None
 
@@ -428,11 +405,11 @@ def test_dumb_terminals_get_plain_lines() -> None:
 
 class TestStatus:
     def test_running(self, run: RunLayout) -> None:
-        write_journal(run, "reference", [CHAOS[0], FINISHED])
-        write_journal(run, "chaos", CHAOS)
-        write_steps(run, "chaos", 1, 1, range(1, 18))
+        tell(run, CHAOS[0], FINISHED, leg="reference")
+        tell(run, *CHAOS)
+        begin_trace(run, "chaos", 1, 1, range(1, 18)).close()
         for rank, last in enumerate((14, 13, 14)):
-            write_steps(run, "chaos", 2, rank, range(11, last + 1))
+            begin_trace(run, "chaos", 2, rank, range(11, last + 1)).close()
         status = read_status(run, supervised=True)
         assert status.state == "running"
         lines = status_lines(status, now_s=time.time() + 2)
@@ -448,14 +425,14 @@ class TestStatus:
         assert (value["state"], value["legs"][1]["step"], value["legs"][1]["ranks"]["1"]) == ("running", 13, 13)
 
     def test_the_undisturbed_run_tells_where_a_leg_ends(self, run: RunLayout) -> None:
-        write_journal(run, "reference", [*CHAOS[:4], {**FINISHED, "final_step": 81}])
-        write_journal(run, "chaos", CHAOS[:4])
-        write_steps(run, "chaos", 1, 0, range(1, 2))
+        tell(run, *CHAOS[:4], {**FINISHED, "final_step": 81}, leg="reference")
+        tell(run, *CHAOS[:4])
+        begin_trace(run, "chaos", 1, 0, range(1, 2)).close()
         lines = status_lines(read_status(run, supervised=True), now_s=time.time())
         assert any(line.startswith("steps       0 of 81 ") for line in lines)
 
     def test_supervisor_gone(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", CHAOS)
+        tell(run, *CHAOS)
         write_steps(run, "chaos", 2, 0, range(7, 15))
         status = read_status(run, supervised=False)
         lines = status_lines(status, now_s=0)
@@ -464,7 +441,7 @@ class TestStatus:
         assert "rank 0      step 14 stopped" in lines and not any("training" in line for line in lines)
 
     def test_interrupted_with_a_verdict_that_says_so(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", [*CHAOS, {**FINISHED, "outcome": "interrupted", "message": "interrupted"}])
+        tell(run, *CHAOS, {**FINISHED, "outcome": "interrupted", "message": "interrupted"})
         run.verdict_json.write_text(json.dumps({"v": 1, "status": "INCONCLUSIVE", "cause": "interrupted"}))
         assert read_status(run, supervised=False).state == "interrupted"
         assert read_status(run, supervised=True).state == "running"
@@ -483,14 +460,14 @@ class TestStatus:
         assert read_status(run, supervised=True).to_json()["error"] is None
 
     def test_a_resume_that_would_end_in_the_same_way_is_not_advised(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", CHAOS)
+        tell(run, *CHAOS)
         with pytest.raises(UsageError), supervision(run):
             raise UsageError("step 99 is never reached", hint="plan it earlier")
         lines = status_lines(read_status(run, supervised=False), now_s=0)
         assert lines[-2:] == ["error       step 99 is never reached", "hint        plan it earlier"]
 
     def test_judged(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", [*CHAOS, FINISHED])
+        tell(run, *CHAOS, FINISHED)
         run.verdict_json.write_text(json.dumps({"v": 1, "status": "FAIL", "cause": "the sampler's epoch was not set"}))
         status = read_status(run, supervised=False)
         assert "state       finished: FAIL, the sampler's epoch was not set" in status_lines(status, now_s=0)
@@ -498,7 +475,7 @@ class TestStatus:
         assert read_status(run, supervised=False).error is None
 
     def test_damaged_journal_is_reported(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", CHAOS[:3])
+        tell(run, *CHAOS[:3])
         with run.leg("chaos").journal.open("a") as file:
             file.write("garbage\n{}\n")
         status = read_status(run, supervised=False)
@@ -507,8 +484,8 @@ class TestStatus:
 
     def test_a_fault_that_the_verdict_would_not_accept_has_not_landed(self, run: RunLayout) -> None:
         """Its rank recorded a step after the one that it was to die at."""
-        write_journal(run, "chaos", [*CHAOS, {**FINISHED, "outcome": "user_error"}])
-        write_steps(run, "chaos", 1, 1, range(1, 19))
+        tell(run, *CHAOS, {**FINISHED, "outcome": "user_error"})
+        begin_trace(run, "chaos", 1, 1, range(1, 19)).close()
         status = read_status(run, supervised=False).to_json()
         assert status["legs"][0]["landed"] == [] and status["schedule"][0]["state"] == "missed"
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import pytest
 
 from chaosrun import cli
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.escapes import harmless
 from chaosrun.report.follow import RunFollower
@@ -25,11 +25,11 @@ from chaosrun.report.html.page import environment
 from chaosrun.report.logs import LogFollower, last_written
 from chaosrun.supervise.drill import lock_run
 from tests.terminal import Terminal
-from tests.unit.events import event
-from tests.unit.run_files import write_info
-from tests.unit.test_live import write_steps
+from tests.unit import run_files
+from tests.unit.run_files import begin_trace, write_info
 
 COMMAND = Path(sys.executable).with_name("chaosrun")
+tell = partial(run_files.tell, clock=lambda: 1000.0)
 
 
 @pytest.fixture
@@ -48,17 +48,10 @@ def write(run: RunLayout, leg: str, attempt: int, rank: int, data: bytes) -> Non
         file.write(data)
 
 
-def tell(run: RunLayout, leg: str, *records: dict[str, Any], time_s: float = 1000.0) -> None:
-    journal = Journal(run.leg(leg).journal, clock=lambda: time_s)
-    for record in records:
-        journal.append(event(**record))
-    journal.close()
-
-
 def tell_at_once(run: RunLayout, leg: str, *records: dict[str, Any]) -> None:
     """The journal is there with all of them, or is not there."""
     elsewhere = RunLayout(run.path.with_name("elsewhere"))
-    tell(elsewhere, leg, *records)
+    tell(elsewhere, *records, leg=leg)
     run.leg(leg).path.mkdir(parents=True, exist_ok=True)
     elsewhere.leg(leg).journal.rename(run.leg(leg).journal)
     shutil.rmtree(elsewhere.path)
@@ -211,7 +204,7 @@ class TestEvents:
     def test_those_that_are_asked_for(
         self, run: RunLayout, asked: list[str], events: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        tell(run, "chaos", *self.RECORDS, time_s=1050.0)
+        tell(run, *self.RECORDS, clock=lambda: 1050.0)
         where = ["--root", str(run.path.parents[1])]
         assert cli.main(["logs", "latest", "--events", "-o", "json", *asked, *where]) == 0
         told = json.loads(capsys.readouterr().out)["events"]
@@ -348,7 +341,7 @@ class TestCommands:
         assert found and all(os.path.isabs(path) and os.path.exists(path) for path in found)
 
     def test_events_of_a_run_that_has_ended(self, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
-        tell(run, "chaos", *TestEvents.RECORDS, time_s=1050.0)
+        tell(run, *TestEvents.RECORDS, clock=lambda: 1050.0)
         where = ["--root", str(run.path.parents[1])]
         assert cli.main(["logs", "latest", "--events", "-o", "json", *where]) == 0
         told = json.loads(capsys.readouterr().out)
@@ -369,19 +362,19 @@ class TestCommands:
     def test_events_until_the_run_ends(self, run: RunLayout) -> None:
         with following(run, "logs", "latest", "--events", "-f") as followed:
             with lock_run(run):
-                tell(run, "chaos", *TestEvents.RECORDS[:2])
+                tell(run, *TestEvents.RECORDS[:2])
                 followed.until(lambda out: "attempt 1 starts from the beginning" in out)
-                tell(run, "chaos", TestEvents.RECORDS[2])
+                tell(run, TestEvents.RECORDS[2])
             assert followed.end() == (0, "")
         assert followed.out.splitlines()[2].endswith("[0:42] chaos: F1 fired: rank 1, step 7")
 
     def test_where_a_script_goes_on_from_is_told_when_it_is_known(self, run: RunLayout) -> None:
         starting = {"event": "attempt.starting", "resume": None, "resume_step": 0, "armed": [], "by": "script"}
-        tell(run, "chaos", TestEvents.RECORDS[0], {**starting, "attempt": 1}, {**starting, "attempt": 2}, time_s=1050.0)
+        tell(run, TestEvents.RECORDS[0], {**starting, "attempt": 1}, {**starting, "attempt": 2}, clock=lambda: 1050.0)
         follower = RunFollower(run)
         told = [told.sentence for told in follower.poll_events()]
         assert told[-1] == "attempt 2 starts: the script looks for a checkpoint of its own"
-        write_steps(run, "chaos", 2, 0, range(21, 23))
+        begin_trace(run, "chaos", 2, 0, range(21, 23)).close()
         assert [told.sentence for told in follower.poll_events()] == ["attempt 2 resumes from step 20"]
         assert follower.poll_events() == []
 
@@ -416,7 +409,7 @@ class TestCommands:
         assert [fault["state"] for fault in states[1]["schedule"]] == ["fired"]
 
     def test_status_on_a_terminal(self, run: RunLayout) -> None:
-        tell(run, "chaos", *TestEvents.RECORDS)
+        tell(run, *TestEvents.RECORDS)
         with lock_run(run):
             terminal = Terminal(COMMAND, "status", "latest", "-w", "--root", run.path.parents[1])
             deadline_s = time.monotonic() + 120
@@ -443,7 +436,7 @@ class TestCommands:
         error = {"type": "ValueError", "message": evil, "traceback": f"Traceback\nValueError: {evil}"}
         died = {"event": "death.unplanned", "attempt": 1, "rank": 0, "step": None, "reason": evil, "error": error}
         ended = {"event": "leg.finished", "outcome": "user_error", "message": evil, "hint": evil}
-        tell(run, "reference", {"event": "leg.started", "workers": 2, "supervisor_pid": 1}, died, ended)
+        tell(run, {"event": "leg.started", "workers": 2, "supervisor_pid": 1}, died, ended, leg="reference")
         assert cli.main(["status", "latest", "--root", str(run.path.parents[1])]) == 0
         told = capsys.readouterr().out
         assert "last        user error:  ]0;title red," in told and "hint        ␛]0;title␇red" in told

@@ -13,7 +13,6 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.appended import Tail
 from chaosrun.records.codec import encode
 from chaosrun.records.heartbeat import Heart, Heartbeat
-from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.records.trace_reader import read_ends
@@ -23,8 +22,9 @@ from chaosrun.report.follow import RunFollower
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, State
 from tests.records import PlainTraceWriter
 from tests.unit.events import event, leg_picture, trace
-from tests.unit.run_files import write_info
+from tests.unit.run_files import begin_trace, step_line, tell, write_info
 
+HANG: dict[str, Any] = {"event": "hang.declared", "first": 1, "message": "m"}
 STARTED: dict[str, Any] = {"event": "leg.started", "leg": "chaos", "workers": 2, "supervisor_pid": 41}
 
 
@@ -54,6 +54,15 @@ def leg_of(
     return leg_picture([STARTED, starting(1), *records], *traces, beats=beats)
 
 
+STAGES: dict[State, str] = {
+    "starting": "started rendezvous",
+    "restoring": "restoring restored",
+    "training": "epoch backward over",
+    "saving": "checkpoint.write checkpoint.retention",
+    "ending": "ended",
+}
+
+
 class TestLanes:
     @pytest.mark.parametrize(
         ("records", "state", "note"),
@@ -72,20 +81,9 @@ class TestLanes:
             ([observed(1, "note")], "starting", "F1"),
             ([observed(1, problem="it went on")], "starting", ""),
             ([observed(1, "hang")], "hung", "F1"),
-            ([{"event": "hang.declared", "first": 1, "message": "m"}], "hung", ""),
-            (
-                [
-                    {"event": "hang.declared", "first": 1, "message": "m"},
-                    {"event": "attempt.stopped", "attempt": 1, "killed": [0, 1]},
-                ],
-                "hung",
-                "",
-            ),
-            (
-                [exited(1, code=1), {"event": "death.unplanned", "attempt": 1, "rank": 1, "step": 3, "reason": "r"}],
-                "failed",
-                "unplanned",
-            ),
+            ([HANG], "hung", ""),
+            ([HANG, {"event": "attempt.stopped", "attempt": 1, "killed": [0, 1]}], "hung", ""),
+            ([exited(1, code=1), {"event": "death.unplanned", "rank": 1, "reason": "r"}], "failed", "unplanned"),
             ([exited(1, signal=9), starting(2)], "starting", ""),
             ([starting(2), exited(1, signal=9, attempt=1)], "starting", ""),
         ],
@@ -94,21 +92,7 @@ class TestLanes:
         lane = leg_of(*records).lanes[1]
         assert (lane.state, lane.note) == (state, note)
 
-    @pytest.mark.parametrize(
-        ("stage", "state"),
-        [
-            ("started", "starting"),
-            ("rendezvous", "starting"),
-            ("restoring", "restoring"),
-            ("restored", "restoring"),
-            ("epoch", "training"),
-            ("backward", "training"),
-            ("over", "training"),
-            ("checkpoint.write", "saving"),
-            ("checkpoint.retention", "saving"),
-            ("ended", "ending"),
-        ],
-    )
+    @pytest.mark.parametrize(("stage", "state"), [(stage, state) for state in STAGES for stage in STAGES[state].split()])
     def test_what_they_do(self, stage: str, state: State) -> None:
         assert leg_of(starting(2, 10), beats={0: beat(stage, 10)}).lanes[0].state == state
 
@@ -225,22 +209,15 @@ class TestTail:
             lines += some
         assert lines == [b"one", b"two", b"three"]
 
-    def test_a_replaced_file_begins_again(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("replaced", [True, False])
+    def test_a_file_that_is_replaced_or_cut_to_less_begins_again(self, tmp_path: Path, replaced: bool) -> None:
         path = tmp_path / "f"
         path.write_bytes(b"a\nb\n")
         tail = Tail(path)
         tail.lines()
         (tmp_path / "g").write_bytes(b"c\nd\ne\n")
-        (tmp_path / "g").rename(path)
-        assert (tail.lines(), tail.restarts) == ([b"c", b"d", b"e"], 1)
-
-    def test_a_file_cut_to_less_begins_again(self, tmp_path: Path) -> None:
-        path = tmp_path / "f"
-        path.write_bytes(b"a\nb\n")
-        tail = Tail(path)
-        tail.lines()
-        path.write_bytes(b"c\n")
-        assert (tail.lines(), tail.restarts) == ([b"c"], 1)
+        (tmp_path / "g").rename(path) if replaced else path.write_bytes(b"c\n")
+        assert (tail.lines(), tail.restarts) == ([b"c", b"d", b"e"] if replaced else [b"c"], 1)
 
     def test_a_torn_tail_that_is_cut_off(self, tmp_path: Path) -> None:
         # What a new supervisor does to the journal of one that a power cut ended.
@@ -263,27 +240,17 @@ def run(tmp_path: Path) -> RunLayout:
 
 
 def write_trace(run: RunLayout, attempt: int, rank: int, steps: range) -> PlainTraceWriter:
-    """Of a rank that went on from the step before these."""
-    writer = PlainTraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
-    about = {"attempt": attempt, "rank": rank, "world_size": 2, "pid": 1, "time_s": 1.0, "restored": None, "rng": "r"}
-    position = {"epoch": 0, "batches": 0, "step": steps.start - 1}
-    writer.put("start", v=3, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
-    for number in steps:
-        writer.put(**line(number))
-    return writer
+    return begin_trace(run, "chaos", attempt, rank, steps, step_s=1.0)
 
 
-def line(number: int) -> dict[str, Any]:
-    words = {"rng": "r", "grad": "g", "param": "p", "params": "AAAAAA==", "grads": "AAAAAA==", "batch": ["b"], "ids": None}
-    about = {"loss": ["0x1p-1"], "lr": ["0x1p-7"], "epoch": 0, "batches": number, "time_s": 10.0 + number}
-    return {"kind": "step", "step": number, **words, **about}
+def line(step: int) -> dict[str, Any]:
+    return step_line(step, 100.0 + step)
 
 
-def append(run: RunLayout, *records: dict[str, Any], leg: str = "chaos") -> None:
-    journal = Journal(run.leg(leg).journal)
-    for record in records:
-        journal.append(event(**record))
-    journal.close()
+def polled(run: RunLayout) -> RunFollower:
+    follower = RunFollower(run)
+    follower.poll()
+    return follower
 
 
 class TestFollower:
@@ -292,7 +259,7 @@ class TestFollower:
         assert follower.poll() == []
         assert (follower.picture.began_s, follower.picture.facts.every_steps) == (5.0, 5)
         assert [fault.id for fault in follower.picture.faults] == ["F1"]
-        append(run, STARTED, starting(1))
+        tell(run, STARTED, starting(1))
         assert [told.event for told in follower.poll()] == ["leg.started", "attempt.starting"]
         for rank in (0, 1):
             write_trace(run, 1, rank, range(1, 4))
@@ -301,9 +268,8 @@ class TestFollower:
         assert (leg.step, leg.damage) == (3, ())
 
     def test_faults_fire_when_their_marker_is_there(self, run: RunLayout) -> None:
-        append(run, STARTED, starting(1))
-        follower = RunFollower(run)
-        follower.poll()
+        tell(run, STARTED, starting(1))
+        follower = polled(run)
         assert write_marker(run.leg("chaos"), "F1", rank=1, attempt=1, pid=9, phase="step", step=7, ticks=1)
         (told,) = follower.poll()
         assert (told.leg, told.event, told.sentence) == ("chaos", "fault.requested", "F1 fired: rank 1, step 7")
@@ -314,39 +280,35 @@ class TestFollower:
         assert follower.picture.seen(follower.picture.faults[0]).state == "planned"
 
     def test_heartbeats(self, run: RunLayout) -> None:
-        append(run, STARTED, starting(1))
+        tell(run, STARTED, starting(1))
         heart = Heart()
         heart.open(run.leg("chaos").attempt(1).heartbeat(1))
         heart.beat("checkpoint.write", 5)
-        follower = RunFollower(run)
-        follower.poll()
-        assert [lane.state for lane in follower.picture.legs["chaos"].lanes.values()] == ["starting", "saving"]
+        assert [lane.state for lane in polled(run).picture.legs["chaos"].lanes.values()] == ["starting", "saving"]
 
     def test_a_fault_that_comes_to_the_plan(self, run: RunLayout) -> None:
-        follower = RunFollower(run)
-        follower.poll()
+        follower = polled(run)
         faults = (*follower.picture.faults, Fault(id="I1", rank=0, at_step=9, source="inject"))
         run.plan_json.write_text(json.dumps(FaultPlan(seed=1, faults=faults).to_json()))
         follower.poll()
         assert [fault.id for fault in follower.picture.faults] == ["F1", "I1"]
 
     def test_a_leg_that_is_begun_again(self, run: RunLayout) -> None:
-        append(run, STARTED, starting(1), exited(0, signal=9), leg="reference")
-        follower = RunFollower(run)
-        follower.poll()
+        tell(run, STARTED, starting(1), exited(0, signal=9), leg="reference")
+        follower = polled(run)
         run.reference.journal.unlink()
-        append(run, STARTED, starting(1), leg="reference")
+        tell(run, STARTED, starting(1), leg="reference")
         assert len(follower.poll()) == 2
         assert follower.picture.legs["reference"].lanes[0].state == "starting"
 
     def test_a_leg_that_another_is_put_in_the_place_of(self, run: RunLayout) -> None:
         end = {"event": "leg.finished", "outcome": "completed", "message": "m", "hint": None, "final_step": 3}
-        append(run, STARTED, end, leg="reference")
+        tell(run, STARTED, end, leg="reference")
         follower = RunFollower(run)
         assert len(follower.poll()) == 2
         assert follower.picture.last_step == 3, "where the undisturbed run ended, the spec does not count any more"
         run.reference.journal.unlink()
-        append(run, STARTED, starting(1), {**end, "final_step": 4}, leg="reference")
+        tell(run, STARTED, starting(1), {**end, "final_step": 4}, leg="reference")
         assert follower.poll() == []
         assert follower.picture.last_step == 4
         assert follower.picture.legs["reference"].final_step == 4
@@ -355,35 +317,29 @@ class TestFollower:
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"spec": 7, "created_s": "x"}', "\x00"])
     def test_damaged_files_are_not_shown(self, run: RunLayout, name: str, text: str) -> None:
         getattr(run, name).write_text(text)
-        append(run, STARTED, starting(1))
-        follower = RunFollower(run)
-        follower.poll()
-        assert follower.picture.leg is not None
+        tell(run, STARTED, starting(1))
+        assert polled(run).picture.leg is not None
 
     def test_damaged_journals_and_traces_are_shown_as_far_as_they_go(self, run: RunLayout) -> None:
-        append(run, STARTED, starting(1))
+        tell(run, STARTED, starting(1))
         with run.leg("chaos").journal.open("ab") as file:
             file.write(b'\xff\x00\n[1]\n"x"\n' + b"[" * 5000 + b"\n" + encode(event(**exited(0, code=0))) + b'\n{"event":"to')
         write_trace(run, 1, 1, range(1, 3)).close()
         with run.leg("chaos").attempt(1).trace(1).open("ab") as file:
             file.write(b'\xff\n{"kind":"st')
-        follower = RunFollower(run)
-        follower.poll()
-        leg = follower.picture.legs["chaos"]
+        leg = polled(run).picture.legs["chaos"]
         assert [(lane.state, lane.step) for lane in leg.lanes.values()] == [("done", 0), ("training", 2)]
         assert [problem.rpartition("/")[2][:10] for problem in leg.damage] == ["journal.js", "rank-1.tra"]
 
     def test_of_long_traces_the_ends_are_read(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("chaosrun.records.trace_reader.ENDS_BYTES", 500)
-        append(run, STARTED, starting(1), starting(2, 50))
+        tell(run, STARTED, starting(1), starting(2, 50))
         for attempt, first in ((1, 1), (2, 51)):
             for rank in (0, 1):
                 write_trace(run, attempt, rank, range(first, first + 400)).close()
         for name in ("step-00000105", "else"):
             (run.leg("chaos").checkpoints / name).mkdir(parents=True)
-        follower = RunFollower(run)
-        follower.poll()
-        leg = follower.picture.legs["chaos"]
+        leg = polled(run).picture.legs["chaos"]
         assert (leg.step, leg.lost_steps, leg.kept, leg.step_s) == (450, 350, (105,), pytest.approx(1.0))
         assert len(leg.history.attempts[0].traces[0].steps) < 140
 
@@ -398,7 +354,7 @@ class TestFollower:
 
         monkeypatch.setattr("chaosrun.report.follow.read_ends", read_too)
         ranks = range(200)
-        append(run, {**STARTED, "workers": len(ranks)}, starting(1), observed(7), starting(2, 5))
+        tell(run, {**STARTED, "workers": len(ranks)}, starting(1), observed(7), starting(2, 5))
         for rank in ranks:
             write_trace(run, 1, rank, range(1, 8)).close()
             write_trace(run, 2, rank, range(6, 9)).close()
@@ -406,16 +362,13 @@ class TestFollower:
             heart = Heart()
             heart.open(run.leg("chaos").attempt(2).heartbeat(rank))
             heart.beat("fetch", 10)
-        follower = RunFollower(run)
-        follower.poll()
-        steps = [lane.step for lane in follower.picture.legs["chaos"].lanes.values()]
+        steps = [lane.step for lane in polled(run).picture.legs["chaos"].lanes.values()]
         assert steps == [9] * 100 + [8] * 100
         assert (1, 7) in read and 125 <= len([rank for attempt, rank in read if attempt == 2]) <= 126, "whose beats nobody sees"
         assert 50 <= len([rank for attempt, rank in read if attempt == 1]) <= 51
-        append(run, {"event": "leg.finished", "outcome": "completed", "message": "m", "hint": None, "final_step": 9})
+        tell(run, {"event": "leg.finished", "outcome": "completed", "message": "m", "hint": None, "final_step": 9})
         read.clear()
-        follower = RunFollower(run)
-        follower.poll()
+        follower = polled(run)
         leg = follower.picture.legs["chaos"]
         assert len(read) <= 2 * 51 and {lane.step for lane in leg.lanes.values()} == {9}
         assert (leg.reached, leg.lost_steps) == (8, 2)
@@ -424,12 +377,11 @@ class TestFollower:
         assert sorted(read) == [(attempt, rank) for attempt in (1, 2) for rank in ranks], "all in turn, each once"
 
     def test_nothing_is_read_twice(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        append(run, STARTED, starting(1), starting(2))
+        tell(run, STARTED, starting(1), starting(2))
         write_trace(run, 1, 0, range(1, 20)).close()
         writer, read = write_trace(run, 2, 0, range(1, 20)), []
         monkeypatch.setattr("chaosrun.report.follow.read_ends", lambda *args: (read.append(args[1]), read_ends(*args))[1])
-        follower = RunFollower(run)
-        follower.poll()
+        follower = polled(run)
         follower.poll()
         assert read == [1, 2]
         writer.put(**line(20))
@@ -437,7 +389,7 @@ class TestFollower:
         assert read == [1, 2, 2]
         # What an attempt did last is read when the next one has begun.
         writer.put(**line(21))
-        append(run, starting(3), starting(4))
+        tell(run, starting(3), starting(4))
         follower.poll()
         writer.put(**line(22))
         follower.poll()
@@ -446,7 +398,7 @@ class TestFollower:
 
     def test_while_others_write(self, run: RunLayout) -> None:
         """Writers in other threads, in pieces that end anywhere: what was seen in the end is what was written."""
-        append(run, STARTED, starting(1))
+        tell(run, STARTED, starting(1))
         steps = 400
         for rank in (0, 1):
             write_trace(run, 1, rank, range(1, 1)).close()
@@ -502,7 +454,7 @@ def calls_of(measured: Callable[[], Any]) -> int:
 
 def test_a_poll_costs_the_same_however_long_the_run_is(run: RunLayout) -> None:
     """40 times as many steps, and a poll that finds nothing new does no more."""
-    append(run, STARTED, starting(1))
+    tell(run, STARTED, starting(1))
     writer, follower = write_trace(run, 1, 0, range(1, 1)), RunFollower(run)
 
     def grow(steps: range) -> int:

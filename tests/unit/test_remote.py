@@ -28,7 +28,7 @@ from chaosrun.supervise import remote
 from chaosrun.supervise.control import Answer, Command, Inject, NobodyListensError, control_directory, serve
 from chaosrun.supervise.drill import lock_run
 from tests.unit.events import event
-from tests.unit.test_live import write_steps
+from tests.unit.run_files import begin_trace, tell
 
 
 @pytest.fixture
@@ -57,12 +57,8 @@ class TestSupervision:
         seen = read_supervision(run)
         assert seen is not None and seen.error is not None
         again = seen.error.again(run)
-        assert (type(again), again.message, again.hint, again.exit_code) == (
-            type(error),
-            "no room",
-            "make some",
-            error.exit_code,
-        )
+        assert (type(again), again.exit_code) == (type(error), error.exit_code)
+        assert (again.message, again.hint) == ("no room", "make some")
 
     def test_an_error_of_a_module_keeps_its_exit_code(self, run: RunLayout) -> None:
         kinds = [*errors.ChaosrunError.__subclasses__()]
@@ -313,29 +309,23 @@ class TestLandings:
         )
         run.plan_json.write_text(json.dumps(FaultPlan(seed=1, faults=faults).to_json()))
 
-    def write(self, run: RunLayout, *records: dict[str, Any]) -> None:
-        journal = Journal(run.leg("chaos").journal)
-        for record in records:
-            journal.append(event(**record))
-        journal.close()
-
     def test_where_and_how(self, run: RunLayout) -> None:
-        write_steps(run, "chaos", 1, 1, range(1, 10), pid=4211)
+        begin_trace(run, "chaos", 1, 1, range(1, 10), pid=4211).close()
         with open(run.leg("chaos").attempt(1).trace(1), "ab") as file:
             file.write(b"\xcc\xf4\xc4\x30\x84\xa4kind\xa2st")
-        self.write(run, *STARTED, requested("F1"), DIED, observed("F1"), {"event": "attempt.stopped"})
+        tell(run, *STARTED, requested("F1"), DIED, observed("F1"), {"event": "attempt.stopped"})
         (seen,) = api.landings(run, ["F1"], timeout_s=30)
         assert seen.is_certain and seen.sentence == "landed in attempt 1: rank 1 after step 9, pid 4211: SIGKILL"
 
     def test_not_yet(self, run: RunLayout) -> None:
         (seen,) = api.landings(run, ["F1"], timeout_s=0.0)
         assert not seen.is_certain and "not been seen" in seen.sentence
-        self.write(run, *STARTED, requested("F1"), observed("F2"))
+        tell(run, *STARTED, requested("F1"), observed("F2"))
         assert not api.landings(run, ["F1"], timeout_s=30)[0].is_certain, "nobody supervises it: it is not waited for"
 
     def test_never(self, run: RunLayout) -> None:
         no = observed("F2", how="note", found={"problem": "it was in state R"})
-        self.write(run, *STARTED, requested("F2"), no, {"event": "leg.finished", "outcome": "completed"})
+        tell(run, *STARTED, requested("F2"), no, {"event": "leg.finished", "outcome": "completed"})
         first, second = api.landings(run, ["F1", "F2"], timeout_s=30)
         assert first.problem == "the leg ended before it came (completed)"
         assert second.problem == "it was in state R" and not second.landed
@@ -351,16 +341,16 @@ class TestLandings:
     )
     def test_what_the_verdict_does_not_accept_has_not_landed(self, run: RunLayout, kept: Any, problem: str | None) -> None:
         records = [*STARTED, requested("F1"), DIED, observed("F1")]
-        self.write(run, *(records[number] for number in kept))
+        tell(run, *(records[number] for number in kept))
         (seen,) = api.landings(run, ["F1"], timeout_s=0.0)
         assert seen.landed is (problem is None) and seen.problem is None, "nothing is certain while the leg goes on"
-        self.write(run, {"event": "leg.finished", "outcome": "completed"})
+        tell(run, {"event": "leg.finished", "outcome": "completed"})
         (seen,) = api.landings(run, ["F1"], timeout_s=0.0)
         assert (seen.landed, seen.problem) == (problem is None, problem)
 
     def test_as_the_verdict_tells_it(self, run: RunLayout) -> None:
         hung = observed("F2", how="hang", signal=None, found={"rank": 1, "pid": 4211, "state": "T", "silent_s": 5.0})
-        self.write(run, *STARTED, requested("F2"), hung)
+        tell(run, *STARTED, requested("F2"), hung)
         (seen,) = api.landings(run, ["F2"], timeout_s=30)
         assert seen.evidence == "pid 4211: stopped (state T), no progress for 5 s"
 
@@ -385,7 +375,7 @@ class TestLandings:
 
     def test_while_the_run_goes_on(self, run: RunLayout) -> None:
         with lock_run(run):
-            threading.Timer(0.2, self.write, (run, *STARTED, requested("F1"), DIED, observed("F1"))).start()
+            threading.Timer(0.2, tell, (run, *STARTED, requested("F1"), DIED, observed("F1"))).start()
             (seen,) = api.landings(run, ["F1"], timeout_s=30)
         assert seen.landed and seen.step is None and "before its first step" in seen.sentence
 
@@ -405,11 +395,11 @@ class TestMoments:
     def test_not_before_it_has_come(self, run: RunLayout, leg: Journal, asked: dict[str, int], what: str) -> None:
         def go_on() -> None:
             leg.append(event("attempt.starting", attempt=1))
-            write_steps(run, "chaos", 1, 1, range(1, 10))
+            begin_trace(run, "chaos", 1, 1, range(1, 10)).close()
             leg.append(event("attempt.starting", attempt=2, resume_step=4))
 
         with lock_run(run), supervision(run):
-            write_steps(run, "reference", 1, 1, range(1, 20))  # another leg's
+            begin_trace(run, "reference", 1, 1, range(1, 20)).close()  # another leg's
             with pytest.raises(RunTimeoutError, match=f"has not come to {what} of its chaos leg within 0.2 s"):
                 api.wait_until(run, **asked, timeout_s=0.2)
             (later := threading.Timer(0.2, go_on)).start()

@@ -14,7 +14,6 @@ from verdicts import check_that, saying, script_failed
 from chaosrun.api import RunSummary
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.events import Outcome, RaisedError
-from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import has_colour, rendered
 from chaosrun.report.text import job_sentence, render_line, render_plan, render_runs, render_text
@@ -25,8 +24,7 @@ from chaosrun.verify.check import CheckResult
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
-from tests.unit.events import event
-from tests.unit.run_files import write_info
+from tests.unit.run_files import tell, write_info
 
 RUN_ID = "bytelm-20260102-030405"
 
@@ -92,22 +90,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     layout.path.mkdir(parents=True)
     info: dict[str, Any] = {"job": str(tmp_path / "jobs" / "job.yaml"), "overrides": ("faults.seed=7", "args=[a b]")}
     write_info(layout, FaultPlan(seed=7), **info, spec={"name": "bytelm", "workers": 3, "max_steps": 90})
-    write_chaos(
-        layout,
-        ("leg.started", {"workers": 3, "supervisor_pid": 1}),
-        (
-            "fault.observed",
-            {"fault": "F1", "attempt": 1, "rank": 1, "pid": 4211, "how": "death", "exit_code": None, "signal": 9},
-        ),
-    )
+    seen = {"fault": "F1", "attempt": 1, "rank": 1, "pid": 4211, "how": "death", "exit_code": None, "signal": 9}
+    tell(layout, {"event": "leg.started", "workers": 3, "supervisor_pid": 1}, {"event": "fault.observed", **seen})
     return layout
-
-
-def write_chaos(run: RunLayout, *records: tuple[str, dict[str, Any]], leg: str = "chaos") -> None:
-    journal = Journal(run.leg(leg).journal)
-    for name, said in records:
-        journal.append(event(name, **said))
-    journal.close()
 
 
 def text(verdict: Verdict, run: RunLayout, *, width: int = 80, whole: bool = False) -> str:
@@ -187,12 +172,8 @@ def test_fail_shows_what_differed_first(run: RunLayout) -> None:
 def test_a_fail_is_told_in_the_order_in_which_it_is_asked(run: RunLayout) -> None:
     run.report_html.write_text("<html>")
     lines = text(FAILED, run, width=120).splitlines()
-    told = [
-        label
-        for line in lines
-        if (label := line[2 if line.startswith("  ") else 0 :].split("  ")[0]) and not line.startswith("run ")
-    ]
-    assert told == [
+    labels = [line[2 if line.startswith("  ") else 0 :].split("  ")[0] for line in lines if not line.startswith("run ")]
+    assert [label for label in labels if label] == [
         *(
             "faults",
             "FAIL",
@@ -329,8 +310,8 @@ def test_names_of_checks_are_whole_however_narrow_the_terminal(run: RunLayout) -
 
 
 def test_a_restart_that_crashed_before_another_came_back_is_counted(run: RunLayout) -> None:
-    death = {"attempt": 2, "rank": 1, "step": 7, "reason": "rank 1 left with exit code 3"}
-    write_chaos(run, ("death.unplanned", death), ("leg.finished", {"outcome": "completed", "message": "", "final_step": 90}))
+    death = {"event": "death.unplanned", "attempt": 2, "rank": 1, "step": 7, "reason": "rank 1 left with exit code 3"}
+    tell(run, death, {"event": "leg.finished", "outcome": "completed", "message": "", "final_step": 90})
     assert "\nfaults    1 of 1 landed (kill); 1 unplanned death, 7 steps done again" in text(PASSED, run)
 
 
@@ -345,13 +326,9 @@ def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout, leg: str
     error = RaisedError(type="ValueError", message="boom", traceback=trace)
     if leg == "reference":
         run.leg("chaos").journal.unlink()
-    write_chaos(
-        run,
-        ("attempt.starting", {"attempt": attempt}),
-        ("death.unplanned", {"attempt": attempt, "rank": 1, "step": 7, "reason": "raised", "error": error}),
-        ("leg.finished", {"outcome": "user_error", "message": "rank 1 raised ValueError"}),
-        leg=leg,
-    )
+    death = {"event": "death.unplanned", "attempt": attempt, "rank": 1, "step": 7, "reason": "raised", "error": error}
+    end = {"event": "leg.finished", "outcome": "user_error", "message": "rank 1 raised ValueError"}
+    tell(run, {"event": "attempt.starting", "attempt": attempt}, death, end, leg=leg)
     account = text(script_failed(PASSED, attempts=() if leg == "reference" else PASSED.attempts), run)
     assert "Checks" not in account and ("\nfaults  " in account) == (leg == "chaos")
     assert "\nINCONCLUSIVE  the script failed: chaos leg: rank 1 raised\n" in account
@@ -372,9 +349,8 @@ def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout, leg: str
 def test_attempts_name_their_faults_by_id(run: RunLayout, ended_by: str, faults: tuple[str, ...], shown: str) -> None:
     first = replace(FIRST, ended_by=ended_by, faults=faults)
     verdict = replace(PASSED, faults=(LANDED, MISSING), attempts=(first, SECOND))
-    row = next(
-        line for line in text(verdict, run, width=120, whole=True).splitlines() if line.lstrip().startswith("1  the beginning")
-    )
+    lines = text(verdict, run, width=120, whole=True).splitlines()
+    (row,) = (line for line in lines if line.lstrip().startswith("1  the beginning"))
     assert row.split("1-17   ")[1].rsplit("  ", 2)[0].rstrip(" 7-") == shown
 
 
