@@ -116,13 +116,8 @@ def test_whatever_the_umask(tmp_path: Path) -> None:
         *(
             ({"command": "inject", "token": None, "kind": "kill", "rank": "1", **about}, "Expected `")
             for about in (
-                {"kind": None},
-                {"rank": 1},
-                {"settings": "grace=5s"},
-                {"settings": [1]},
-                {"seed": "x"},
-                {"seed": True},
-                {"kind": ["kill"]},
+                *({"kind": None}, {"kind": ["kill"]}, {"rank": 1}, {"seed": "x"}, {"seed": True}),
+                *({"settings": "grace=5s"}, {"settings": [1]}),
             )
         ),
     ],

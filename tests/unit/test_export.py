@@ -110,12 +110,11 @@ class TestGithub:
 
     def test_permissions_and_versions(self, exported: Callable[..., str]) -> None:
         flow = parsed(exported("github", SUITE))
+        steps = flow["jobs"]["drill"]["steps"]
         assert flow["permissions"] == {"contents": "read"}
-        used = [step["uses"] for step in flow["jobs"]["drill"]["steps"] if "uses" in step]
+        used = [step["uses"] for step in steps if "uses" in step]
         assert used and all(action.partition("@")[2].removeprefix("v").isdecimal() for action in used)
-        kept = [
-            step for step in flow["jobs"]["drill"]["steps"] if "cache/save" in step.get("uses", "") or "upload" in str(step)
-        ]
+        kept = [step for step in steps if "cache/save" in step.get("uses", "") or "upload" in str(step)]
         assert [step["if"] for step in kept] == ["${{ always() }}"] * 2, "what a cancelled night leaves is kept, too"
         uploaded = next(step["with"] for step in kept if "upload" in step["uses"])
         assert uploaded["include-hidden-files"], "the folder of the runs begins with a dot"
@@ -148,96 +147,54 @@ class TestGithub:
             workflow("jobs/two\nlines.yaml")
 
 
-RAYJOB = {
-    # The fields used here, as KubeRay's helm-chart/kuberay-operator/crds/ray.io_rayjobs.yaml (version v1) has them; whole
-    # manifests were checked against that file when this was written.
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "additionalProperties": False,
-    "properties": {
-        "apiVersion": {"const": "ray.io/v1"},
-        "kind": {"const": "RayJob"},
-        "metadata": {
-            "type": "object",
-            "properties": {"name": {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 47}},
-        },
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["entrypoint", "rayClusterSpec"],
-            "properties": {
-                "entrypoint": {"type": "string"},
-                "shutdownAfterJobFinishes": {"const": True},
-                "ttlSecondsAfterFinished": {"type": "integer"},
-                "activeDeadlineSeconds": {"type": "integer"},
-                "backoffLimit": {"const": 0},
-                "submitterConfig": {"type": "object", "properties": {"backoffLimit": {"const": 0}}},
-                "rayClusterSpec": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["headGroupSpec"],
-                    "properties": {
-                        "rayVersion": {"type": "string"},
-                        "headGroupSpec": {"$ref": "#/$defs/group", "required": ["template"]},
-                        "workerGroupSpecs": {
-                            "type": "array",
-                            "items": {
-                                "$ref": "#/$defs/group",
-                                "required": ["groupName", "maxReplicas", "minReplicas", "template"],
-                            },
-                        },
-                    },
-                },
-            },
-        },
-    },
-    "$defs": {
-        "group": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "groupName": {"type": "string"},
-                "replicas": {"type": "integer"},
-                "minReplicas": {"type": "integer"},
-                "maxReplicas": {"type": "integer"},
-                "rayStartParams": {"type": "object", "additionalProperties": {"type": "string"}},
-                "template": {"type": "object", "required": ["spec"], "properties": {"spec": {"$ref": "#/$defs/pod"}}},
-            },
-        },
-        "pod": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["containers"],
-            "properties": {
-                "securityContext": {"type": "object", "properties": {"fsGroup": {"type": "integer"}}},
-                "volumes": {"type": "array", "items": {"type": "object", "required": ["name"]}},
-                "containers": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["name"],
-                        "properties": {
-                            "name": {"type": "string"},
-                            "image": {"type": "string"},
-                            "resources": {"type": "object"},
-                            "volumeMounts": {"type": "array", "items": {"required": ["name", "mountPath"]}},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+
+
+def some(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def closed(*required: str, **properties: Any) -> dict[str, Any]:
+    return {**some(**properties), "additionalProperties": False, "required": [*required]}
+
+
+def every(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item}
+
+
+def rayjob() -> dict[str, Any]:
+    """The fields used here, as KubeRay's helm-chart/kuberay-operator/crds/ray.io_rayjobs.yaml (version v1) has them; whole
+    manifests were checked against that file when this was written."""
+    mounts = every({"required": ["name", "mountPath"]})
+    container = closed("name", name=TEXT, image=TEXT, resources={"type": "object"}, volumeMounts=mounts)
+    volumes = every({"type": "object", "required": ["name"]})
+    pod = closed("containers", securityContext=some(fsGroup=NUMBER), volumes=volumes, containers=every(container))
+    group = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), NUMBER) | {
+        "groupName": TEXT,
+        "rayStartParams": {"type": "object", "additionalProperties": TEXT},
+        "template": {**some(spec=pod), "required": ["spec"]},
+    }
+    workers = every(closed("groupName", "maxReplicas", "minReplicas", "template", **group))
+    cluster = {"rayVersion": TEXT, "headGroupSpec": closed("template", **group), "workerGroupSpecs": workers}
+    spec = dict.fromkeys(("ttlSecondsAfterFinished", "activeDeadlineSeconds"), NUMBER) | {
+        "entrypoint": TEXT,
+        "shutdownAfterJobFinishes": {"const": True},
+        "backoffLimit": {"const": 0},
+        "submitterConfig": some(backoffLimit={"const": 0}),
+        "rayClusterSpec": closed("headGroupSpec", **cluster),
+    }
+    name = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 47}
+    about = {"apiVersion": {"const": "ray.io/v1"}, "kind": {"const": "RayJob"}, "metadata": some(name=name)}
+    return closed(*about, "spec", **about, spec=closed("entrypoint", "rayClusterSpec", **spec))
 
 
 class TestRay:
     def test_rayjob(self, exported: Callable[..., str], odd_job: Path) -> None:
         text = exported("rayjob", odd_job, "workers=5", "--image", "registry.example/a:1")
         job = parsed(text)
-        jsonschema.validate(job, RAYJOB)
+        jsonschema.validate(job, rayjob())
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(parsed(text.replace("groupName", "grupName")), RAYJOB)
+            jsonschema.validate(parsed(text.replace("groupName", "grupName")), rayjob())
         (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
         assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (5, 5, 5)
         (container,) = group["template"]["spec"]["containers"]

@@ -92,10 +92,7 @@ def test_what_a_stage_is_given(hang_timeout_s: float | None, seen: Activity, giv
 
 
 def test_the_wait_of_a_rank_for_a_slow_one_does_not_count_as_the_time_of_a_stage() -> None:
-    waits, works = (
-        activity("forward", longest={**STEADY, "backward": 400.0}),
-        activity("forward", longest={**STEADY, "backward": 4.0}),
-    )
+    waits, works = (activity("forward", longest={**STEADY, "backward": took_s}) for took_s in (400.0, 4.0))
     judge = watch()
     judge.look(0.0, {0: waits, 1: works}, {0, 1})
     assert judge.given_s(works.beat) == 4.0 * FACTOR
@@ -228,12 +225,7 @@ def test_the_rank_furthest_behind_stopped_first_and_the_others_waited_for_it() -
         # Stopped where others ask it for something before they can go on: the store lives in rank 0.
         (("fetch", "over"), {"rank0": ("T", []), "rank1": ("S", [GLOO])}, 0, []),
         # At the same stage: whose stack is in a collective waits.
-        (
-            ("backward", "backward"),
-            {"rank0": ("S", [ENGINE]), "rank1": ("S", ["/chaosrun/faults/process.py:9 in hang"])},
-            1,
-            [],
-        ),
+        (("backward", "backward"), {"rank0": ("S", [ENGINE]), "rank1": ("S", ["/chaosrun/faults/x.py:9 in hang"])}, 1, []),
         (("own", "own"), {"rank0": ("S", [f"{SCRIPT}:9 in evaluate"]), "rank1": ("S", [GLOO])}, 0, []),
         # Both stopped at once.
         (("forward", "forward"), {"rank0": ("T", []), "rank1": ("T", [])}, 0, [1]),

@@ -17,15 +17,8 @@ from chaosrun.spec.model import JobSpec
 
 def spec(*schedule, random=None, seed=0, workers=3, max_steps: int | None = 60, every_steps=10, timeout=None):
     faults = {"seed": seed, "schedule": schedule, "random": random}
-    job = {
-        "name": "probe",
-        "script": "train.py",
-        "workers": workers,
-        "max_steps": max_steps,
-        "faults": faults,
-        "timeout": timeout,
-    }
-    return JobSpec.model_validate({**job, "checkpoint": {"every_steps": every_steps}})
+    job = {"name": "probe", "script": "train.py", "workers": workers, "max_steps": max_steps, "timeout": timeout}
+    return JobSpec.model_validate({**job, "faults": faults, "checkpoint": {"every_steps": every_steps}})
 
 
 def planned(*schedule, **fields):

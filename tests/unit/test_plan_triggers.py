@@ -3,6 +3,7 @@
 import math
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,15 +19,8 @@ from tests.unit.test_plan import refusal, spec
 FIRST = {"rank": 1, "phase": "checkpoint.postcommit"}
 """Leads to a restore of step 10 in attempt 2."""
 KNOWN_TIMES = [
-    (32.173, 2),
-    (63.298, 0),
-    (65.394, 2),
-    (78.129, 0),
-    (81.843, 1),
-    (100.666, 2),
-    (132.064, 0),
-    (140.752, 1),
-    (251.164, 0),
+    *((32.173, 2), (63.298, 0), (65.394, 2), (78.129, 0), (81.843, 1)),
+    *((100.666, 2), (132.064, 0), (140.752, 1), (251.164, 0)),
 ]
 """Written down once: a change here changes the plan of every job that has such faults."""
 
@@ -88,12 +82,7 @@ def test_faults_during_recovery_need_a_first_fault(entry, words):
 def test_all_ranks_at_once_are_one_group():
     plan = faults({"rank": "all", "at_step": 7}, {"rank": "all", "phase": "fetch", "at_step": 9})
     assert [(fault.id, fault.rank, fault.group) for fault in plan] == [
-        ("F1", 0, "G1/3"),
-        ("F2", 1, "G1/3"),
-        ("F3", 2, "G1/3"),
-        ("F4", 0, "G2/3"),
-        ("F5", 1, "G2/3"),
-        ("F6", 2, "G2/3"),
+        (f"F{n + 1}", n % 3, f"G{n // 3 + 1}/3") for n in range(6)
     ]
     assert plan[0].describe() == "SIGKILL rank 0 after step 7, 3 ranks at once"
 
@@ -183,34 +172,52 @@ def test_a_random_rank_is_one_that_comes_by_there(entry, rank):
     assert {faults(entry, seed=seed)[0].rank for seed in range(20)} == {rank}
 
 
+def kill(at_step: int, rank: int = 0, **more: Any) -> dict[str, Any]:
+    return {"at_step": at_step, "rank": rank, **more}
+
+
+STOP, SLOW = kill(7, kind="stop"), kill(7, kind="slow", steps=5)
+AGAIN = [kill(15), kill(9, attempt=2)]
+FIT: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str]] = {
+    "an attempt that only a race may save is left to the drill": (
+        [kill(7), kill(7, 1), {"phase": "rendezvous", "attempt": 3}],
+        [kill(7), kill(7, 1), {"phase": "rendezvous", "attempt": 4}],
+        "attempt 4 may never begin, the other faults lead to 3 attempts",
+    ),
+    "an attempt that does not come by": (
+        [kill(17), kill(15, 1, attempt=2)],
+        [kill(17), kill(5, 1, attempt=2)],
+        "that attempt goes from step 10 to the end, and does not come by there",
+    ),
+    "damage that leaves nothing leads back to the beginning": (
+        [{"kind": "truncate", "at_step": 10}, *AGAIN],
+        AGAIN,
+        "that attempt goes from step 10 to the end",
+    ),
+    "a hang is cut short by a death beside it": ([STOP, kill(8, 1)], [STOP, kill(7, 1)], "may be cut short"),
+    "of several that are stopped each is found so": ([STOP, STOP | {"rank": 1}], [STOP, kill(7, 1, kind="hang")], "cut short"),
+    "slow steps are cut short by a death": ([SLOW, kill(13, 1)], [SLOW, kill(11, 1)], "may be cut short"),
+}
+"""What fits together, what does not, and why."""
+
+
 class TestTogether:
     """What faults do to each other."""
 
-    def test_an_attempt_that_only_a_race_may_save_is_left_to_the_drill(self):
-        both = [{"at_step": 7, "rank": 0}, {"at_step": 7, "rank": 1}]
-        assert len(faults(*both, {"phase": "rendezvous", "attempt": 3})) == 3
-        assert "attempt 4 may never begin, the other faults lead to 3 attempts" in refusal(
-            *both, {"phase": "rendezvous", "attempt": 4}
-        )
-
-    def test_an_attempt_that_does_not_come_by(self):
-        message = refusal({"at_step": 17, "rank": 0}, {"at_step": 5, "attempt": 2, "rank": 1})
-        assert "that attempt goes from step 10 to the end, and does not come by there" in message
-        assert len(faults({"at_step": 17, "rank": 0}, {"at_step": 15, "attempt": 2, "rank": 1})) == 2
+    @pytest.mark.parametrize("name", FIT)
+    def test_what_fits_and_what_does_not(self, name: str) -> None:
+        fitting, refused, why = FIT[name]
+        assert len(faults(*fitting)) == len(fitting)
+        assert why in refusal(*refused)
 
     def test_damage_is_met_by_the_next_restart(self):
         damage = {"kind": "truncate", "at_step": 20}
-        assert len(faults(damage, {"at_step": 25, "rank": 0})) == 2
-        assert "nobody reads" in refusal(damage, {"at_step": 35, "rank": 0})
+        assert len(faults(damage, kill(25))) == 2
+        assert "nobody reads" in refusal(damage, kill(35))
         # Back at step 10, the job comes by step 20 once more.
-        assert len(faults(damage, {"at_step": 25, "rank": 0}, {"phase": "restore.end", "at_step": 10, "rank": 1})) == 3
-        message = refusal(damage, {"at_step": 25, "rank": 0}, {"phase": "restore.end", "at_step": 20, "rank": 1})
+        assert len(faults(damage, kill(25), kill(10, 1, phase="restore.end"))) == 3
+        message = refusal(damage, kill(25), kill(20, 1, phase="restore.end"))
         assert "step 20 is never restored; the other faults lead to a restore of step 10" in message
-
-    def test_damage_that_leaves_nothing_leads_back_to_the_beginning(self):
-        kills = [{"at_step": 15, "rank": 0}, {"at_step": 9, "attempt": 2, "rank": 0}]
-        assert "that attempt goes from step 10 to the end" in refusal(*kills)
-        assert len(faults({"kind": "truncate", "at_step": 10}, *kills)) == 3
 
     def test_a_notice_makes_a_checkpoint_of_its_own(self):
         notice = {"kind": "preempt", "at_step": 12, "rank": 0}
@@ -226,13 +233,13 @@ class TestTogether:
     @pytest.mark.parametrize(
         ("workers", "told", "other"),
         [
-            (2, {"at_step": 43, "rank": 1}, {"at_step": 44, "rank": 1}),
-            (2, {"at_step": 43, "rank": 1}, {"at_step": 44, "rank": 0}),
-            (2, {"at_step": 43, "rank": 1}, {"at_step": 44, "rank": 0, "phase": "checkpoint.file"}),
-            (2, {"at_step": 43, "rank": 1}, {"at_step": 43, "rank": 0, "phase": "reduce"}),
-            (2, {"at_step": 49, "rank": 1}, {"at_step": 50, "rank": 0}),
-            (2, {"at_step": 43, "rank": "all"}, {"kind": "stop", "at_step": 44, "rank": 1}),
-            (1, {"at_step": 44, "rank": 0, "phase": "fetch"}, {"at_step": 44, "rank": 0}),
+            (2, kill(43, 1), kill(44, 1)),
+            (2, kill(43, 1), kill(44)),
+            (2, kill(43, 1), kill(44, phase="checkpoint.file")),
+            (2, kill(43, 1), kill(43, phase="reduce")),
+            (2, kill(49, 1), kill(50)),
+            (2, {"at_step": 43, "rank": "all"}, kill(44, 1, kind="stop")),
+            (1, kill(44, phase="fetch"), kill(44)),
         ],
     )
     def test_what_ends_the_attempt_before_the_ranks_have_left_on_a_notice(self, workers, told, other):
@@ -244,52 +251,34 @@ class TestTogether:
         assert faults({"kind": "preempt", **told}, there, workers=workers)
 
     def test_what_ends_the_attempt_before_a_notice_can_come_leaves_it_for_the_next(self):
-        notice = {"kind": "preempt", "at_step": 43, "rank": 1}
-        assert len(faults(notice, {"at_step": 43, "rank": 0, "phase": "fetch"})) == 2
-        assert len(faults({"at_step": 43, "rank": 1}, notice)) == 2
+        notice = kill(43, 1, kind="preempt")
+        assert len(faults(notice, kill(43, phase="fetch"))) == len(faults(kill(43, 1), notice)) == 2
 
     def test_after_a_notice_at_the_end_there_is_no_next_attempt(self):
-        message = refusal({"kind": "preempt", "at_step": 59, "rank": 1}, {"at_step": 60, "rank": 1})
-        assert "let the notice come earlier" in message
+        assert "let the notice come earlier" in refusal(kill(59, 1, kind="preempt"), kill(60, 1))
 
     def test_a_rank_leaves_once(self):
-        notice = {"kind": "preempt", "at_step": 43, "rank": 1}
+        notice = kill(43, 1, kind="preempt")
         message = refusal(notice, {**notice, "at_step": 44})
         assert "faults.schedule[0] has given this rank notice before; it leaves once, after step 44" in message
         assert len(faults(notice, {**notice, "at_step": 45})) == len(faults(notice, {**notice, "at_step": 44, "rank": 0})) == 2
 
-    def test_a_hang_is_cut_short_by_a_death_beside_it(self):
-        stop = {"kind": "stop", "at_step": 7, "rank": 0}
-        assert "may be cut short" in refusal(stop, {"at_step": 7, "rank": 1})
-        assert len(faults(stop, {"at_step": 8, "rank": 1})) == 2
-
-    def test_of_several_processes_that_are_stopped_each_is_found_so(self):
-        stop = {"kind": "stop", "at_step": 7, "rank": 0}
-        assert len(faults(stop, {**stop, "rank": 1})) == 2
-        assert "may be cut short" in refusal(stop, {"kind": "hang", "at_step": 7, "rank": 1})
-
-    def test_slow_steps_are_cut_short_by_a_death(self):
-        slow = {"kind": "slow", "at_step": 7, "rank": 0, "steps": 5}
-        assert "may be cut short" in refusal(slow, {"at_step": 11, "rank": 1})
-        assert len(faults(slow, {"at_step": 13, "rank": 1})) == 2
-
     def test_a_group_that_something_else_keeps_apart_meets_in_a_later_attempt(self):
         together = {"rank": "all", "phase": "reduce", "at_step": 8}
-        assert len(faults({"at_step": 7, "rank": 0}, together)) == 4
+        assert len(faults(kill(7), together)) == 4
         attempts = [{"phase": "rendezvous", "attempt": 3}, {"phase": "restore.end", "occurrence": 1}]
-        assert len(faults({"at_step": 17, "rank": 0}, {**together, "at_step": 18}, *attempts)) == 6
+        assert len(faults(kill(17), {**together, "at_step": 18}, *attempts)) == 6
         # Whoever waits in vain may be taken for the one that hangs.
-        message = refusal({"kind": "hang", "at_step": 7, "rank": 0}, together)
+        message = refusal(kill(7, kind="hang"), together)
         assert "inside the gradient all-reduce of step 8, 3 ranks at once: its ranks wait for one another" in message
         assert "faults.schedule[0] hangs one of them: which rank is then found to hang is chance" in message
 
     def test_what_comes_from_outside_may_lead_anywhere(self):
         outside = {"after": "3s", "rank": 0}
-        assert (
-            len(faults(outside, {"phase": "restore.begin", "rank": 1}, {"phase": "rendezvous", "attempt": 2, "rank": 1})) == 3
-        )
+        rendezvous = {"phase": "rendezvous", "attempt": 2, "rank": 1}
+        assert len(faults(outside, {"phase": "restore.begin", "rank": 1}, rendezvous)) == 3
         assert len(faults(outside, {"kind": "truncate", "at_step": 20})) == 2
-        assert "step 61 is never reached" in refusal(outside, {"at_step": 61, "rank": 0})
+        assert "step 61 is never reached" in refusal(outside, kill(61))
 
 
 class TestRandom:

@@ -147,117 +147,100 @@ def test_the_rest_of_an_epoch_is_cut_where_the_whole_one_is(start: Position) -> 
 
 
 class TestMisuse:
+    @pytest.fixture
+    def job(self) -> Job:
+        return Job()
+
+    @pytest.fixture
+    def window(self, job: Job) -> Window:
+        return next(iter(job.windows()))
+
     def refuse(self, job: Job, match: str, **options: Any) -> None:
         with pytest.raises(MisuseError, match=match) as raised:
             next(iter(job.windows(**options)))
         assert raised.value.hint
 
     @pytest.mark.parametrize("steps", [0, -1, 2.0, True])
-    def test_accumulation_steps(self, steps: Any) -> None:
-        self.refuse(Job(), "accumulation_steps=", accumulation=steps)
+    def test_accumulation_steps(self, job: Job, steps: Any) -> None:
+        self.refuse(job, "accumulation_steps=", accumulation=steps)
 
     @pytest.mark.parametrize("counted", [1.5, -1, True, None, torch.tensor([1, 2])])
-    def test_what_count_returns(self, counted: Any) -> None:
-        self.refuse(Job(), r"count\(batch\) returned", count=lambda batch: counted)
+    def test_what_count_returns(self, job: Job, counted: Any) -> None:
+        self.refuse(job, r"count\(batch\) returned", count=lambda batch: counted)
 
-    def test_count_that_is_no_function(self) -> None:
-        self.refuse(Job(), "count=7", count=7)
-
-    def test_a_window_without_items(self) -> None:
-        self.refuse(Job(), "no items", count=lambda batch: 0)
+    @pytest.mark.parametrize(("count", "match"), [(7, "count=7"), (lambda batch: 0, "no items")])
+    def test_count_that_is_no_function_or_counts_nothing(self, job: Job, count: Any, match: str) -> None:
+        self.refuse(job, match, count=count)
 
     def test_accelerate_dividing_too(self) -> None:
         self.refuse(Job(gradient_accumulation_steps=2), "divide the loss again")
 
-    def test_a_model_left_out(self) -> None:
-        job = Job()
+    def test_a_model_left_out(self, job: Job) -> None:
         with pytest.raises(MisuseError, match="0 of 1 prepared models"):
             next(job.run.windows(job.loader, epochs=1, accumulation_steps=2, count=items))
 
-    def test_windows_after_batches(self) -> None:
-        job = Job()
+    def test_windows_after_batches(self, job: Job) -> None:
         next(job.run.batches(job.loader, epochs=1))
         self.refuse(job, "called twice")
 
-    def test_a_micro_batch_without_backward(self) -> None:
-        job = Job()
-        batches = iter(next(iter(job.windows())))
+    def test_a_micro_batch_without_backward(self, window: Window) -> None:
+        batches = iter(window)
         next(batches)
         with pytest.raises(MisuseError, match=r"without window\.backward\(loss_sum\) after micro-batch 1 of 2"):
             next(batches)
 
-    def test_the_last_micro_batch_without_backward(self) -> None:
-        job = Job()
+    def test_the_last_micro_batch_without_backward(self, job: Job) -> None:
         window = next(iter(job.windows(accumulation=1)))
         with pytest.raises(MisuseError, match="after micro-batch 1 of 1"):
             list(window)
 
-    def test_backward_twice(self) -> None:
-        job = Job()
-        window = next(iter(job.windows()))
+    def test_backward_twice(self, job: Job, window: Window) -> None:
         for batch in window:
             window.backward(job.loss_sum(batch))
             with pytest.raises(MisuseError, match="called twice for one micro-batch"):
                 window.backward(job.loss_sum(batch))
 
-    def test_backward_outside_the_window(self) -> None:
-        job = Job()
-        window = next(iter(job.windows()))
+    def test_backward_outside_the_window(self, window: Window) -> None:
         with pytest.raises(MisuseError, match="without a micro-batch"):
             window.backward(torch.zeros(()))
 
-    def test_backward_on_no_scalar(self) -> None:
-        job = Job()
-        window = next(iter(job.windows()))
-        for batch in window:
-            with pytest.raises(MisuseError, match=r"shape \(4, 1\)"):
-                window.backward(job.model(batch[0]))
-            break
+    def test_backward_on_no_scalar(self, job: Job, window: Window) -> None:
+        batch = next(iter(window))
+        with pytest.raises(MisuseError, match=r"shape \(4, 1\)"):
+            window.backward(job.model(batch[0]))
 
-    def test_accumulate_inside_a_window(self) -> None:
-        job = Job()
-        window = next(iter(job.windows()))
-        for batch in window:
-            with job.accelerator.accumulate(job.model), pytest.raises(MisuseError, match=r"accelerator\.accumulate"):
-                window.backward(job.loss_sum(batch))
-            break
+    def test_accumulate_inside_a_window(self, job: Job, window: Window) -> None:
+        batch = next(iter(window))
+        with job.accelerator.accumulate(job.model), pytest.raises(MisuseError, match=r"accelerator\.accumulate"):
+            window.backward(job.loss_sum(batch))
 
-    def test_a_window_iterated_twice(self) -> None:
-        job = Job()
-        window = next(iter(job.windows()))
+    def test_a_window_iterated_twice(self, job: Job, window: Window) -> None:
         job.learn(window)
         with pytest.raises(MisuseError, match="iterated twice"):
             list(window)
 
-    def test_a_window_left_by_break(self) -> None:
-        job = Job()
-        window = next(iter(job.windows()))
+    def test_a_window_left_by_break(self, job: Job, window: Window) -> None:
         for batch in window:
             window.backward(job.loss_sum(batch))
             break
         with pytest.raises(MisuseError, match="left after 1 of its 2 micro-batches"):
             job.run.step(window.loss)
 
-    def test_step_with_another_loss(self) -> None:
-        job = Job()
-        window = next(iter(job.windows()))
+    def test_step_with_another_loss(self, job: Job, window: Window) -> None:
         for batch in window:
             window.backward(job.loss_sum(batch))
         job.optimizer.step()
         with pytest.raises(MisuseError, match="another loss than the window's"):
             job.run.step(torch.zeros(()))
 
-    def test_step_before_the_optimizer(self) -> None:
-        job = Job()
-        window = next(iter(job.windows()))
+    def test_step_before_the_optimizer(self, job: Job, window: Window) -> None:
         for batch in window:
             window.backward(job.loss_sum(batch))
         job.run.step(window.loss)
         with pytest.raises(MisuseError, match=r"before optimizer\.step"):
             job.optimizer.step()
 
-    def test_a_loop_that_forgets_step(self) -> None:
-        job = Job()
+    def test_a_loop_that_forgets_step(self, job: Job) -> None:
         windows = job.windows()
         next(windows)
         with pytest.raises(MisuseError, match=r"without run\.step\(window\.loss\) after the window at batch 0 of epoch 0"):

@@ -149,7 +149,7 @@ class TestText:
         ([skip("host", "no")], {}, "nothing was shown to be right"),
         ([], {"nodes": (), "checks": ()}, "nothing was shown to be right"),
         (
-            [*sound(NODES), replace(odd_bits("gpu-002"), node=None)],
+            [*sound(NODES), replace(odd_bits("x"), node=None)],
             {},
             "all 3 nodes without a fault of their own, but not the cluster",
         ),
@@ -167,19 +167,12 @@ def wrong(findings: Sequence[Finding], nodes: Sequence[Node] = NODES) -> Sequenc
 
 class TestFolding:
     def test_what_says_the_same_is_told_once(self) -> None:
-        shm, bits = wrong(
-            [
-                *(small_shm(each.name) for each in NODES),
-                *(odd_bits("gpu-001", device) for device in ("cuda:0", "cuda:1")),
-                odd_bits("gpu-002", "cuda:0"),
-            ]
-        )
+        odd_ones = [odd_bits("gpu-001", "cuda:0"), odd_bits("gpu-001", "cuda:1"), odd_bits("gpu-002", "cuda:0")]
+        shm, bits = wrong([*(small_shm(each.name) for each in NODES), *odd_ones])
         assert shm.found == ("all 3 nodes, /dev/shm: 64 MiB",) and shm.remedy == "start the container with --shm-size=8g"
         odd = "2 different fingerprints in 3 repeats"
-        assert bits.found == (f"gpu-001 cuda:0, cuda:1: {odd}", f"gpu-002 cuda:0: {odd}") and bits.nodes == (
-            "gpu-001",
-            "gpu-002",
-        )
+        assert bits.found == (f"gpu-001 cuda:0, cuda:1: {odd}", f"gpu-002 cuda:0: {odd}")
+        assert bits.nodes == ("gpu-001", "gpu-002")
 
     def test_different_values_stand_with_their_nodes(self) -> None:
         bad = [small_shm("gpu-001", "1 MiB"), small_shm("gpu-002", "2 MiB"), small_shm("gpu-003", "1 MiB")]
@@ -197,26 +190,16 @@ class TestFolding:
         blaming = replace(odd_bits("x"), node=None, device=None, blames=("gpu-002", "gpu-001"))
         value = result(NODES, [*sound(NODES), blaming])
         assert report_of(value).wrong[0].nodes == ("gpu-001", "gpu-002")
-        assert [(group.title, group.bad) for group in groups(value)] == [
-            ("gpu-001, gpu-002", True),
-            ("gpu-003", False),
-            ("the whole cluster", False),
-        ]
+        told = [("gpu-001, gpu-002", True), ("gpu-003", False), ("the whole cluster", False)]
+        assert [(group.title, group.bad) for group in groups(value)] == told
 
     def test_numbers(self) -> None:
         rows = {row.title: row for row in measures(three_bad_of_512())}
         assert (rows["host: free memory"].number, rows["host: free memory"].where) == (512, "gpu-001")
         assert rows["storage: fsync"].worst == "4.24 ms" and rows["storage: fsync"].where == "gpu-007"
-        same = [
-            Finding(
-                check="host",
-                name="CPUs",
-                status=Status.PASS,
-                node=each.name,
-                measure=Measure(number=number, unit="CPUs", better="higher"),
-            )
-            for each, number in zip(NODES, (4.0, 4.0, float("nan")), strict=True)
-        ]
+        cpus = [Measure(number=number, unit="CPUs", better="higher") for number in (4.0, 4.0, float("nan"))]
+        passed = Finding(check="host", name="CPUs", status=Status.PASS)
+        same = [replace(passed, node=each.name, measure=measure) for each, measure in zip(NODES, cpus, strict=True)]
         (row,) = measures(result(NODES, same))
         assert (row.number, row.median, row.where) == (2, "4 CPUs", "")
 
@@ -225,14 +208,7 @@ class TestFolding:
             measure = Measure(number=number, unit="GB/s", better="higher")
             return Finding(check="bits", name="speed", status=Status.PASS, node=node, device=device, measure=measure)
 
-        named = [
-            ("alpha", "cpu"),
-            ("alpha", "gloo"),
-            ("alpha", "beta"),
-            ("beta", "alpha"),
-            ("alpha", "cuda:0"),
-            ("alpha", "cuda:1"),
-        ]
+        named = [*(("alpha", device) for device in ("cpu", "gloo", "beta", "cuda:0", "cuda:1")), ("beta", "alpha")]
         nodes = [node(1, "alpha"), node(2, "beta")]
         rows = measures(result(nodes, [speed(*where, place) for place, where in enumerate(named)]))
         assert {row.title: row.number for row in rows} == {"bits: speed (cpu)": 1, "bits: speed": 3, "bits: speed (cuda)": 2}
@@ -260,16 +236,10 @@ class TestFolding:
             assert "--only" not in str(commands(result(NODES, [*sound(NODES), silent]), None))
 
     def test_what_was_not_looked_at_for_one_reason_is_one_row(self) -> None:
-        found = [
-            skip("host", "it takes two nodes", node="gpu-001"),
-            skip("bits", "it takes two nodes"),
-            skip("kill", "no GPU", node="gpu-001"),
-            skip("kill", "no GPU", node="gpu-002"),
-        ]
-        assert report_of(result(NODES[:2], found)).skips == [
-            ("kill: x", "no GPU"),
-            ("host: x (gpu-001); bits: x", "it takes two nodes"),
-        ]
+        found = [skip("host", "it takes two nodes", node="gpu-001"), skip("bits", "it takes two nodes")]
+        found += [skip("kill", "no GPU", node=f"gpu-00{number}") for number in (1, 2)]
+        told = [("kill: x", "no GPU"), ("host: x (gpu-001); bits: x", "it takes two nodes")]
+        assert report_of(result(NODES[:2], found)).skips == told
 
     def test_nodes_with_nothing_to_look_at_are_neither_good_nor_bad(self) -> None:
         head = node(9, "head")

@@ -76,15 +76,16 @@ class Bench:
         self.journal = Journal(self.leg.journal, clock=lambda: self.now)
         self.outside_faults = self._make()
 
+    @classmethod
+    def started(cls, folder: Path, *faults: Fault) -> "Bench":
+        bench = cls(folder, *faults)
+        bench.start(1)
+        return bench
+
     def _make(self) -> OutsideFaults:
         self.observations = Observations(self.leg, self.plan, self._record)
-        return OutsideFaults(
-            leg=self.leg,
-            plan=self.plan,
-            observations=self.observations,
-            workers=cast("ClusterWorkers", self.hands),
-            clock=lambda: self.now,
-        )
+        known = {"leg": self.leg, "plan": self.plan, "observations": self.observations}
+        return OutsideFaults(**known, workers=cast("ClusterWorkers", self.hands), clock=lambda: self.now)
 
     def _record(self, event: JournalEvent, *, durable: bool = True) -> None:
         self.journal.append(event, durable=durable)
@@ -156,8 +157,7 @@ def test_a_fault_is_waited_for_exactly_and_claimed_and_told_before_it_strikes(fo
 
 
 def test_a_rank_that_does_not_run_is_struck_in_its_next_attempt(folder: Path) -> None:
-    bench = Bench(folder, timed("F1", 1.0), timed("F2", 1.0, rank=2))
-    bench.start(1)
+    bench = Bench.started(folder, timed("F1", 1.0), timed("F2", 1.0, rank=2))
     del bench.hands.running[1]
     bench.look(1.5, running=False)
     assert bench.struck() == []
@@ -176,16 +176,14 @@ def test_a_rank_that_does_not_run_is_struck_in_its_next_attempt(folder: Path) ->
 
 def test_the_faults_of_a_group_strike_in_one_go_and_one_that_spares_the_job_waits_for_nobody(folder: Path) -> None:
     group = [timed(f"F{rank}", 1.0, rank=rank, group="g/3") for rank in range(3)]
-    bench = Bench(folder, *group, timed("F9", 1.0, rank=0, kind="pause"))
-    bench.start(1)
+    bench = Bench.started(folder, *group, timed("F9", 1.0, rank=0, kind="pause"))
     bench.look(1.0)
     (orders,) = bench.hands.struck
     assert sorted(fault for fault, _, _ in orders) == ["F0", "F1", "F2", "F9"]
 
 
 def test_a_rank_is_not_given_a_notice_that_it_would_die_of(folder: Path) -> None:
-    bench = Bench(folder, timed("F1", 1.0, kind="preempt"))
-    bench.start(1)
+    bench = Bench.started(folder, timed("F1", 1.0, kind="preempt"))
     bench.hands.deaf.add(1)
     bench.look(1.0)
     assert bench.struck() == []
@@ -196,8 +194,7 @@ def test_a_rank_is_not_given_a_notice_that_it_would_die_of(folder: Path) -> None
 
 
 def test_a_rank_that_trains_is_given_notice_whether_it_has_a_handler_or_not(folder: Path) -> None:
-    bench = Bench(folder, timed("F1", 1.0, kind="preempt"))
-    bench.start(1)
+    bench = Bench.started(folder, timed("F1", 1.0, kind="preempt"))
     bench.hands.deaf.add(1)
     beat = bench.leg.attempt(1).heartbeat(1)
     beat.parent.mkdir(parents=True, exist_ok=True)
@@ -210,8 +207,7 @@ def test_a_rank_that_trains_is_given_notice_whether_it_has_a_handler_or_not(fold
 
 
 def test_a_strike_that_found_nobody_is_withdrawn_and_comes_again(folder: Path) -> None:
-    bench = Bench(folder, timed("F1", 1.0))
-    bench.start(1)
+    bench = Bench.started(folder, timed("F1", 1.0))
     bench.hands.gone.add(1)
     bench.look(1.0)
     assert bench.told() == [("fault.requested", "F1"), ("fault.withdrawn", "F1")]
@@ -223,8 +219,7 @@ def test_a_strike_that_found_nobody_is_withdrawn_and_comes_again(folder: Path) -
 
 
 def test_a_strike_whose_answer_was_lost_is_not_withdrawn_before_its_attempt_is_over(folder: Path) -> None:
-    bench = Bench(folder, timed("F1", 1.0))
-    bench.start(1)
+    bench = Bench.started(folder, timed("F1", 1.0))
     bench.hands.unanswered.add(1)
     bench.look(1.0)
     assert bench.told() == [("fault.requested", "F1")]
@@ -234,8 +229,7 @@ def test_a_strike_whose_answer_was_lost_is_not_withdrawn_before_its_attempt_is_o
 
 
 def test_what_was_not_seen_when_its_attempt_had_ended_strikes_again(folder: Path) -> None:
-    bench = Bench(folder, timed("F1", 1.0), timed("F2", 1.0, kind="pause"), parked("F3", "node", attempt=1))
-    bench.start(1)
+    bench = Bench.started(folder, timed("F1", 1.0), timed("F2", 1.0, kind="pause"), parked("F3", "node", attempt=1))
     bench.look(1.0)
     bench.outside_faults.attempt_stopped()
     # The pause needs no end of the attempt to be seen.
@@ -246,8 +240,7 @@ def test_what_was_not_seen_when_its_attempt_had_ended_strikes_again(folder: Path
 
 
 def test_a_supervisor_that_takes_over_keeps_the_clock_and_the_lost_nodes(folder: Path) -> None:
-    bench = Bench(folder, timed("F1", 10.0), parked("F2", "drain"))
-    bench.start(1)
+    bench = Bench.started(folder, timed("F1", 10.0), parked("F2", "drain"))
     bench.arrive("F2", 1)
     bench.look(1.0)
     bench.witness("F2")
@@ -265,8 +258,7 @@ def test_a_supervisor_that_takes_over_keeps_the_clock_and_the_lost_nodes(folder:
 
 
 def test_a_node_is_lost_when_its_witness_has_spoken(folder: Path) -> None:
-    bench = Bench(folder, parked("F1", "node"))
-    bench.start(1)
+    bench = Bench.started(folder, parked("F1", "node"))
     assert bench.look(0.1) is None
     assert bench.outside_faults.patience_s(TICK_S, running=True) == LOOK_EVERY_S, "a rank may come to its point"
     bench.arrive("F1", 1)
@@ -288,8 +280,7 @@ def test_a_node_is_lost_when_its_witness_has_spoken(folder: Path) -> None:
 
 
 def test_a_witness_that_does_not_speak_proves_nothing(folder: Path) -> None:
-    bench = Bench(folder, parked("F1", "raylet"))
-    bench.start(1)
+    bench = Bench.started(folder, parked("F1", "raylet"))
     bench.arrive("F1", 1)
     bench.look(0.0)
     assert bench.look(WITNESS_LIMIT_S - 0.1) is None
@@ -300,8 +291,7 @@ def test_a_witness_that_does_not_speak_proves_nothing(folder: Path) -> None:
 
 def test_ranks_of_a_group_are_all_waited_for_and_one_node_ends_once(folder: Path) -> None:
     faults = [parked(f"F{rank}", "node", rank, group="g/3") for rank in range(3)]
-    bench = Bench(folder, *faults)
-    bench.start(1)
+    bench = Bench.started(folder, *faults)
     bench.arrive("F0", 0)
     bench.arrive("F1", 1)
     bench.look(0.1)
@@ -330,8 +320,7 @@ def test_ranks_that_leave_while_a_node_is_drained_leave_on_its_notice(folder: Pa
 
 
 def test_a_marker_that_is_half_written_is_looked_at_again(folder: Path) -> None:
-    bench = Bench(folder, parked("F1", "agent"))
-    bench.start(1)
+    bench = Bench.started(folder, parked("F1", "agent"))
     bench.leg.faults.mkdir(parents=True)
     marker = bench.leg.faults / "F1.json"
     marker.write_text('{"v": 1, "fau')
@@ -372,8 +361,7 @@ def test_a_fault_that_comes_while_the_leg_runs_strikes_like_a_planned_one(folder
 
 
 def test_one_that_came_late_waits_for_all_of_its_group(folder: Path) -> None:
-    bench = Bench(folder)
-    bench.start(1)
+    bench = Bench.started(folder)
     bench.look(1.0)
     group = [timed(f"F{number + 1}", 1.0, rank=number, group="G1/2") for number in range(2)]
     for fault in group:
@@ -388,8 +376,7 @@ def test_one_that_came_late_waits_for_all_of_its_group(folder: Path) -> None:
 
 
 def test_a_fault_granted_before_its_supervisor_died_strikes_under_the_next(folder: Path) -> None:
-    bench = Bench(folder)
-    bench.start(1)
+    bench = Bench.started(folder)
     bench.look(3.0)
     # In plan.json, and no more than that.
     bench.plan = FaultPlan(seed=0, faults=(timed("F1", 3.0),))
@@ -400,8 +387,7 @@ def test_a_fault_granted_before_its_supervisor_died_strikes_under_the_next(folde
 
 
 def test_what_leaves_its_rank_alive_is_told_as_soon_as_it_is_over(folder: Path) -> None:
-    bench = Bench(folder, timed("F1", 1.0, kind="pause"))
-    bench.start(1)
+    bench = Bench.started(folder, timed("F1", 1.0, kind="pause"))
     bench.look(1.0)
     bench.look(1.5)
     assert bench.told() == [("fault.requested", "F1")]

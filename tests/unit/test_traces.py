@@ -41,20 +41,10 @@ DIGESTS = {"model": {"w": "0123456789abcdef", "b": "f" * 16}, "rng": {"torch": "
 
 
 def start(first: int, attempt: int = 1, tensors: int = 2) -> StartRecord:
-    return StartRecord(
-        v=3,
-        attempt=attempt,
-        rank=0,
-        world_size=1,
-        pid=1,
-        time_s=1000.0,
-        position=Position(epoch=0, batches=first, step=first),
-        restored=None,
-        rng="1" * 16,
-        param="2" * 16,
-        params=bytes(4 * tensors),
-        tensors=tuple(f"layers.{number}.weight" for number in range(tensors)),
-    )
+    about: dict[str, Any] = {"rank": 0, "world_size": 1, "pid": 1, "time_s": 1000.0, "restored": None, "rng": "1" * 16}
+    about |= {"param": "2" * 16, "params": bytes(4 * tensors), "position": Position(epoch=0, batches=first, step=first)}
+    names = tuple(f"layers.{number}.weight" for number in range(tensors))
+    return StartRecord(v=3, attempt=attempt, tensors=names, **about)
 
 
 def step(number: int, **other: Any) -> StepRecord:
@@ -200,9 +190,8 @@ def test_blocks_end_at_the_same_steps_wherever_an_attempt_began(tmp_path: Path, 
     + [({"loss": ((0.0).hex(),)}, True), ({"lr": ((0.0).hex(),)}, True)],
 )
 def test_a_blocks_digest_is_of_all_that_is_compared(tmp_path: Path, path: Path, other: dict[str, Any], differs: bool) -> None:
-    records = [
-        changed(record, **other) if isinstance(record, StepRecord) and record.step == 70 else record for record in whole(150)
-    ]
+    records = whole(150)
+    records = [changed(each, **other) if isinstance(each, StepRecord) and each.step == 70 else each for each in records]
     expected, (seen, problems) = read(path)[0], read(write(tmp_path / "rank-0.trace", *records))
     assert not problems
     same = [one.digest == another.digest for one, another in zip(expected.blocks, seen.blocks, strict=True)]
@@ -268,9 +257,8 @@ def test_a_record_that_was_taken_out_is_missed(
 
 def test_a_block_of_another_file_is_not_taken(path: Path, tmp_path: Path) -> None:
     """Its own digest is right; the running one is not that of what was written before."""
-    other = write(
-        tmp_path / "other.trace", *(changed(r, loss=((9.0).hex(),)) if isinstance(r, StepRecord) else r for r in whole(150))
-    )
+    records = (changed(each, loss=((9.0).hex(),)) if isinstance(each, StepRecord) else each for each in whole(150))
+    other = write(tmp_path / "other.trace", *records)
     ends = [[end for end, content in frames(file.read_bytes()) if is_footer(content)] for file in (path, other)]
     mixed = tmp_path / "rank-0.trace"
     mixed.write_bytes(other.read_bytes()[: ends[1][0]] + path.read_bytes()[ends[0][0] :])
@@ -316,10 +304,7 @@ def test_ends_are_those_of_the_whole(path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_rates_that_a_beginning_was_found_with_are_held_against_alone(tmp_path: Path) -> None:
     built = ((0.5).hex(),)
     for first, expected in ((0, built), (4, None)):
-        trace = tmp_path / f"{first}.trace"
-        writer = TraceWriter(trace)
-        writer.write(changed(start(first), rates=built))
-        writer.close()
+        trace = write(tmp_path / f"{first}.trace", changed(start(first), rates=built))
         assert [moment.rates for moment in read_moments(trace)] == [expected]
 
 
