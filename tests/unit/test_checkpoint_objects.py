@@ -29,6 +29,9 @@ FEW = {"model.safetensors": b"weights", "rng/rank-0.bin": b"dice"}
 STEP_10, STEP_20 = "step-00000010.attempt-1", "step-00000020.attempt-1"
 
 
+Store = ObjectCheckpointStore
+
+
 class Killed(BaseException):
     """As SIGKILL: nothing of the store's own comes after it."""
 
@@ -57,11 +60,11 @@ def layout(tmp_path: Path, bucket: Path) -> LegLayout:
 
 
 @pytest.fixture
-def store(layout: LegLayout) -> ObjectCheckpointStore:
+def store(layout: LegLayout) -> Store:
     return opened(layout)
 
 
-def opened(layout: LegLayout, keep: int = 3) -> ObjectCheckpointStore:
+def opened(layout: LegLayout, keep: int = 3) -> Store:
     store = checkpoint_store(layout, keep)
     assert isinstance(store, ObjectCheckpointStore)
     return store
@@ -84,9 +87,7 @@ def test_a_leg_without_a_url_has_its_checkpoints_in_its_directory(tmp_path: Path
     assert type(checkpoint_store(LegLayout(tmp_path), 3)) is CheckpointStore
 
 
-def test_a_commit_is_a_manifest_beside_the_files_that_it_names(
-    store: ObjectCheckpointStore, layout: LegLayout, bucket: Path
-) -> None:
+def test_a_commit_is_a_manifest_beside_the_files_that_it_names(store: Store, layout: LegLayout, bucket: Path) -> None:
     committed = save(store, 10)
     manifest = bucket / f"checkpoints/{STEP_10}.json"
     assert objects(bucket) == {f"checkpoints/{STEP_10}.json", *(f"data/{STEP_10}/{name}" for name in FILES)}
@@ -95,9 +96,7 @@ def test_a_commit_is_a_manifest_beside_the_files_that_it_names(
 
 
 @pytest.mark.parametrize("lost", ["checkpoints", "."])
-def test_without_the_local_copies_the_newest_is_fetched(
-    store: ObjectCheckpointStore, layout: LegLayout, lost: str, bucket: Path
-) -> None:
+def test_without_the_local_copies_the_newest_is_fetched(store: Store, layout: LegLayout, lost: str, bucket: Path) -> None:
     save(store, 10)
     save(store, 20)
     shutil.rmtree(layout.path / lost)
@@ -105,7 +104,7 @@ def test_without_the_local_copies_the_newest_is_fetched(
     assert os.listdir(layout.checkpoints) == ["step-00000020"]
 
 
-def test_a_damaged_copy_is_set_aside_and_fetched_again(store: ObjectCheckpointStore, layout: LegLayout) -> None:
+def test_a_damaged_copy_is_set_aside_and_fetched_again(store: Store, layout: LegLayout) -> None:
     save(store, 10)
     (layout.checkpoints / "step-00000010/empty.bin").write_bytes(b"not empty")
     selection = opened(layout).newest_valid()
@@ -116,7 +115,7 @@ def test_a_damaged_copy_is_set_aside_and_fetched_again(store: ObjectCheckpointSt
 
 @pytest.mark.parametrize("change", ["removed", "bit"])
 def test_what_the_store_does_not_give_back_goes_to_its_quarantine(
-    store: ObjectCheckpointStore, layout: LegLayout, bucket: Path, change: str
+    store: Store, layout: LegLayout, bucket: Path, change: str
 ) -> None:
     save(store, 10)
     save(store, 20)
@@ -136,9 +135,7 @@ def test_what_the_store_does_not_give_back_goes_to_its_quarantine(
 
 
 @pytest.mark.parametrize("damage", ["not a manifest", "another's"])
-def test_a_damaged_manifest_is_not_gone_on_from(
-    store: ObjectCheckpointStore, layout: LegLayout, bucket: Path, damage: str
-) -> None:
+def test_a_damaged_manifest_is_not_gone_on_from(store: Store, layout: LegLayout, bucket: Path, damage: str) -> None:
     save(store, 10)
     save(store, 20)
     other = b"{}" if damage == "not a manifest" else (bucket / f"checkpoints/{STEP_10}.json").read_bytes()
@@ -150,19 +147,16 @@ def test_a_damaged_manifest_is_not_gone_on_from(
     assert "was never committed" in selection.quarantined[1].reason
 
 
-def test_a_copy_that_the_store_knows_nothing_of_was_never_committed(
-    store: ObjectCheckpointStore, layout: LegLayout, bucket: Path
-) -> None:
+def test_a_copy_that_the_store_knows_nothing_of_was_never_committed(store: Store, layout: LegLayout, bucket: Path) -> None:
     save(store, 10)
     save(CheckpointStore(LegLayout(layout.path), keep=3), 20)
     selection = opened(layout).newest_valid()
     assert selection.name == "step-00000010"
-    assert [bad.reason for bad in selection.quarantined] == [
-        f"step-00000020: was never committed: file://{bucket}/checkpoints has no manifest of it"
-    ]
+    told = f"step-00000020: was never committed: file://{bucket}/checkpoints has no manifest of it"
+    assert [bad.reason for bad in selection.quarantined] == [told]
 
 
-def test_a_later_attempt_s_checkpoint_of_a_step_is_the_one(store: ObjectCheckpointStore, layout: LegLayout) -> None:
+def test_a_later_attempt_s_checkpoint_of_a_step_is_the_one(store: Store, layout: LegLayout) -> None:
     save(store, 10, attempt=1)
     assert store.set_aside(10, "spoiled")
     save(store, 10, attempt=2)
@@ -171,9 +165,7 @@ def test_a_later_attempt_s_checkpoint_of_a_step_is_the_one(store: ObjectCheckpoi
     assert not selection.quarantined
 
 
-def test_retention_keeps_as_many_with_and_without_local_copies(
-    store: ObjectCheckpointStore, layout: LegLayout, bucket: Path
-) -> None:
+def test_retention_keeps_as_many_with_and_without_local_copies(store: Store, layout: LegLayout, bucket: Path) -> None:
     for step in range(10, 60, 10):
         save(store, step)
     shutil.rmtree(layout.checkpoints)
@@ -184,7 +176,7 @@ def test_retention_keeps_as_many_with_and_without_local_copies(
     assert os.listdir(layout.checkpoints) == ["step-00000060"]
 
 
-def test_what_is_not_whole_does_not_count_as_kept(store: ObjectCheckpointStore, layout: LegLayout, bucket: Path) -> None:
+def test_what_is_not_whole_does_not_count_as_kept(store: Store, layout: LegLayout, bucket: Path) -> None:
     for step in range(10, 60, 10):
         save(store, step)
     (bucket / "data/step-00000050.attempt-1/empty.bin").unlink()
@@ -192,7 +184,7 @@ def test_what_is_not_whole_does_not_count_as_kept(store: ObjectCheckpointStore, 
     assert after.retain() == ["step-00000010"]  # 40, 30, 20 are the three that are whole
 
 
-def test_another_run_s_object_is_not_overwritten(store: ObjectCheckpointStore, layout: LegLayout, bucket: Path) -> None:
+def test_another_run_s_object_is_not_overwritten(store: Store, layout: LegLayout, bucket: Path) -> None:
     (bucket / "checkpoints").mkdir(parents=True)
     (bucket / f"checkpoints/{STEP_10}.json").write_bytes(b"theirs")
     with pytest.raises(ResourcesError, match="exists already and belongs to another run") as error:
@@ -202,7 +194,7 @@ def test_another_run_s_object_is_not_overwritten(store: ObjectCheckpointStore, l
     assert not layout.checkpoints.exists() or os.listdir(layout.checkpoints) == []
 
 
-def test_a_lost_reply_is_no_other_run(store: ObjectCheckpointStore, layout: LegLayout) -> None:
+def test_a_lost_reply_is_no_other_run(store: Store, layout: LegLayout) -> None:
     def lose(kind: str, key: str, moment: str) -> None:
         if (kind, moment) == ("create", "after"):
             raise TimeoutError("no reply")
@@ -214,7 +206,7 @@ def test_a_lost_reply_is_no_other_run(store: ObjectCheckpointStore, layout: LegL
         store.objects.put_new(f"checkpoints/{STEP_10}.json", b"another's")
 
 
-def test_a_request_that_was_never_done_is_no_commit(store: ObjectCheckpointStore, layout: LegLayout) -> None:
+def test_a_request_that_was_never_done_is_no_commit(store: Store, layout: LegLayout) -> None:
     def refuse(kind: str, key: str, moment: str) -> None:
         if (kind, moment) == ("create", "before"):
             raise TimeoutError("no connection")
@@ -225,7 +217,7 @@ def test_a_request_that_was_never_done_is_no_commit(store: ObjectCheckpointStore
     assert opened(layout).newest_valid().name is None
 
 
-def test_a_store_that_loses_bytes_is_told(store: ObjectCheckpointStore, bucket: Path) -> None:
+def test_a_store_that_loses_bytes_is_told(store: Store, bucket: Path) -> None:
     def cut(kind: str, key: str, moment: str) -> None:
         if (kind, moment) == ("put", "after") and key.endswith("model.safetensors"):
             (bucket / key).write_bytes(b"half")
@@ -236,23 +228,26 @@ def test_a_store_that_loses_bytes_is_told(store: ObjectCheckpointStore, bucket: 
     assert not (bucket / "checkpoints").exists()
 
 
-def test_a_late_listing_loses_no_commit(store: ObjectCheckpointStore, layout: LegLayout) -> None:
-    save(store, 10)
-    save(store, 20)
+def late_for(layout: LegLayout) -> Store:
+    """In whose listings the second checkpoint is not to be seen."""
     late = opened(layout)
     late.objects._made = Lister(late.objects.fs, lambda _, found: [path for path in found if STEP_20 not in path])
+    return late
+
+
+def test_a_late_listing_loses_no_commit(store: Store, layout: LegLayout) -> None:
+    save(store, 10)
+    save(store, 20)
+    late = late_for(layout)
     assert late.clear_staging() == []
     assert late.newest_valid().name == "step-00000020"
 
 
-def test_a_late_listing_without_local_copies_loses_no_commit_that_is_traced(
-    store: ObjectCheckpointStore, layout: LegLayout
-) -> None:
+def test_a_late_listing_without_local_copies_loses_no_commit_that_is_traced(store: Store, layout: LegLayout) -> None:
     save(store, 10)
     save(store, 20)
     shutil.rmtree(layout.path)
-    late = opened(layout)
-    late.objects._made = Lister(late.objects.fs, lambda _, found: [path for path in found if STEP_20 not in path])
+    late = late_for(layout)
     assert late.newest_valid().name == "step-00000010"  # nobody knows of the other
     shutil.rmtree(layout.path)
     writer = TraceWriter(layout.attempt(1).trace(0))
@@ -262,9 +257,7 @@ def test_a_late_listing_without_local_copies_loses_no_commit_that_is_traced(
     assert late.newest_valid().name == "step-00000020"
 
 
-def test_a_listing_that_shows_what_is_gone_keeps_nothing_from_being_kept(
-    store: ObjectCheckpointStore, layout: LegLayout, bucket: Path
-) -> None:
+def test_a_listing_that_shows_what_is_gone_keeps_nothing_from_being_kept(store: Store, layout: LegLayout, bucket: Path) -> None:
     for step in range(10, 60, 10):
         save(store, step)
     store.set_aside(50, "unwanted")
@@ -275,7 +268,7 @@ def test_a_listing_that_shows_what_is_gone_keeps_nothing_from_being_kept(
     assert after.retain() == ["step-00000010"]
 
 
-def test_a_busy_store_is_asked_again_and_told_in_the_end(store: ObjectCheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_store_is_asked_again_and_told_in_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr("chaosrun.checkpoint.object_storage.time.sleep", waited.append)
     refusals = iter([2, 1])
@@ -293,7 +286,7 @@ def test_a_busy_store_is_asked_again_and_told_in_the_end(store: ObjectCheckpoint
     assert "every_steps" in str(error.value.hint)
 
 
-def test_what_the_library_draws_is_not_missed(store: ObjectCheckpointStore) -> None:
+def test_what_the_library_draws_is_not_missed(store: Store) -> None:
     random.seed(7)
     expected = random.Random(7).random()
     store.objects.listeners.append(lambda kind, key, moment: random.seed(3))
@@ -301,7 +294,7 @@ def test_what_the_library_draws_is_not_missed(store: ObjectCheckpointStore) -> N
     assert random.random() == expected
 
 
-def test_a_store_that_ignores_the_condition_is_found(store: ObjectCheckpointStore, bucket: Path) -> None:
+def test_a_store_that_ignores_the_condition_is_found(store: Store, bucket: Path) -> None:
     store.objects.try_out()
     assert objects(bucket) == set()
     ignoring = ObjectStorage(ObjectPlace(f"file://{bucket}"))
@@ -321,10 +314,8 @@ def test_two_runs_of_one_name_do_not_share_a_place(tmp_path: Path, bucket: Path)
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("hdfs://place/x", "conditional put"),
-        ("s3://", "names no bucket"),
-        ("file://relative/x", "not absolute"),
-        ("file:///fine", None),
+        *(("hdfs://place/x", "conditional put"), ("s3://", "names no bucket")),
+        *(("file://relative/x", "not absolute"), ("file:///fine", None)),
     ],
 )
 def test_what_is_known_of_a_url_without_asking(url: str, why: str | None) -> None:
@@ -334,10 +325,8 @@ def test_what_is_known_of_a_url_without_asking(url: str, why: str | None) -> Non
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert why_no_store("gs://bucket") == (
-        "it needs gcsfs, which is not installed",
-        "pip install 'chaosrun[gs]', on every node",
-    )
+    said = ("it needs gcsfs, which is not installed", "pip install 'chaosrun[gs]', on every node")
+    assert why_no_store("gs://bucket") == said
 
 
 def killed_at(layout: LegLayout, number: int, moment: str) -> Iterator[int]:

@@ -98,11 +98,8 @@ class Progress:
 
 @pytest.mark.parametrize("write", [torch.save, in_the_older_form, plainly])
 def test_numbers_beside_tensors_are_figures(tmp_path: Path, write: Write) -> None:
-    streams = {
-        "numpy": numpy.random.get_state(),
-        "python": random.getstate(),
-        "pcg": numpy.random.default_rng(1).bit_generator.state,
-    }
+    pcg = numpy.random.default_rng(1).bit_generator.state
+    streams = {"numpy": numpy.random.get_state(), "python": random.getstate(), "pcg": pcg}
     places = {"sampler": {"cursor": 3}, "time_s": 1.5, "losses": [0.5] * 200, "ok": True}
     schedule = {"best": 1.5, "_step_count": 4}
     own = {"mean": numpy.float64(0.5), "kept": Progress(), "top": [1, 2.5], "schedule": schedule, "count": Counter(seen=7)}
@@ -179,11 +176,8 @@ def test_raw_numbers_are_one_entry_unless_they_are_metrics(tmp_path: Path) -> No
     (leg.work / "data.bin").symlink_to(tmp_path / "data.bin")
     note_left(leg)
     held = read_left(leg, []).files
-    assert {name: [*each] for name, each in held.items()} == {
-        "average.bin": [""],
-        "model.onnx": [""],
-        "pytorch_model.bin": ["average/weight", "moments"],
-    }
+    raw = {"average.bin": [""], "model.onnx": [""]}
+    assert {name: [*each] for name, each in held.items()} == {**raw, "pytorch_model.bin": ["average/weight", "moments"]}
     assert held["average.bin"] == held["model.onnx"] and held["average.bin"][""][0] == 72
 
 
@@ -240,9 +234,13 @@ def test_what_no_rank_says_that_it_wrote_is_found_below_the_outputs(tmp_path: Pa
 LAST = "ckpt-12/model.pt"
 
 
+def leave(run: RunLayout, leg: str, files: dict[str, Any], **more: Any) -> None:
+    (run.path / leg / "left.json").write_text(json.dumps({"v": 1, "files": files, **more}))
+
+
 def with_left(run: RunLayout, **files: dict[str, tuple[int, str]]) -> Verdict:
     for leg, held in files.items():
-        (run.path / leg / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}, "left_out": []}))
+        leave(run, leg, {LAST: held})
     return judge(run)
 
 
@@ -307,8 +305,8 @@ def test_a_check_says_which_files_were_compared(
 @pytest.mark.parametrize("completed", [True, False])
 def test_a_leg_that_never_came_to_its_end_has_no_difference_there(tmp_path: Path, completed: bool) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
-    (run.path / "reference" / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: SEEN}, "left_out": []}))
-    (run.path / "chaos" / "left.json").write_text(json.dumps({"v": 1, "files": {}, "left_out": []}))
+    leave(run, "reference", {LAST: SEEN})
+    leave(run, "chaos", {})
     if not completed:
         ended = {"outcome": "user_error", "message": "rank 0 raised ValueError: checkpoint_0 already exists"}
         edit_journal(run, "chaos", only("leg.finished", put(**ended)))
@@ -343,8 +341,7 @@ def test_what_undisturbed_ceased_to_be_saved_and_a_restart_saves_again_is_told(
     again = (restarted,) if isinstance(restarted, int) else restarted
     for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 2, rightly), ("chaos", 3, again)):
         with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
-        held = {"model/block.weight": (24, "bb" if attempt == 3 else "aa")}
-        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}}))
+        leave(run, leg, {LAST: {"model/block.weight": (24, "bb" if attempt == 3 else "aa")}})
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
     assert status == "PASS" or (verdict.code, verdict.divergence and verdict.divergence.rank) == ("kept_state_not_restored", 0)
@@ -365,9 +362,8 @@ def test_which_of_the_files_that_are_named_by_their_steps_lie_there_in_the_end(
     run = write_script_run(tmp_path)
     for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 2, ()), ("chaos", 3, restarted)):
         with_saves(run.leg(leg).attempt(attempt).trace(0), tuple(range(6 if attempt == 2 else 2, 13, 2)), "top-{}.pt")
-        held = {f"top-{step}.pt": SEEN for step in steps}
         if steps:
-            (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": held}))
+            leave(run, leg, {f"top-{step}.pt": SEEN for step in steps})
     if status == "FAIL" and undisturbed == (8, 10):
         edit_trace(run, "chaos", 3, 0, only("step", put(loss=["0x1.8p+1"] * MICRO_BATCHES), step=STEPS))
     verdict = judge(run)
@@ -381,8 +377,7 @@ def test_what_a_restarted_run_saved_on_a_notice_is_nothing_that_an_undisturbed_o
         for step in saved:
             with_saves(run.leg(leg).attempt(attempt).trace(0), (step,), f"top-{step}.pt")
         if held:
-            files = {f"top-{step}.pt": SEEN for step in held}
-            (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": files}))
+            leave(run, leg, {f"top-{step}.pt": SEEN for step in held})
     verdict = judge(run)
     assert verdict.status == "PASS", verdict.cause
     assert not any("fault-free run has removed" in warning for warning in verdict.warnings)
@@ -397,8 +392,7 @@ def test_what_is_saved_on_a_notice_may_push_out_an_older_one(tmp_path: Path, sta
             write_lines(trace, [line for line in read_lines(trace) if line["kind"] != "step" or line["step"] <= 5])
         with_saves(trace, saved, "top-{}.pt")
         if held:
-            files = {f"top-{step}.pt": SEEN for step in held}
-            (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": files}))
+            leave(run, leg, {f"top-{step}.pt": SEEN for step in held})
     assert judge(run).status == status, judge(run).cause
 
 
@@ -430,7 +424,7 @@ def test_what_a_restart_never_saves_again_is_told(
     run, rightly = write_script_run(tmp_path), tuple(step for step in undisturbed if step > 4)
     for leg, attempt, steps in (("reference", 1, undisturbed), ("chaos", 2, rightly), ("chaos", 3, restarted)):
         with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
-        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: OTHER if attempt == 3 else SEEN}}))
+        leave(run, leg, {LAST: OTHER if attempt == 3 else SEEN})
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
 
@@ -442,8 +436,7 @@ def test_an_attempt_that_was_killed_counts_and_owes_nothing_at_its_last_step(
     run = write_script_run(tmp_path)  # the second attempt goes on from step 4, and is killed at 9
     for leg, attempt, steps in (("reference", 1, (5,)), ("chaos", 2, of_second), ("chaos", 3, ())):
         with_saves(run.leg(leg).attempt(attempt).trace(0), steps)
-        held = {"block.weight": (24, "aa" if leg == "reference" else "bb")}
-        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}}))
+        leave(run, leg, {LAST: {"block.weight": (24, "aa" if leg == "reference" else "bb")}})
     assert judge(run).status == status
 
 
@@ -469,8 +462,8 @@ def test_of_a_file_whose_writer_is_not_seen_its_time_tells_of_the_last_save(
         attempt = next(each for each in reversed(leg.attempts) if each.start_of(0) <= step)
         start = attempt.starts[0]
         changed_s = start.time_s if step == start.position.step else attempt.traces[0].steps[step].time_s
-        left = {"files": {"best.pt": {"model/block.weight": (24, "bb" if name == "chaos" else "aa")}}}
-        (run.leg(name).path / "left.json").write_text(json.dumps({"v": 1, **left, "changed": {"best.pt": changed_s + 1e-4}}))
+        held = {"model/block.weight": (24, "bb" if name == "chaos" else "aa")}
+        leave(run, name, {"best.pt": held}, changed={"best.pt": changed_s + 1e-4})
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
 
@@ -503,8 +496,7 @@ def test_files_in_folders_that_are_named_by_the_time_are_compared_by_the_last(
     for leg, attempt, folders in (("reference", 1, {AT: "aa"}), ("confirm", 1, {again: "aa"}), ("chaos", 3, held)):
         with_saves(run.leg(leg).attempt(attempt).trace(0), (12,), f"{[*folders][-1]}/best.pt")
         files = {f"{folder}/best.pt": {"weight": (24, digest)} for folder, digest in folders.items()}
-        left = {"files": files, "changed": {path: number for number, path in enumerate(files)}}
-        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, **left}))
+        leave(run, leg, files, changed={path: number for number, path in enumerate(files)})
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
 
@@ -518,7 +510,7 @@ def test_of_a_script_that_attached_what_it_saves_as_it_trains_is_compared(
     run = write_run(tmp_path)
     for leg, held in (("reference", SEEN), ("chaos", OTHER)):
         about = {"ranks": {LAST: 0}} | ({} if written else {"saves": {LAST: [[11, 1.0]] if leg == "reference" else saves}})
-        (run.leg(leg).path / "left.json").write_text(json.dumps({"v": 1, "files": {LAST: held}, **about}))
+        leave(run, leg, {LAST: held}, **about)
     verdict = judge(run)
     assert verdict.status == status, verdict.cause
     assert status == "PASS" or verdict.code == "result_differs"
@@ -531,7 +523,7 @@ def test_of_a_script_that_attached_names_that_each_run_makes_anew_are_matched(tm
     for name, folder, held, step in (("reference", AT, "aa", 6), ("chaos", OF_RESTART, digest, 10)):
         leg, path = read_leg(run.leg(name)), f"{folder}/best.pt"
         time_s = leg.attempts[-1].traces[0].steps[step].time_s
-        left = {"files": {path: {"block.weight": (24, held)}}, "ranks": {path: 0}, "saves": {path: [[step, time_s]]}}
-        (run.leg(name).path / "left.json").write_text(json.dumps({"v": 1, **left, "changed": {path: time_s}}))
+        about = {"ranks": {path: 0}, "saves": {path: [[step, time_s]]}, "changed": {path: time_s}}
+        leave(run, name, {path: {"block.weight": (24, held)}}, **about)
     verdict = judge(run)
     assert verdict.status == status, verdict.cause

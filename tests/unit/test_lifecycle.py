@@ -40,25 +40,14 @@ def over(outcome: Any, message: str, **more: Any) -> life.EndLeg:
 
 def test_an_undisturbed_leg_is_placed_audited_started_and_completed() -> None:
     _, actions = run(life.Placed(), *started(), life.RankDeath(rank=0), life.RankDeath(rank=1), life.Stopped())
-    assert actions == [
-        (AcquirePlaces(),),
-        (Audit(),),
-        (Start(attempt=1, resume=None, resume_step=0),),
-        (),
-        (),
-        (),
-        (Finish(outcome="completed", message="all ranks completed the training"),),
-    ]
+    began = [(AcquirePlaces(),), (Audit(),), (Start(attempt=1, resume=None, resume_step=0),)]
+    assert actions == [*began, (), (), (), (Finish(outcome="completed", message="all ranks completed the training"),)]
 
 
 def test_a_planned_fault_restarts_from_the_newest_checkpoint_and_costs_no_budget() -> None:
     state, actions = run(life.Placed(), *started(), PLANNED, life.Stopped(), *started("step-00000005", 5))
-    assert actions[4:] == [
-        (Stop(attempt=1, reason="planned fault F1"),),
-        (Audit(),),
-        (Start(attempt=2, resume="step-00000005", resume_step=5),),
-        (),
-    ]
+    again = Start(attempt=2, resume="step-00000005", resume_step=5)
+    assert actions[4:] == [(Stop(attempt=1, reason="planned fault F1"),), (Audit(),), (again,), ()]
     assert (state.restarts, state.fired) == (0, frozenset({"F1"}))
 
 
@@ -84,13 +73,8 @@ def test_nothing_happens_after_the_end() -> None:
 
 
 REDUCER = life.Failure(
-    message="rank 0 raised RuntimeError at step 7: marked ready twice",
-    hint="use the wrapped model",
-    outcome="user_error",
-    rank=0,
-    step=7,
-    error=("RuntimeError", "ready"),
-    reducer=True,
+    **{"message": "rank 0 raised RuntimeError at step 7: marked ready twice", "hint": "use the wrapped model"},
+    **{"outcome": "user_error", "rank": 0, "step": 7, "error": ("RuntimeError", "ready"), "reducer": True},
 )
 COMPLAINT = (life.RankDeath(rank=0, failure=REDUCER), life.Stopped())
 
@@ -104,34 +88,15 @@ def test_a_complaint_of_ddps_reducer_is_heard_once_more_in_detail_and_ends_the_l
     _, actions = run(
         life.Placed(), *started(), *COMPLAINT, *started(), life.RankDeath(rank=0, failure=named), life.Stopped(), max_restarts=9
     )
-    assert actions == [
-        (AcquirePlaces(),),
-        (Audit(),),
-        (Start(attempt=1, resume=None, resume_step=0),),
-        (),
-        (Stop(attempt=1, reason=REDUCER.message),),
-        (Audit(),),
-        (detail(2),),
-        (),
-        (Stop(attempt=2, reason=named.message),),
-        (Finish(outcome="user_error", message=named.message, hint=named.hint),),
-    ]
+    first = [(AcquirePlaces(),), (Audit(),), (Start(attempt=1, resume=None, resume_step=0),), ()]
+    then = [(Stop(attempt=1, reason=REDUCER.message),), (Audit(),), (detail(2),), (), (Stop(attempt=2, reason=named.message),)]
+    assert actions == [*first, *then, (Finish(outcome="user_error", message=named.message, hint=named.hint),)]
 
 
 def test_only_the_attempt_after_a_complaint_is_in_detail() -> None:
     # A planned fault ends the attempt in DETAIL before the complaint comes again; then it does, and is heard in DETAIL anew.
-    _, actions = run(
-        life.Placed(),
-        *started(),
-        *COMPLAINT,
-        *started(),
-        PLANNED,
-        life.Stopped(),
-        *started(),
-        *COMPLAINT,
-        *started(),
-        *COMPLAINT,
-    )
+    faulted = (*started(), PLANNED, life.Stopped())
+    _, actions = run(life.Placed(), *started(), *COMPLAINT, *faulted, *started(), *COMPLAINT, *started(), *COMPLAINT)
     starts = [action for step in actions for action in step if isinstance(action, Start)]
     assert [(start.attempt, start.distributed_debug) for start in starts] == [(1, False), (2, True), (3, False), (4, True)]
     assert actions[-1] == (Finish(outcome="user_error", message=REDUCER.message, hint=REDUCER.hint),)
@@ -338,17 +303,14 @@ def test_without_faults_an_error_of_the_restarts_alone_does_not_hide_what_they_b
     fault_free: bool, raised: tuple[tuple[str, int], ...]
 ) -> None:
     """A script whose resume is broken, too: its first error is the one that a run by hand shows."""
-    failures = [
-        life.Failure(message=kind, outcome="user_error", rank=0, step=step, error=(kind, ""), hint="its log")
-        if kind
-        else life.Failure(message="killed", rank=0, step=step)
-        for kind, step in raised
-    ]
+    events: list[life.LegEvent] = [life.Placed()]
+    for kind, step in raised:
+        failure = life.Failure(message="killed", rank=0, step=step)
+        if kind:
+            failure = replace(failure, message=kind, outcome="user_error", error=(kind, ""), hint="its log")
+        events += [*started(), life.RankDeath(rank=0, failure=failure), life.Stopped()]
     state, actions = begin(2, 9, fault_free=fault_free)
-    for event in (
-        life.Placed(),
-        *(e for f in failures for e in (*started(), life.RankDeath(rank=0, failure=f), life.Stopped())),
-    ):
+    for event in events:
         state, actions = decide(state, event)
         if any(isinstance(action, Finish) for action in actions):
             break

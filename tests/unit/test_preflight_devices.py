@@ -258,11 +258,8 @@ def test_a_broken_gpu_that_no_worker_gets_is_no_fault_of_the_node() -> None:
     second = judge({"n": answer(gpu(0), gpu(1, BROKEN))}, gpus=1)["cuda:1", "remapped rows"]
     assert second.status is Status.WARN and "no worker gets" in second.reason
     # None for a job on CPUs, for one that asks for what there is where there is too little, and on a head without any.
-    for found in (
-        judge({"n": bad}, asking(0), gpus=2),
-        judge({"n": bad}, asking("auto", workers=3), gpus=2),
-        judge({"n": bad}, gpus=0),
-    ):
+    for setting, gpus in ((asking(0), 2), (asking("auto", workers=3), 2), (None, 0)):
+        found = judge({"n": bad}, setting, gpus=gpus)
         assert found["cuda:0", "product"].status is found["cuda:0", "remapped rows"].status is Status.WARN
         assert {finding.status for finding in found.values()} == {Status.WARN, Status.SKIP}
     lost = judge({"n": answer(told="nothing", error="nvidia-smi: no driver")}, asking(0), gpus=2)
@@ -315,12 +312,8 @@ def test_a_death_by_a_signal_without_a_name_is_told() -> None:
 
 def computed(ended: str = "done", phase: str = "", error: str = "", **facts: Any) -> dict[str, Any]:
     kind = {"model": "NVIDIA H100 80GB HBM3", "capability": "9.0", "torch": "2.9.0"}
-    sound = {
-        "kind": kind,
-        "memory_bytes": 1 << 30,
-        "products": [{"dtype": "float32", "entries": 100, "wrong": 0, "first": ""}],
-        "gflops": 5e4,
-    }
+    right = {"dtype": "float32", "entries": 100, "wrong": 0, "first": ""}
+    sound = {"kind": kind, "memory_bytes": 1 << 30, "products": [right], "gflops": 5e4}
     answered = {**sound, **facts} if ended == "done" else None
     return {"ended": ended, "phase": phase, "error": error, "facts": answered}
 

@@ -135,9 +135,8 @@ class TestRefusals:
     def test_torchs_random_sampler_wherever_it_is(self) -> None:
         own = RandomSampler(range(10), generator=torch.Generator())
         assert unseedable_sampler(prepare(DataLoader(Numbers(), batch_sampler=Around(own)))) == "RandomSampler"
-        assert (
-            unseedable_sampler(prepare(DataLoader(Numbers(), batch_sampler=EpochAround(RandomSampler(range(10)))))) is not None
-        )
+        unseeded = EpochAround(RandomSampler(range(10)))
+        assert unseedable_sampler(prepare(DataLoader(Numbers(), batch_sampler=unseeded))) is not None
         assert unseedable_sampler(prepare(DataLoader(Numbers(), batch_sampler=EpochAround(own)))) is None
         assert unseedable_sampler(prepare(DataLoader(Numbers(), shuffle=True), use_seedable_sampler=True)) is None
 

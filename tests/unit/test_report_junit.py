@@ -50,35 +50,31 @@ def complaints(element: etree.Element) -> list[str]:
     found += [f"{element.tag}: {child.tag} in it" for child in element if child.tag not in children]
     places = [children.index(child.tag) for child in element if child.tag in children]
     found += [f"{element.tag}: children in another order"] if places != sorted(places) else []
-    found += (
-        [f"{element.tag}: time {element.get('time')}"] if not re.fullmatch(r"\d+(\.\d+)?", element.get("time", "0")) else []
-    )
-    found += (
-        [f"{element.tag}: several results"] if sum(tag in ("skipped", "error", "failure") for tag in _tags(element)) > 1 else []
-    )
+    if not re.fullmatch(r"\d+(\.\d+)?", element.get("time", "0")):
+        found.append(f"{element.tag}: time {element.get('time')}")
+    if element.tag == "testcase" and sum(child.tag in ("skipped", "error", "failure") for child in element) > 1:
+        found.append(f"{element.tag}: several results")
     return found + [complaint for child in element if child.tag in PARTS for complaint in complaints(child)]
 
 
-def _tags(element: etree.Element) -> Sequence[str]:
-    return [child.tag for child in element] if element.tag == "testcase" else []
+def judged(folder: Path, **bugs: Any) -> Judged:
+    run = write_run(folder, **bugs)
+    return run, judge(run)
 
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    run = write_run(tmp_path_factory.mktemp("passed"))
-    return run, judge(run)
+    return judged(tmp_path_factory.mktemp("passed"))
 
 
 @pytest.fixture(scope="module")
 def differing(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    run = write_run(tmp_path_factory.mktemp("failed"), bugs=Bugs(keep_rng=False), reference_bugs=Bugs())
-    return run, judge(run)
+    return judged(tmp_path_factory.mktemp("failed"), bugs=Bugs(keep_rng=False), reference_bugs=Bugs())
 
 
 @pytest.fixture(scope="module")
 def lost(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    run = write_run(tmp_path_factory.mktemp("lost"), bugs=Bugs(lost_fault="F2"))
-    return run, judge(run)
+    return judged(tmp_path_factory.mktemp("lost"), bugs=Bugs(lost_fault="F2"))
 
 
 def outcomes(suite: TestSuite) -> dict[str, str]:
@@ -111,10 +107,8 @@ def test_a_pass_is_green(exact: Judged) -> None:
     suite = read_drill(*exact)
     found = outcomes(suite)
     assert set(found.values()) == {"pass"}
-    assert [name for name in found if "checks" not in name] == [
-        "chaosrun.toy/verdict",
-        *(f"chaosrun.toy.faults/F{n}" for n in (1, 2, 3)),
-    ]
+    others = ["chaosrun.toy/verdict", *(f"chaosrun.toy.faults/F{n}" for n in (1, 2, 3))]
+    assert [name for name in found if "checks" not in name] == others
     assert [name.rpartition("/")[2] for name in found if ".checks/" in name] == [check.name for check in exact[1].checks]
 
 
@@ -153,8 +147,6 @@ def test_properties_and_times(exact: Judged) -> None:
 
 
 def wall_s(run: RunLayout, leg: str) -> float:
-    import json
-
     times = [json.loads(line)["time_s"] for line in run.leg(leg).journal.read_text().splitlines()]
     return times[-1] - times[0]
 
@@ -170,21 +162,15 @@ def test_only_an_interruption_is_no_time_of_the_run(
     journal = run.leg("chaos").journal
     *lines, last = [json.loads(line) for line in journal.read_text().splitlines()]
     at_s = lines[-1]["time_s"]
-    more = [{**record, "time_s": at_s} for record in before] + [
-        {"event": "supervisor.resumed", "supervisor_pid": 2, "time_s": at_s + 10.0}
-    ]
-    told = [*lines, *more, {**last, "time_s": last["time_s"] + 10.0}]
+    resumed = {"event": "supervisor.resumed", "supervisor_pid": 2, "time_s": at_s + 10.0}
+    told = [*lines, *({**record, "time_s": at_s} for record in before), resumed, {**last, "time_s": last["time_s"] + 10.0}]
     journal.write_text("".join(f"{json.dumps({**line, 'seq': number})}\n" for number, line in enumerate(told, start=1)))
-    took_s = [
-        suite.time or 0.0 for suite in (drill_suite("toy", read_view(*exact)), drill_suite("toy", read_view(run, exact[1])))
-    ]
+    took_s = [drill_suite("toy", read_view(its, exact[1])).time or 0.0 for its in (exact[0], run)]
     assert took_s[1] - took_s[0] == pytest.approx(counted_s, abs=0.01)
 
 
 def test_a_fault_that_did_not_land_is_an_error(lost: Judged) -> None:
-    run, verdict = lost
-    suite = read_drill(run, verdict)
-    found = outcomes(suite)
+    found = outcomes(read_drill(*lost))
     assert [found[f"chaosrun.toy.faults/F{number}"] for number in (1, 2, 3)] == ["pass", "error", "pass"]
     assert found["chaosrun.toy/verdict"] == found["chaosrun.toy.checks/faults_landed"] == "error"
 
@@ -197,15 +183,10 @@ def test_one_that_the_training_outran_is_skipped(lost: Judged) -> None:
 
 def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
     run, verdict = lost
-    checks = (
-        check_that("losses", "inconclusive", "only 3 of 9"),
-        check_that("lr", "fail", "differs"),
-        check_that("x", "skip", "nothing"),
-        check_that("y", "pass", "fine"),
-    )
+    checks = (check_that("losses", "inconclusive", "only 3 of 9"), check_that("lr", "fail", "differs"))
+    checks += (check_that("x", "skip", "nothing"), check_that("y", "pass", "fine"))
     broken = script_failed(verdict, headline="chaos leg: rank 1 raised ValueError", checks=checks)
-    suite = read_drill(run, broken)
-    found = outcomes(suite)
+    found = outcomes(read_drill(run, broken))
     assert [found[f"chaosrun.toy.checks/{name}"] for name in ("losses", "lr", "x", "y")] == ["skip", "fail", "skip", "pass"]
     assert [name for name, what in found.items() if what == "error"] == ["chaosrun.toy/verdict"]
 
@@ -242,10 +223,8 @@ class TestInASuite:
         assert next(iter(suite)).result[0].message == "no room for 9 workers"
 
     def test_many_in_one_file(self, differing: Judged, exact: Judged) -> None:
-        suites = read(
-            [drill_suite(name, read_view(*judged)) for name, judged in zip("aba", (exact, differing, exact), strict=True)]
-        )
-        assert [suite.name for suite in suites] == ["a", "b", "a"]
+        three = zip("aba", (exact, differing, exact), strict=True)
+        assert [suite.name for suite in read([drill_suite(name, read_view(*each)) for name, each in three])] == ["a", "b", "a"]
 
 
 EVERYTHING = "".join(map(chr, range(0x20))) + "\x7f\x1b[31mred\x1b[0m\ud800\udfff\ufffe\uffff😀<>&\"']]>"

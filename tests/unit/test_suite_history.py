@@ -11,28 +11,11 @@ from hypothesis import strategies as st
 from chaosrun.campaign.files import plain
 from chaosrun.campaign.history import NightResult, append, expect_writable, label, nights, read_history, trend
 from chaosrun.errors import UsageError
-
-ENTRY = NightResult(
-    suite="nightly-1",
-    night="2026-11-01",
-    time_s=1.0,
-    drill="a",
-    ok=True,
-    status="PASS",
-    expected="PASS",
-    cause="bit-identical",
-    run="a-1",
-    seed=20261101,
-    faults=2,
-    landed=2,
-    restarts=2,
-    recovery_s=0.25,
-    took_s=3.5,
-)
+from tests.unit.suites import NIGHT
 
 
 def nightly(number: int, drill: str = "a", *, ok: bool = True) -> NightResult:
-    return replace(ENTRY, suite=f"nightly-{number}", night=f"2026-11-{number:02}", time_s=float(number), drill=drill, ok=ok)
+    return replace(NIGHT, suite=f"nightly-{number}", night=f"2026-11-{number:02}", time_s=float(number), drill=drill, ok=ok)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -72,7 +55,7 @@ def test_a_damaged_line_is_told_and_costs_no_other(tmp_path: Path) -> None:
 def test_a_history_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write the history") as caught:
-        append(tmp_path / "file" / "history.jsonl", ENTRY)
+        append(tmp_path / "file" / "history.jsonl", NIGHT)
     assert "--history" in str(caught.value.hint)
     with pytest.raises(UsageError, match="cannot read the history"):
         read_history(tmp_path)

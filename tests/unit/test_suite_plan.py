@@ -169,9 +169,8 @@ def test_junit_has_a_case_for_all_that_keeps_a_suite_from_passing() -> None:
 
 def test_a_part_without_drills_is_neither_success_nor_failure(suite: Path, tmp_path: Path) -> None:
     empty = next(n for n in (1, 2, 3) if not plan_suite(SuiteRequest(path=suite, shard=Shard(n, 3)), tmp_path, 0.0).drills)
-    result = api.suite(
-        SuiteRequest(path=suite, shard=Shard(empty, 3)), root=tmp_path / "root", address="127.0.0.1:1"
-    )  # no Ray there
+    nothing = SuiteRequest(path=suite, shard=Shard(empty, 3))
+    result = api.suite(nothing, root=tmp_path / "root", address="127.0.0.1:1")  # no Ray there
     assert result.exit_code == 0 and not result.as_expected and result.path is not None
     said = f"no drill belongs to shard {empty}/3 of the suite"
     text = rendered(render_suite(result), width=140, colour=False)
@@ -195,10 +194,8 @@ def test_what_changed_is_not_gone_on_with(suite: Path, tmp_path: Path, file: str
         assert len(agenda.drills) == 4
     path = tmp_path / file
     path.write_text(path.read_text() + "# another line\n")
-    with (
-        pytest.raises(UsageError, match=f"{file} has changed since the suite began"),
-        opened(root, SuiteRequest(path=suite), "latest"),
-    ):
+    refused = pytest.raises(UsageError, match=f"{file} has changed since the suite began")
+    with refused, opened(root, SuiteRequest(path=suite), "latest"):
         pass
 
 
@@ -228,12 +225,8 @@ def test_a_folder_that_cannot_be_read_keeps_no_other_from_going_on(suite: Path, 
 def test_time_is_that_of_all_processes_and_not_what_lies_between(tmp_path: Path) -> None:
     folder = SuiteFolder(tmp_path)
     times = [("suite.began", 100), ("drill.started", 103), ("suite.began", 900), ("drill.started", 904), ("suite.ended", 905)]
-    folder.journal.write_text(
-        "".join(
-            json.dumps({"event": event, "time_s": time_s, "name": "a", "run": "/r", "result": {}}) + "\n"
-            for event, time_s in times
-        )
-    )
+    told = [{"event": event, "time_s": time_s, "name": "a", "run": "/r", "result": {}} for event, time_s in times]
+    folder.journal.write_text("".join(json.dumps(each) + "\n" for each in told))
     assert folder.progress().took_s == 8
 
 

@@ -88,11 +88,8 @@ class TestChoice:
     def test_patterns(self) -> None:
         found = points()
         assert matching(found, []) == found
-        assert {point.phase for point in matching(found, ["checkpoint.*"])} == {
-            "checkpoint.begin",
-            "checkpoint.fsync.before",
-            "checkpoint.postcommit",
-        }
+        phases = {f"checkpoint.{name}" for name in ("begin", "fsync.before", "postcommit")}
+        assert {point.phase for point in matching(found, ["checkpoint.*"])} == phases
         assert {point.recovering for point in matching(found, ["recovery/*"])} == {True}
         assert [point.id for point in matching(found, ["reduce@7/rank1"])] == ["reduce@7/rank1"]
         assert matching(found, ["nowhere"]) == []
@@ -174,19 +171,9 @@ def tried(status: str = "PASS", **changes: object) -> PointResult:
 def sweep() -> Sweep:
     chosen = matching(points(), ["rendezvous/*", "reduce@1/*", "checkpoint.fsync.*"])
     return Sweep(
-        sweep_id="probe-20260102-030405",
-        created_s=1.0,
-        job="/jobs/probe/job.yaml",
-        text="name: probe\n",
-        overrides=("seed=3",),
-        cleared=("faults.random=null",),
-        reference_key="abc",
-        survey="probe-1",
-        workers=2,
-        final_step=STEPS,
-        passages=321,
-        steps=(1, 5, 7),
-        points=tuple(chosen),
+        **{"sweep_id": "probe-20260102-030405", "created_s": 1.0, "job": "/jobs/probe/job.yaml", "text": "name: probe\n"},
+        **{"overrides": ("seed=3",), "cleared": ("faults.random=null",), "reference_key": "abc", "survey": "probe-1"},
+        **{"workers": 2, "final_step": STEPS, "passages": 321, "steps": (1, 5, 7), "points": tuple(chosen)},
     )
 
 
@@ -218,9 +205,8 @@ class TestVerdict:
         assert "Not passed" not in text and "resume    " not in text
         row = next(line for line in text.splitlines() if "checkpoint.fsync.before" in line)
         assert row.split()[1:] == ["5,10,12", "0", "2", "9/9", "9", "PASS"]
-        assert "13 of 13 points reached, 6 of 6 places (phase, rank, file); the job comes by 321 points" in " ".join(
-            text.split()
-        )
+        told = "13 of 13 points reached, 6 of 6 places (phase, rank, file); the job comes by 321 points"
+        assert told in " ".join(text.split())
         assert text.splitlines()[-1].split() == ["PASS", "13", "drills,", "0.50", "s", "each:", "13", "PASS"]
 
     def test_failures_come_first_and_can_be_repeated(self, sweep: Sweep) -> None:
