@@ -433,7 +433,7 @@ class TestStatus:
 
     def test_supervisor_gone(self, run: RunLayout) -> None:
         tell(run, *CHAOS)
-        write_steps(run, "chaos", 2, 0, range(7, 15))
+        begin_trace(run, "chaos", 2, 0, range(7, 15)).close()
         status = read_status(run, supervised=False)
         lines = status_lines(status, now_s=0)
         assert status.state == "interrupted"
