@@ -148,9 +148,10 @@ _PREMISES: Mapping[str, Row] = {
     ),
     "file_of_another_leg": Row(
         "the {leg} leg read {file}, which was written during the {left_by}{more}: its numbers may come from there",
-        script("it leaves files behind that its next run reads"),
-        "write training results to os.environ['CHAOSRUN_OUTPUT'], a folder that each leg's attempts share, and remove the "
-        "file; write data caches before the first batch",
+        script("it leaves files behind that its next run reads", likely=True),
+        "if the job wrote it: write training results to os.environ['CHAOSRUN_OUTPUT'], a folder that each leg's attempts "
+        "share, and remove the file; write data caches before the first batch. If it was changed from outside: submit the job "
+        "again, and leave its data alone until the drill has ended",
     ),
     "first_attempt_restored": Row(
         "the first attempt of the chaos leg resumed from a checkpoint that is not shown to be the reference's: {why}",

@@ -148,6 +148,7 @@ def test_a_file_of_another_leg_leaves_nothing_to_pass_or_blame(tmp_path: Path, l
     record.write_text('{"path": "/books/stats", "left_by": "reference leg", "changed_s": 1.0, "attempt": 1, "rank": 1}\n')
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.exit_code) == ("INCONCLUSIVE", "file_of_another_leg", 6)
+    assert verdict.blame.likely and "changed from outside" in (verdict.hint or "")
     assert "/books/stats" in verdict.cause and f"the {leg} leg read" in verdict.cause and "reference leg" in verdict.cause
     assert verdict.hint is not None and "CHAOSRUN_OUTPUT" in verdict.hint and verdict.blame.whose == "yours"
 
