@@ -9,6 +9,12 @@ _CHANGED = "that was restored is not what was saved, unless a hook of the script
 _LEG = "{leg} leg: {message}"
 
 _ENDS: Mapping[str, Row] = {
+    "step_missing.ahead": Row(
+        "rank {rank} went on from step {base} in attempt {attempt}, although it had made {made:step}",
+        script("its ranks train apart, but resume from the same files", likely=True),
+        "a rank that did not wait for this one had saved there: train together (Lightning's Trainer takes one process for "
+        "accelerator='cpu' without devices=), or with one worker; or give each rank files of its own",
+    ),
     "not_finished": Row("the {leg} leg has not finished", nobody("the run has not ended yet")),
     "interrupted": Row(_LEG, nobody("the run was interrupted")),
     "script_failed": Row(_LEG, script("it failed, and no fault was the cause")),

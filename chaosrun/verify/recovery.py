@@ -43,9 +43,20 @@ def lineage(drill: Drill) -> CheckResult:
         missing, beyond = chain.missing(rank, final), [step for step in own if step > final] if own.last > final else []
         if missing or beyond:
             code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
-            return failed(code, rank=rank, step=step, final=final, missing=missing, beyond=beyond)
+            about: Params = {"rank": rank, "step": step, "final": final, "missing": missing, "beyond": beyond}
+            if ahead := _resumed_ahead(drill, rank, missing):
+                about |= {"made": step - 1, "base": ahead.start_of(rank), "attempt": ahead.number}
+            return failed(code, because="ahead" if ahead else None, **about)
     own = f", up to {drill.given} the reference's own" if drill.given else ""
     return passed(f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks{own}", steps=final)
+
+
+def _resumed_ahead(drill: Drill, rank: int, missing: Sequence[int]) -> Attempt | None:
+    """The attempt in which this rank of a script that resumes by itself went on from a later step than it had reached: from
+    what another rank saved, which did not wait for it."""
+    restarted = [attempt for attempt in drill.chaos.attempts[1:] if attempt.by == "script" and rank in attempt.starts]
+    ahead = (attempt for attempt in restarted if attempt.start_of(rank) in missing)
+    return next(ahead, None) if len(drill.ranks) > 1 else None
 
 
 def resume_points(drill: Drill) -> CheckResult:

@@ -1058,3 +1058,15 @@ def test_streams_that_never_change_are_of_every_step(tmp_path: Path, still: bool
     edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"], grad="1" * 16, param="2" * 16), step=5))
     hint = f"{judge(run).hint}"
     assert ("RNG of step 1 on rank 1" in hint) != still, hint
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_rank_that_goes_on_from_what_another_saved_without_waiting_is_the_scripts(tmp_path: Path, workers: int) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1], workers=workers)
+    path = run.leg("chaos").attempt(2).trace(0)
+    start, *rest = read_lines(path)
+    start = {**start, "position": {**start["position"], "step": 8}}
+    write_lines(path, [start, *(line for line in rest if line["kind"] != "step" or line["step"] > 8)])
+    verdict = judge(run)
+    summary = check_of(verdict, "lineage").summary
+    assert ("rank 0 went on from step 8 in attempt 2" in summary) == (workers == 2), summary
