@@ -34,6 +34,8 @@ _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
 """The text of an array: its type and shape, and a digest."""
+_CONTAINER = re.compile(r"\w+ of \d+(: .*)?", re.DOTALL)
+"""The text of a list or a mapping, which may have its first elements."""
 _ROUNDS = ("_", "i", "j", "idx", "index", "batch_idx", "batch_index", "iteration")
 _COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
 """Names of counts in a learning rate scheduler, and in a gradient scaler; each with another name that is stored with it."""
@@ -47,7 +49,10 @@ def with_values(drill: Drill, found: "Divergence") -> "Divergence":
     if (reason.code, reason.because) in _WITHOUT_VALUES:
         return found
     right = attempt.traces.keys() - {*found.ranks} if reason.code not in _OF_ALL_RANKS else ()
-    apart = _differing_values(drill, attempt, found.rank, arrays=reason.code in QUANTITIES, right=right)
+    # Beside streams that began anew, private lists, mostly a library's (of a logger, of a loader), explain nothing.
+    began = attempt_start(drill, attempt)
+    own = began is not None and "rng" in began.wrong and 0 in began.held["rng"]
+    apart = _differing_values(drill, attempt, found.rank, arrays=reason.code in QUANTITIES, own=own, right=right)
     others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
     told = ((rank, _differing_values(drill, attempt, rank)) for rank in others)
     apart = apart or next(({**each, "of_rank": f" on rank {rank}"} for rank, each in told if each), {})
@@ -80,10 +85,14 @@ def values_restored(drill: Drill, attempt: Attempt) -> bool:
     return bool(known) and not any(_differing_values(drill, attempt, rank) for rank in known)
 
 
-def _differing_values(drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False, right: Iterable[int] = ()) -> Params:
+def _differing_values(
+    drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False, own: bool = False, right: Iterable[int] = ()
+) -> Params:
     """Values that differ; those that differ on ranks that are `right` nevertheless come last. `arrays`: with NumPy's, which
-    differ if the samples do."""
+    differ if the samples do. `own`: without private lists and mappings."""
     names, expected, seen, step = _differing_names(drill, attempt, rank)
+    if own:
+        names = [name for name in names if not (_is_private(name) and _CONTAINER.fullmatch(seen[name]))]
     names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
     harmless = {name for other in right for name in _differing_names(drill, attempt, other)[0]} if names else set[str]()
     names.sort(key=lambda name: (name in harmless, _order(name, seen[name])))
@@ -198,9 +207,12 @@ def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
     """The order in which values are reported: weights before numbers, and these before arrays, which may be computed from them,
     and what is not there; private names, and what they hold, after the others; counts of a loop's rounds, mostly harmless, come
     last."""
-    parts = path.split("/")
     harmless, array = path in _ROUNDS, seen == _NOT_THERE or _ARRAY.fullmatch(seen) is not None
-    return not seen.startswith("weights "), harmless, array, any(part.startswith("_") for part in parts), len(parts), path
+    return not seen.startswith("weights "), harmless, array, _is_private(path), path.count("/"), path
+
+
+def _is_private(path: str) -> bool:
+    return any(part.startswith("_") for part in path.split("/"))
 
 
 def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:

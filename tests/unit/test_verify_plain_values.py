@@ -169,6 +169,16 @@ def test_values_are_told_where_restored_streams_may_have_been_drawn_from_otherwi
     assert ("the script had size = 1 (reference: 4), which" in f"{verdict.hint}") == (not same_data), verdict.hint
 
 
+@pytest.mark.parametrize("keep_rng", [True, False], ids=["streams restored", "streams of the beginning"])
+def test_a_private_list_is_not_told_beside_streams_that_began_anew(tmp_path: Path, keep_rng: bool) -> None:
+    """As Lightning's _logged_metrics, of which a restart that lost its random streams has none yet."""
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2 * BEGAN, keep_rng=keep_rng), kills=SCRIPT_KILLS[:1])
+    held, late = {"t/_logged": "dict of 0", "seen": "0"}, {"t/_logged": "dict of 2", "seen": "4"}
+    tell(run, held, late, late, held)
+    hint = f"{judge(run).hint}"
+    assert ("t/_logged = dict of 0" in hint, "seen = 0 (reference: 4)" in hint) == (keep_rng, True), hint
+
+
 def test_of_another_ranks_data_the_values_are_told(tmp_path: Path) -> None:
     """As of a place in the data that one rank saved and all have loaded."""
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
