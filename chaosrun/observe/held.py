@@ -9,6 +9,7 @@ anything out. Changes nothing.
 import abc
 import contextlib
 import dis
+import enum
 import functools
 import gc
 import inspect
@@ -81,6 +82,8 @@ OF_OBJECTS = (
 """C types whose parts are all objects, in a fixed order."""
 SETTINGS = (bool, int, float, str)
 """Types of what a script may set in a library's module or class."""
+ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
+"""Attributes in which a library keeps the address of an object."""
 HEAP_TYPE = 1 << 9
 MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 COUNTING = (enumerate, zip, map, filter, reversed, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
@@ -123,6 +126,8 @@ def _parts(value: Any, kind: type) -> Held:
             yield "bases", value.__bases__
         case weakref.ref():
             yield "to", value()
+        case enum.Enum():  # whose class makes it once, and `copy` gives back as it is
+            yield from attributes(value)
         case _ if hasattr(kind, "cache_info") and hasattr(kind, "cache_clear"):
             yield from (("cache", str(value.cache_info())), *_referents(value))
         case _ if kind.__module__.partition(".")[0] in PICKLED:
@@ -190,7 +195,7 @@ def _of_function(value: types.FunctionType) -> Held:
     if value.__code__.co_filename.startswith(OWN_FILES):
         return
     yield from (("closure", value.__closure__), ("defaults", value.__defaults__), ("keyword defaults", value.__kwdefaults__))
-    yield from vars(value).items()
+    yield from ((key, child) for key, child in vars(value).items() if key not in ADDRESSES)
     if value.__code__.co_filename.startswith("<"):
         # Made by exec: its globals may be reachable from nowhere else.
         yield from ((name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__)
@@ -238,7 +243,7 @@ def _asks(code: types.CodeType) -> bool:
 def attributes(value: Any) -> Held:
     """The contents of its dictionary and slots, without state that checkpoints hold and the empty internals of torch
     modules."""
-    saved = _of_sgd() if isinstance(value, torch.optim.Optimizer) else ()
+    saved = ADDRESSES | (_of_sgd() if isinstance(value, torch.optim.Optimizer) else frozenset())
     empty = MODULE_INTERNALS if isinstance(value, torch.nn.Module) else ()
     with contextlib.suppress(AttributeError):
         own = object.__getattribute__(value, "__dict__").items()

@@ -40,6 +40,7 @@ from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.observe.held import (
     CODE,
     COUNTING,
+    OF_PYTHON,
     Held,
     added,
     file_of,
@@ -317,7 +318,8 @@ def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
     while frame := frame.f_back:
         if is_of_the_job(frame.f_code.co_filename):
             depth += 1
-            yield from ((f"{depth}:{frame.f_code.co_qualname}.{key}", value) for key, value in frame.f_locals.items())
+            known = ((key, value) for key, value in frame.f_locals.items() if key not in OF_PYTHON)
+            yield from ((f"{depth}:{frame.f_code.co_qualname}.{key}", value) for key, value in known)
     for name, module in sorted(sys.modules.items()):
         if is_of_the_job(getattr(module, "__file__", None)):
             yield from ((f"{name}:{key}", value) for key, value in variables(module))

@@ -44,6 +44,10 @@ class Kind(enum.Enum):
     ONE = 1
 
 
+class Numbered(enum.IntEnum):
+    ONE = 1
+
+
 class Native(bytearray):
     pass
 
@@ -181,6 +185,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "alias of a plain list": (lambda: [numbers := [1], numbers], lambda value: value.__setitem__(1, [1])),
     "cache": (lambda: functools.lru_cache(abs), lambda value: value(1)),
     "enum's attribute": (lambda: with_attribute(Kind.ONE), setting("count")),
+    "number of an enum's attribute": (lambda: with_attribute(Numbered.ONE), setting("count")),
     "module": (lambda: with_attribute(types.ModuleType("settings")), setting("count")),
     "executed code": (executed, lambda value: value()),
     "semaphore": (lambda: threading.Semaphore(4), lambda value: value.acquire()),
@@ -312,6 +317,15 @@ def test_copies_made_in_another_order_are_equal() -> None:
     """The negative control of all above: what is equal looks equal, whenever and however it was made."""
     one = {"holder": Holder(), "weights": torch.nn.Linear(2, 2), "numbers": [1, 2], "next": itertools.count(5)}
     assert looked(copy.deepcopy(one)) == looked(one)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.Linear(2, 2), counting])
+def test_the_address_that_torch_compile_keeps_is_no_value(make: Callable[[], Any]) -> None:
+    value = make()
+    value._torchdynamo_wrapper_id = 139803123579920
+    before = looked(value)
+    value._torchdynamo_wrapper_id = 139803131111248
+    assert looked(value) == before and before[1] == []
 
 
 def test_a_table_of_pandas_is_looked_into_and_what_reads_remember_is_no_part_of_it() -> None:

@@ -109,6 +109,15 @@ def test_variables_that_a_library_gains_are_new_and_none_can_be_told_once_it_los
         list(own._since("a_library", before))
 
 
+def test_what_python_keeps_of_the_warnings_of_a_script_is_none_of_its_variables(tmp_path: Path) -> None:
+    """It counts how often any library changed the filters: no leg ever ended early once a line of the script had warned."""
+    (script := tmp_path / "train.py").touch()
+    prepared = dict.fromkeys(("_models", "_optimizers", "_schedulers", "_dataloaders"), ())
+    space = {"look": own._roots, "training": types.SimpleNamespace(**prepared), "__warningregistry__": {"version": 7}}
+    exec(compile("found = dict(look(training))", script, "exec"), space)
+    assert {"1:<module>.look", "1:<module>.training"} == {name for name in space["found"] if name.startswith("1:<module>")}
+
+
 def test_code_that_is_compiled_again_is_refused() -> None:
     """Which version runs depends on the inputs that came before: after a restart, others did."""
     quick = torch.compile(torch.nn.functional.leaky_relu, backend="eager")
