@@ -9,6 +9,7 @@ from typing import Any
 from chaosrun.processes import ProcessIdentity, is_alive
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from tests.records import order_of
 
 TARGET = "tests.integration.fork_targets:main"
 
@@ -16,30 +17,8 @@ TARGET = "tests.integration.fork_targets:main"
 def make_orders(leg: Path, do: str | list[str], *, attempt: int = 1, workers: int = 3) -> list[WorkerOrder]:
     """Orders for `workers` ranks on one node; `do`, the only argument, is what each does."""
     each = [do] * workers if isinstance(do, str) else do
-    return [
-        WorkerOrder(
-            leg="chaos",
-            leg_path=str(leg),
-            storage_path=None,
-            attempt=attempt,
-            rank=rank,
-            world_size=len(each),
-            local_rank=rank,
-            local_world_size=len(each),
-            node_rank=0,
-            master_addr="127.0.0.1",
-            master_port=0,
-            script="/nowhere.py",
-            cwd=str(leg),
-            seed=0,
-            deterministic="strict",
-            threads=1,
-            every_steps=1,
-            keep=2,
-            args=(what,),
-        )
-        for rank, what in enumerate(each)
-    ]
+    sizes = dict.fromkeys(("world_size", "local_world_size"), len(each))
+    return [order_of(leg, attempt=attempt, rank=rank, local_rank=rank, **sizes, args=(what,)) for rank, what in enumerate(each)]
 
 
 def eventually(condition: Callable[[], Any], *, timeout_s: float = 120.0) -> Any:

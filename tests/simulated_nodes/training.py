@@ -15,12 +15,12 @@ from chaosrun.records.events import RaisedError
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, checkpoint_name, checkpoint_step
-from chaosrun.records.manifest import Manifest, ManifestPosition
 from chaosrun.records.markers import WorkerEnd, write_marker
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
 from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import TRACE_VERSION, BucketsRecord, CheckpointRecord, EndRecord, StartRecord, StepRecord
+from tests.records import manifest_of
 
 STAGES = ("fetch", "forward", "backward", "optimizer", "record")
 TENSORS = ("weight", "bias")
@@ -168,9 +168,8 @@ def save(ranks: Sequence[SimulatedRank]) -> None:
     for name in names:
         (staging / name).write_bytes(name.encode())
     parts = [rank.digests() for rank in ranks]
-    manifest = Manifest(
-        step=first.step,
-        position=ManifestPosition(epoch=0, batches=first.step, step=first.step),
+    manifest = manifest_of(
+        first.step,
         world_size=len(ranks),
         attempt=first.order.attempt,
         time_s=time.time(),

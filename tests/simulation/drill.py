@@ -25,6 +25,7 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec, RecoverySpec
 from chaosrun.supervise.drill import UNWRITABLE
 from chaosrun.supervise.supervisor import Supervisor
+from tests.records import order_of
 from tests.simulation.cluster import Network, Ray, SimulatedCluster
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.invariants import Invariants
@@ -455,27 +456,9 @@ class Simulation:
         self.world.let_pass(2.0)
 
     def _template(self) -> WorkerOrder:
-        return WorkerOrder(
-            leg="chaos",
-            leg_path=str(self.leg.path),
-            storage_path=None,
-            attempt=0,
-            rank=0,
-            world_size=self.scenario.workers,
-            local_rank=0,
-            local_world_size=self.scenario.workers,
-            node_rank=0,
-            master_addr="127.0.0.1",
-            master_port=0,
-            script="/x/train.py",
-            cwd="/x",
-            seed=0,
-            deterministic="strict",
-            threads=1,
-            max_steps=self.scenario.steps,
-            every_steps=self.scenario.every,
-            keep=self.scenario.keep,
-        )
+        about = self.scenario
+        sizes = {"world_size": about.workers, "local_world_size": about.workers, "max_steps": about.steps}
+        return order_of(self.leg.path, attempt=0, **sizes, every_steps=about.every, keep=about.keep)
 
 
 @cache

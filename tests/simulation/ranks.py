@@ -22,9 +22,10 @@ from chaosrun.records.events import RaisedError
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, checkpoint_step
-from chaosrun.records.manifest import FileEntry, Manifest, ManifestPosition
+from chaosrun.records.manifest import FileEntry, Manifest
 from chaosrun.records.markers import WorkerEnd, read_markers, write_marker
 from chaosrun.records.order import WorkerOrder
+from tests.records import manifest_of
 
 if TYPE_CHECKING:
     from tests.simulation.drill import Simulation
@@ -294,16 +295,8 @@ class SimulatedRank:
         yield from self._reach("step", step)
 
     def _manifest(self, step: int, files: dict[str, FileEntry]) -> Manifest:
-        return Manifest(
-            step=step,
-            position=ManifestPosition(epoch=0, batches=step, step=step),
-            world_size=self.order.world_size,
-            attempt=self.attempt,
-            time_s=self.world.wall(),
-            job_fingerprint="simulated",
-            files=dict(sorted(files.items())),
-            digests={},
-        )
+        about = {"world_size": self.order.world_size, "attempt": self.attempt, "time_s": self.world.wall()}
+        return manifest_of(step, files=dict(sorted(files.items())), **about)
 
     def _file(self) -> str:
         return f"chaosrun-rank-{self.rank}.pt"

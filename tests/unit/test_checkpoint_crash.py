@@ -27,8 +27,7 @@ from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.manifest import FileEntry, Manifest, ManifestPosition
-from tests.records import read_lines
+from tests.records import manifest_of, read_lines
 from tests.unit.events import event
 from tests.unit.powercut import RecordingDisk, after_power_cut, build
 
@@ -50,12 +49,6 @@ def files_of(step: int) -> dict[str, bytes]:
     return {"model.safetensors": bytes([step % 251]) * 700, "rng/rank-0.bin": b"dice %d" % step, "empty.bin": b""}
 
 
-def manifest_of(step: int, attempt: int, files: dict[str, FileEntry]) -> Manifest:
-    position = ManifestPosition(epoch=0, batches=step, step=step)
-    about = {"world_size": 1, "time_s": 0.0, "job_fingerprint": "job", "digests": {}}
-    return Manifest(step=step, position=position, attempt=attempt, files=files, **about)
-
-
 def write_plainly(path: Path, data: bytes) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
@@ -66,7 +59,7 @@ def save(store: CheckpointStore, step: int, attempt: int = 1, put: Callable[[Pat
     for name, data in files_of(step).items():
         put(staging / name, data)
     sealed = store.seal(staging, files_of(step))
-    store.write_manifest(staging, manifest_of(step, attempt, sealed))
+    store.write_manifest(staging, manifest_of(step, attempt=attempt, files=sealed))
     store.commit(staging, step)
 
 
@@ -183,13 +176,8 @@ def a_folder_left_half_written(history: History) -> None:
 
 
 SCENARIOS = [
-    first_ones,
-    retention,
-    superseding,
-    superseding_the_newest_of_three,
-    damage_found,
-    a_damaged_successor,
-    a_folder_left_half_written,
+    *(first_ones, retention, superseding, superseding_the_newest_of_three),
+    *(damage_found, a_damaged_successor, a_folder_left_half_written),
 ]
 
 
@@ -219,17 +207,13 @@ def power_cuts(scenario: Callable[[History], None], folder: Path, disk: type[Rec
     return next(operations), len(found)
 
 
+@pytest.mark.parametrize(("fates", "more"), [(16, 1), pytest.param(300, 4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_power_cut_after_any_operation_loses_nothing_committed(quick_disk: Path, scenario: Callable[[History], None]) -> None:
-    operations, states = power_cuts(scenario, quick_disk, RecordingDisk, fates=16)
-    assert operations > 40 and states > operations
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_many_power_cuts(quick_disk: Path, scenario: Callable[[History], None]) -> None:
-    operations, states = power_cuts(scenario, quick_disk, RecordingDisk, fates=300)
-    assert states > 4 * operations
+def test_a_power_cut_after_any_operation_loses_nothing_committed(
+    quick_disk: Path, scenario: Callable[[History], None], fates: int, more: int
+) -> None:
+    operations, states = power_cuts(scenario, quick_disk, RecordingDisk, fates)
+    assert operations > 40 and states > more * operations
 
 
 class NeverSyncsFiles(RecordingDisk):
@@ -480,15 +464,12 @@ def survive(kills: int, folder: Path, seed: int) -> tuple[int, int]:
     return interrupted, committed
 
 
-def test_sigkill_at_random_microseconds(quick_disk: Path) -> None:
-    interrupted, reached = survive(40, quick_disk, seed=1)
-    assert interrupted > 4 and reached > 5
-
-
-@pytest.mark.nightly
-def test_500_sigkills_at_random_microseconds(quick_disk: Path) -> None:
-    interrupted, reached = survive(500, quick_disk, seed=2)
-    assert interrupted > 50 and reached > 50
+@pytest.mark.parametrize(
+    ("kills", "seed", "least"), [(40, 1, (4, 5)), pytest.param(500, 2, (50, 50), marks=pytest.mark.nightly)]
+)
+def test_sigkill_at_random_microseconds(quick_disk: Path, kills: int, seed: int, least: tuple[int, int]) -> None:
+    interrupted, reached = survive(kills, quick_disk, seed)
+    assert interrupted > least[0] and reached > least[1]
 
 
 CHANGING = "openat,open,creat,write,pwrite64,fsync,fdatasync,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir"
@@ -520,16 +501,8 @@ def test_sigkill_at_every_system_call_that_changes_the_disk(tmp_path: Path) -> N
         for number in numbers:
             layout = LegLayout(tmp_path / f"{call}-{number}")
             shutil.copytree(before.path, layout.path)
-            tracing = [
-                "strace",
-                "-f",
-                "-o",
-                "/dev/null",
-                "-e",
-                f"trace={call}",
-                "-e",
-                f"inject={call}:signal=SIGKILL:when={number}",
-            ]
+            tracing = ["strace", "-f", "-o", "/dev/null", "-e", f"trace={call}"]
+            tracing += ["-e", f"inject={call}:signal=SIGKILL:when={number}"]
             done = subprocess.run([*tracing, sys.executable, program, layout.path], capture_output=True, text=True, check=False)
             assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), (call, number, done.stderr)
             assert expect_sound(layout, promised=30) in (30, 40), (call, number)
@@ -544,8 +517,8 @@ def calls_of(program: Path, folder: Path) -> dict[str, range]:
     shutil.copytree(folder / "before", layout)
     tracing = ["strace", "-f", "-o", str(log), "-e", f"trace={CHANGING}"]
     subprocess.run([*tracing, sys.executable, program, layout], capture_output=True, check=True)
-    names = [line.split(maxsplit=1)[1].partition("(")[0] for line in log.read_text().splitlines() if "(" in line]
     lines = [line for line in log.read_text().splitlines() if "(" in line]
+    names = [line.split(maxsplit=1)[1].partition("(")[0] for line in lines]
     begun = next(number for number, line in enumerate(lines) if "counted.begun" in line)
     first = {name: names[: begun + 1].count(name) + 1 for name in set(names[begun + 1 :])}
     return {name: range(first[name], names.count(name) + 1) for name in sorted(first)}

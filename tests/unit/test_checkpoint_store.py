@@ -15,7 +15,7 @@ from chaosrun.checkpoint.audit import hash_member, list_members
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout, checkpoint_name
-from chaosrun.records.manifest import Manifest, ManifestPosition
+from tests.records import manifest_of
 
 FILES = {"model.safetensors": bytes(range(256)) * 64, "rng/rank-0.bin": b"dice" * 100, "empty.bin": b""}
 
@@ -30,19 +30,6 @@ def store(layout):
     return CheckpointStore(layout, keep=3)
 
 
-def manifest_for(step, files, attempt=1):
-    return Manifest(
-        step=step,
-        position=ManifestPosition(epoch=0, batches=step, step=step),
-        world_size=2,
-        attempt=attempt,
-        time_s=0.0,
-        job_fingerprint="job",
-        files=files,
-        digests={},
-    )
-
-
 def save(store, step, attempt=1, files=FILES):
     staging = store.stage(step, attempt)
     for name, data in files.items():
@@ -50,7 +37,7 @@ def save(store, step, attempt=1, files=FILES):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     sealed = store.seal(staging, files)
-    store.write_manifest(staging, manifest_for(step, sealed, attempt))
+    store.write_manifest(staging, manifest_of(step, files=sealed, attempt=attempt))
     return store.commit(staging, step)
 
 
@@ -132,10 +119,7 @@ DAMAGE = {
     "manifest a link": (lambda at: link_instead(at / MANIFEST_NAME), f"{MANIFEST_NAME} is a symbolic link"),
     "pipe": (lambda at: pipe_instead(at / MODEL), f"{MODEL} is a special file"),
     "directory": (lambda at: directory_instead(at / MODEL), f"{MODEL} is missing"),
-    "another step": (
-        lambda at: (at / MANIFEST_NAME).write_bytes(manifest_for(10, {}).to_bytes()),
-        "belongs to step 10, not 20",
-    ),
+    "another step": (lambda at: (at / MANIFEST_NAME).write_bytes(manifest_of(10).to_bytes()), "belongs to step 10, not 20"),
 }
 
 
@@ -222,7 +206,7 @@ def test_a_manifest_that_does_not_match_the_files_is_not_written(store):
     sealed = store.seal(staging, ["a"])
     (staging / "late").write_bytes(b"b")
     with pytest.raises(InvalidCheckpointError, match="not what was sealed: late"):
-        store.write_manifest(staging, manifest_for(1, sealed))
+        store.write_manifest(staging, manifest_of(1, files=sealed))
     assert not (staging / MANIFEST_NAME).exists()
 
 
@@ -422,7 +406,7 @@ def test_a_real_file_size_limit_while_the_manifest_is_written(store, layout):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
         try:
-            store.write_manifest(staging, manifest_for(20, sealed))
+            store.write_manifest(staging, manifest_of(20, files=sealed))
         except ResourcesError as error:
             os._exit(0 if "ulimit" in (error.hint or "") else 2)
         os._exit(1)

@@ -2,7 +2,8 @@
 
 import errno
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,12 +24,11 @@ from chaosrun.faults.strike import Pace, Strike
 from chaosrun.records.filesystem import Filesystem, written_for
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout
-from chaosrun.records.manifest import Manifest, ManifestPosition
 from chaosrun.records.markers import read_note
 from chaosrun.records.object_urls import ObjectPlace
 from chaosrun.records.order import WorkerOrder
 from tests.integration.ranks import make_orders
-from tests.records import read_lines
+from tests.records import manifest_of, read_lines
 from tests.unit.events import event
 
 FILES = {
@@ -56,10 +56,7 @@ class Leg:
         staging = self.store.stage(step, 3)
         for name, data in FILES.items():
             (staging / name).write_bytes(data)
-        about = {"world_size": 2, "attempt": 3, "time_s": 0.0, "job_fingerprint": "job", "digests": {}}
-        position = ManifestPosition(epoch=0, batches=step, step=step)
-        sealed = self.store.seal(staging, sorted(FILES))
-        self.store.write_manifest(staging, Manifest(step=step, position=position, files=sealed, **about))
+        self.store.write_manifest(staging, manifest_of(step, attempt=3, files=self.store.seal(staging, sorted(FILES))))
         return self.store.commit(staging, step)
 
     @property
@@ -289,8 +286,7 @@ def test_a_save_comes_by_every_fsync_and_the_rename_in_order(leg: Leg) -> None:
     files = ["chaosrun-rank-0.pt", "chaosrun-rank-1.pt", "model.safetensors"]
     # The directories above "storage" are synced too, but no plan can name them.
     assert targets == [*files, ".", MANIFEST_NAME, ".", "storage", "checkpoints", "staging", "checkpoints"]
-    renames = [index for index, (phase, _) in enumerate(seen) if phase.startswith("checkpoint.rename")]
-    before, after = renames
+    before, after = (index for index, (phase, _) in enumerate(seen) if phase.startswith("checkpoint.rename"))
     assert (seen[before][0], seen[after][0], after) == ("checkpoint.rename.before", "checkpoint.rename.after", before + 1)
     assert seen[after + 1] == ("checkpoint.fsync.before", "checkpoints")
     assert {each["step"] for each in read_lines(leg.layout.attempt(3).points(1))} == {30}
@@ -309,16 +305,8 @@ def test_a_rename_that_fails_commits_nothing(leg: Leg) -> None:
 
 @pytest.mark.parametrize(("occurrence", "entries"), [(1, 0), (2, 1)])
 def test_the_second_fsync_of_the_same_directory_can_be_meant(leg: Leg, occurrence: int, entries: int) -> None:
-    fault = Fault(
-        id="F1",
-        kind="io_error",
-        rank=1,
-        phase="checkpoint.fsync.before",
-        target=".",
-        at_step=30,
-        occurrence=occurrence,
-        source="test",
-    )
+    where: dict[str, Any] = {"phase": "checkpoint.fsync.before", "target": ".", "at_step": 30, "occurrence": occurrence}
+    fault = Fault(id="F1", kind="io_error", rank=1, source="test", **where)
     _, disk_points = points_of(leg, fault)
     with disk_points.saving(30), pytest.raises(ResourcesError):
         leg.save(30)
@@ -345,9 +333,16 @@ def remote(tmp_path: Path) -> Leg:
     return Leg(tmp_path / "run" / "chaos", ObjectPlace(f"file://{tmp_path}/bucket"))
 
 
-def test_a_lost_reply_is_withheld_once_and_the_checkpoint_is_saved(remote: Leg) -> None:
+@contextmanager
+def struck(remote: Leg, kind: str, **options: Any) -> Iterator[None]:
+    """The object store, until a checkpoint is saved."""
     with ExitStack() as until_saved:
-        storage.lost_reply(remote.strike("lost_reply", {"objects": remote.store.objects, "until_saved": until_saved}))
+        strike(remote.strike(kind, {"objects": remote.store.objects, "until_saved": until_saved}, **options))
+        yield
+
+
+def test_a_lost_reply_is_withheld_once_and_the_checkpoint_is_saved(remote: Leg) -> None:
+    with struck(remote, "lost_reply"):
         assert remote.note("lost_reply").problem == "no request was made to the store"
         remote.save(30)
         # Whatever ends the rank before the save is over: this was shown already.
@@ -366,8 +361,7 @@ def test_a_reply_that_nobody_asked_after_is_not_shown(remote: Leg) -> None:
 
 def test_a_late_listing_keeps_one_too_many_and_loses_none(remote: Leg, tmp_path: Path) -> None:
     remote.save(30)
-    with ExitStack() as until_saved:
-        storage.late_listing(remote.strike("late_listing", {"objects": remote.store.objects, "until_saved": until_saved}))
+    with struck(remote, "late_listing"):
         assert remote.note("late_listing").problem == "the checkpoint was never saved"
         remote.save(40)
         assert remote.store.retain() == ["step-00000010"], "of its own folder, where nothing is late"
@@ -381,8 +375,7 @@ def test_a_late_listing_keeps_one_too_many_and_loses_none(remote: Leg, tmp_path:
 
 
 def test_a_listing_in_which_nothing_was_late_is_not_shown(remote: Leg) -> None:
-    with ExitStack() as until_saved:
-        storage.late_listing(remote.strike("late_listing", {"objects": remote.store.objects, "until_saved": until_saved}))
+    with struck(remote, "late_listing"):
         remote.store.retain()
     assert remote.note("late_listing").problem == "no listing had a new object to leave out"
     found = KINDS["late_listing"].shows(seen_of(RequestNote(requests=1)))  # type: ignore[misc]
@@ -390,9 +383,7 @@ def test_a_listing_in_which_nothing_was_late_is_not_shown(remote: Leg) -> None:
 
 
 def test_a_throttled_store_refuses_for_a_while(remote: Leg) -> None:
-    with ExitStack() as until_saved:
-        at = {"objects": remote.store.objects, "until_saved": until_saved}
-        storage.throttled_store(remote.strike("throttled_store", at, duration_s=0.3))
+    with struck(remote, "throttled_store", duration_s=0.3):
         remote.save(30)
     note = remote.note("throttled_store")
     assert note.problem is None and note.requests in (1, 2) and note.accepted == 1
@@ -401,11 +392,8 @@ def test_a_throttled_store_refuses_for_a_while(remote: Leg) -> None:
 
 def test_a_store_that_is_throttled_for_too_long_is_told(remote: Leg, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chaosrun.checkpoint.object_storage.WAITS_S", (0.01,))
-    with ExitStack() as until_saved:
-        at = {"objects": remote.store.objects, "until_saved": until_saved}
-        storage.throttled_store(remote.strike("throttled_store", at, duration_s=30.0))
-        with pytest.raises(ResourcesError, match="reduce your request rate"):
-            remote.save(30)
+    with struck(remote, "throttled_store", duration_s=30.0), pytest.raises(ResourcesError, match="reduce your request rate"):
+        remote.save(30)
     assert KINDS["throttled_store"].shows(seen_of(remote.note("throttled_store"))) is not None  # type: ignore[misc]
     assert remote.store.newest_valid().name == "step-00000020"
 
@@ -442,17 +430,9 @@ def aftermath(kind: str, leg: LegHistory) -> Disproof | None:
 
 
 def attempt(number: int, resume: int, *quarantined: str) -> Attempt:
-    return Attempt(
-        number=number,
-        resume=f"step-{resume:08}" if resume else None,
-        resume_step=resume,
-        pids={},
-        exits=(),
-        unplanned=(),
-        stopped=None,
-        quarantined=quarantined,
-        traces={},
-    )
+    nothing: dict[str, Any] = {"pids": {}, "exits": (), "unplanned": (), "stopped": None, "traces": {}}
+    name = f"step-{resume:08}" if resume else None
+    return Attempt(number=number, resume=name, resume_step=resume, quarantined=quarantined, **nothing)
 
 
 def history(*attempts: Attempt, records: tuple[Any, ...] = ()) -> LegHistory:

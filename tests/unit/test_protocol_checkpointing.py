@@ -8,24 +8,16 @@ import pytest
 
 from chaosrun.errors import MisuseError
 from chaosrun.protocol.checkpointing import _check_same_job
-from chaosrun.records.manifest import Manifest, ManifestPosition
+from chaosrun.records.manifest import Manifest
 from chaosrun.records.order import WorkerOrder
 from tests.integration.ranks import make_orders
+from tests.records import manifest_of
 
 JOB = {"batches per epoch": 5, "total batch size": 8, "even batches": True}
 
 
 def manifest() -> Manifest:
-    return Manifest(
-        step=3,
-        position=ManifestPosition(epoch=0, batches=3, step=3),
-        world_size=2,
-        attempt=1,
-        time_s=1.0,
-        job_fingerprint="f",
-        files={},
-        digests={"job": JOB},
-    )
+    return manifest_of(3, job_fingerprint="f", digests={"job": JOB})
 
 
 def order(**changes: Any) -> WorkerOrder:

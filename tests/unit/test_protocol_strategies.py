@@ -22,9 +22,10 @@ from chaosrun.protocol import context
 from chaosrun.protocol.checkpointing import _Live
 from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.strategies import check_loader, open_epoch, resumed_position
-from chaosrun.records.order import DataResume, WorkerOrder
+from chaosrun.records.order import DataResume
 from chaosrun.records.position import Position
 from tests.conftest import REPOSITORY
+from tests.records import order_of
 
 SEEDABLE: dict[str, Any] = {"use_seedable_sampler": True, "data_seed": 4}
 STATEFUL: dict[str, Any] = {"use_stateful_dataloader": True}
@@ -49,19 +50,7 @@ INEXACT: list[DataResume] = ["plain", "skip", "stateful", "stateful_skip"]
 
 
 def worker_of(protocol: DataResume) -> context.WorkerContext:
-    return context.WorkerContext(
-        WorkerOrder(
-            **dict.fromkeys(("script", "cwd"), "/"),
-            **dict.fromkeys(("attempt", "rank", "local_rank", "node_rank", "master_port", "seed"), 0),
-            **dict.fromkeys(("world_size", "local_world_size", "threads", "every_steps", "keep"), 1),
-            leg="chaos",
-            leg_path="/nowhere",
-            storage_path=None,
-            master_addr="127.0.0.1",
-            deterministic="off",
-            data_resume=protocol,
-        )
-    )
+    return context.WorkerContext(order_of("/nowhere", deterministic="off", data_resume=protocol))
 
 
 @pytest.fixture
