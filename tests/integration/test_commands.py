@@ -15,7 +15,7 @@ from chaosrun.processes import identify, is_alive, marked, wait_gone
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_end
 from tests.integration.ranks import eventually, make_orders
-from tests.integration.test_forkserver import Server
+from tests.integration.test_forkserver import Server, ready
 
 HERE = Path(__file__).parent / "commanded"
 TRAIN, RELAUNCH, FORKED = (str(HERE / name) for name in ("train.py", "relaunch.py", "forked.py"))
@@ -26,13 +26,8 @@ FOR_EVER = "100000"
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server(target=TARGET)
-    try:
-        assert server.next()["event"] == "ready"
+    with ready(Server(target=TARGET)) as server:
         yield server
-        server.end()
-    finally:
-        server.clean()
 
 
 def start(server: Server, leg: Path, *command: str, workers: int = 2, **about: Any) -> None:

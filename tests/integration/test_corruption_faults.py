@@ -9,7 +9,6 @@ from chaosrun.verify.verdict import Verdict
 
 PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "job.yaml"
 STEPS = ("args=[--steps, '20', --seed, '1', --cpu]", "per_worker.gpu=0", "checkpoint.every_steps=5")
-nightly = pytest.mark.nightly
 
 
 def drill(warm_drills: Any, tmp_path_factory: pytest.TempPathFactory, *faults: str) -> Verdict:
@@ -22,53 +21,48 @@ def evidence(verdict: Verdict) -> Any:
     return next(check.evidence for check in verdict.checks if check.name == "silent_corruption")
 
 
+IN_A_MOMENT = "{kind: flip_bit, rank: 1, at_step: 12, state: moment, bit: 29}"
+WEIGHT_OF_RANK_1 = "parameters of step 12, rank 1, 0.weight (parameters, rank_agreement)"
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("fault", "rank", "did", "seen"),
+    ("rank", "fault", "did", "seen"),
     [
         (
+            1,
             "{kind: flip_bit, rank: 1, at_step: 12, tensor: 0.weight, bit: 30}",
-            1,
-            "F1 flipped bit 30 of 0.weight[",
-            "; first seen in parameters of step 12, rank 1, 0.weight (parameters, rank_agreement)",
+            "flipped bit 30 of 0.weight[",
+            WEIGHT_OF_RANK_1,
         ),
-        pytest.param(
-            "{kind: flip_bit, rank: 0, at_step: 12, state: gradient}",
-            0,
-            "F1 flipped bit ",
-            "; first seen in gradients of step 12, rank 0, ",
-            marks=nightly,
-        ),
-        pytest.param(
-            "{kind: nan, rank: 1, at_step: 12}",
-            1,
-            "F1 wrote NaN into the gradient of ",
-            "; first seen in gradients of step 12, rank 1",
-            marks=nightly,
-        ),
-        pytest.param(
-            "{kind: flip_bit, rank: 1, phase: step, at_step: 22, bit: 31}",
-            1,
-            "F1 flipped bit 31 of ",
-            "; first seen in weights of step 22, rank 1, ",
-            marks=nightly,
-        ),
-        pytest.param(
-            "{kind: flip_bit, rank: 1, at_step: 12, state: moment, bit: 29}",
-            1,
-            "F1 flipped bit 29 of exp_avg",
-            "; first seen in parameters of step 12, rank 1",
-            marks=nightly,
+        *(
+            pytest.param(*row, marks=pytest.mark.nightly)
+            for row in (
+                (
+                    0,
+                    "{kind: flip_bit, rank: 0, at_step: 12, state: gradient}",
+                    "flipped bit ",
+                    "gradients of step 12, rank 0, ",
+                ),
+                (1, "{kind: nan, rank: 1, at_step: 12}", "wrote NaN into the gradient of ", "gradients of step 12, rank 1"),
+                (
+                    1,
+                    "{kind: flip_bit, rank: 1, phase: step, at_step: 22, bit: 31}",
+                    "flipped bit 31 of ",
+                    "weights of step 22, rank 1, ",
+                ),
+                (1, IN_A_MOMENT, "flipped bit 29 of exp_avg", "parameters of step 12, rank 1"),
+            )
         ),
     ],
 )
 def test_it_is_named_where_it_struck_and_where_it_was_seen(
-    warm_drills: Any, tmp_path_factory: pytest.TempPathFactory, fault: str, rank: int, did: str, seen: str
+    warm_drills: Any, tmp_path_factory: pytest.TempPathFactory, rank: int, fault: str, did: str, seen: str
 ) -> None:
     verdict = drill(warm_drills, tmp_path_factory, fault)
     assert (verdict.status, verdict.exit_code) == ("FAIL", 3), verdict.cause
-    assert verdict.cause.startswith(f"silent corruption, as injected: {did}")
-    assert seen in verdict.cause
+    assert verdict.cause.startswith(f"silent corruption, as injected: F1 {did}")
+    assert f"; first seen in {seen}" in verdict.cause
     injected = evidence(verdict)["injected"][0]
     assert injected["rank"] == rank and injected["before"] != injected["after"]
     # Nobody runs the job a second time to learn that it repeats itself, and nobody says that it does not.

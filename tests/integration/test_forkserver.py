@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,18 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    yield from ready(Server())
+    with ready(Server()) as server:
+        yield server
 
 
 @pytest.fixture
 def with_torch() -> Iterator[Server]:
     """Where every rank needs torch, which is then imported once and not by each of them."""
-    yield from ready(Server(("torch", "torch.utils.data", "torch.distributed"), **IMPORT_ENVIRONMENT))
+    with ready(Server(("torch", "torch.utils.data", "torch.distributed"), **IMPORT_ENVIRONMENT)) as server:
+        yield server
 
 
+@contextmanager
 def ready(server: Server) -> Iterator[Server]:
     try:
         assert server.next()["event"] == "ready"
@@ -373,22 +377,29 @@ def test_a_module_that_starts_a_thread_is_left_to_the_ranks(tmp_path: Path, modu
     )
     preload = ("harmless",) if of_target else ("harmless", "threaded", "below")
     path = os.pathsep.join([os.getcwd(), str(tmp_path)])
-    server = Server(preload, "target:main" if of_target else TARGET, PYTHONPATH=path)
-    try:
-        ready = server.next()
-        assert ready["event"] == "ready" and ready["pid"] == server.process.pid
-        left_out = {each["module"]: each["threads"] for each in ready["left_out"]}
+    with ready(Server(preload, "target:main" if of_target else TARGET, PYTHONPATH=path)) as server:
+        (told,) = server.seen
+        assert told["pid"] == server.process.pid
+        left_out = {each["module"]: each["threads"] for each in told["left_out"]}
         assert list(left_out) == (["target"] if of_target else ["threaded", "below"])
         assert set(map(tuple, left_out.values())) == {("beats",) if module is A_THREAD else ("python",)}
-        assert all(each["import_s"] > 0 for each in ready["left_out"])
+        assert all(each["import_s"] > 0 for each in told["left_out"])
         assert len(os.listdir(f"/proc/{server.process.pid}/task")) == 1, "a fork would lose the other one"
         server.start(make_orders(tmp_path, "complete", workers=1))
         assert [exit["completed"] for exit in server.until("stopped")[:-1]] == [True]
         if of_target:
             assert LegLayout(tmp_path).attempt(1).log(0).read_text() == "2\n", "the rank has the thread"
-        server.end()
-    finally:
-        server.clean()
+
+
+def printed(folder: Path, imports: str, *lines: str, preload: tuple[str, ...] = ()) -> str:
+    """What a rank prints by these lines of a target of its own, before it goes on as the usual one."""
+    body = "".join(f"    {line}\n" for line in (*lines, "return fork_targets.main(order, listen)"))
+    target = f"import {imports}\nfrom tests.integration import fork_targets\ndef main(order, listen):\n{body}"
+    (folder / "target.py").write_text(target)
+    with ready(Server(preload, "target:main", PYTHONPATH=os.pathsep.join([str(folder), os.getcwd()]))) as server:
+        server.start(make_orders(folder, "complete", workers=1))
+        assert [exit["completed"] for exit in server.until("stopped")[:-1]] == [True]
+        return LegLayout(folder).attempt(1).log(0).read_text()
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -398,20 +409,8 @@ def test_what_accelerate_imports_to_prepare_a_loader_is_preloaded_where_it_is_in
     (tmp_path / "datasets.py").write_text("")
     hidden = "import sys\nsys.modules['datasets'] = None" if not installed else ""
     (tmp_path / "sitecustomize.py").write_text(hidden)
-    (tmp_path / "target.py").write_text(
-        "import sys\nfrom tests.integration import fork_targets\n"
-        "def main(order, listen):\n    print(sys.modules.get('datasets') is not None)\n"
-        "    return fork_targets.main(order, listen)"
-    )
-    server = Server(("datasets",), "target:main", PYTHONPATH=os.pathsep.join([str(tmp_path), os.getcwd()]))
-    try:
-        assert server.next()["event"] == "ready"
-        server.start(make_orders(tmp_path, "complete", workers=1))
-        assert [exit["completed"] for exit in server.until("stopped")[:-1]] == [True]
-        assert LegLayout(tmp_path).attempt(1).log(0).read_text() == f"{installed}\n"
-        server.end()
-    finally:
-        server.clean()
+    line = "print(sys.modules.get('datasets') is not None)"
+    assert printed(tmp_path, "sys", line, preload=("datasets",)) == f"{installed}\n"
 
 
 def test_an_identity_is_not_fooled_by_another_process_of_the_same_pid() -> None:
@@ -421,20 +420,9 @@ def test_an_identity_is_not_fooled_by_another_process_of_the_same_pid() -> None:
 
 
 def test_no_rank_takes_torchs_operators_back_one_by_one(tmp_path: Path) -> None:
-    (tmp_path / "target.py").write_text(
-        "import weakref\nimport torch\nfrom tests.integration import fork_targets\n"
-        "def main(order, listen):\n"
-        "    own = torch.library.Library('own', 'DEF')\n"
-        "    kept = [each for each in weakref.finalize._registry if each.peek()[1] is torch.library._del_library]\n"
-        "    print(len(kept) > 1, [each.peek()[0] is own for each in kept if each.atexit])\n"
-        "    return fork_targets.main(order, listen)"
+    lines = (
+        "own = torch.library.Library('own', 'DEF')",
+        "kept = [each for each in weakref.finalize._registry if each.peek()[1] is torch.library._del_library]",
+        "print(len(kept) > 1, [each.peek()[0] is own for each in kept if each.atexit])",
     )
-    server = Server((), "target:main", PYTHONPATH=os.pathsep.join([str(tmp_path), os.getcwd()]))
-    try:
-        assert server.next()["event"] == "ready"
-        server.start(make_orders(tmp_path, "complete", workers=1))
-        assert [exit["completed"] for exit in server.until("stopped")[:-1]] == [True]
-        assert LegLayout(tmp_path).attempt(1).log(0).read_text() == "True [True]\n"
-        server.end()
-    finally:
-        server.clean()
+    assert printed(tmp_path, "weakref, torch", *lines) == "True [True]\n"

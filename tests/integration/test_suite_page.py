@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaosrun.campaign.history import Night, NightResult, label, nights, trend
+from chaosrun.campaign.history import Night, label, nights, trend
 from chaosrun.campaign.report.pages import junit_text, render_index
 from chaosrun.campaign.results import DrillResult, SuiteResult
 from chaosrun.records.layout import RunLayout
 from tests.browser import SCHEMES, WIDTHS, open_browser, opened, overflow
 from tests.unit.run_files import write_info
+from tests.unit.suites import NIGHT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -41,25 +42,9 @@ def history() -> list[Night]:
             ok = chance.random() > 0.04 or number >= NIGHTS - 11
             last = {NAMES[0]: [NIGHTS - 1], NAMES[1]: [NIGHTS - 2, NIGHTS - 1], NAMES[2]: [NIGHTS - 2], HOSTILE: [NIGHTS - 1]}
             ok = ok and number not in last.get(name, [])
-            entries.append(
-                NightResult(
-                    suite=f"nightly-{number:02}",
-                    night=f"2026-10-{number + 1:02}",
-                    time_s=float(number),
-                    drill=name,
-                    ok=ok,
-                    status="PASS" if ok else "FAIL",
-                    expected="PASS",
-                    cause=None,
-                    run=None,
-                    seed=20261000 + number,
-                    faults=3,
-                    landed=3,
-                    restarts=3,
-                    recovery_s=0.2 + chance.random() / 3,
-                    took_s=4.0,
-                )
-            )
+            when = {"suite": f"nightly-{number:02}", "night": f"2026-10-{number + 1:02}", "time_s": float(number)}
+            what = {"drill": name, "ok": ok, "status": "PASS" if ok else "FAIL", "recovery_s": 0.2 + chance.random() / 3}
+            entries.append(replace(NIGHT, **when, **what, cause=None, run=None, seed=20261000 + number, took_s=4.0))
     return nights(entries)
 
 
@@ -80,13 +65,8 @@ def tonight(known: list[Night], folder: Path) -> SuiteResult:
             cause="weights",
             difference=None if entry.ok else "data order at step 8, rank 0: expected samples [5], seen [1] <b>(epoch not set)",
             surprises=() if entry.ok else ("FAIL where PASS was expected: <i>data order",),
-            faults=3,
-            landed=3,
-            restarts=3,
-            recovery_s=entry.recovery_s,
-            took_s=12.3,
-            reference="cached",
-            label=label(before, entry.ok),
+            **{"faults": 3, "landed": 3, "restarts": 3, "recovery_s": entry.recovery_s, "took_s": 12.3},
+            **{"reference": "cached", "label": label(before, entry.ok)},
         )
         drills.append(drill)
     return SuiteResult(
