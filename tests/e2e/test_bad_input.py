@@ -40,11 +40,8 @@ def test_wrong_yaml_is_shown_with_its_place_and_the_nearest_name(shell: Shell) -
     (shell.folder / "train.py").touch()
     done = shell.run("submit", "job.yaml")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "job.yaml:3:10" in done.stderr
-    assert "job.yaml:4:1" in done.stderr
-    assert "workers: two" in done.stderr
-    assert "^" in done.stderr
-    assert "'seed'" in done.stderr
+    told = ("job.yaml:3:10", "job.yaml:4:1", "workers: two", "^", "'seed'")
+    assert [part for part in told if part not in done.stderr] == []
     assert not shell.root.exists()
 
 

@@ -69,19 +69,12 @@ FEW = [pytest.param(*case, marks=pytest.mark.nightly) if case != ("bytelm", 3) e
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("other_loader", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("name", "workers"), FEW)
-def test_kills_everywhere_leave_no_trace(warm_drills: WarmDrills, tmp_path: Path, name: str, workers: int) -> None:
-    loader_workers = 2 if (workers % 2 == 0) == (name == "bytelm") else 0
-    assert_exact(warm_drills, job(name, workers, loader_workers), workers, tmp_path)
-
-
-@pytest.mark.ray
-@pytest.mark.nightly
-@pytest.mark.parametrize(("name", "workers"), CASES)
-def test_kills_everywhere_leave_no_trace_with_the_other_loader(
-    warm_drills: WarmDrills, tmp_path: Path, name: str, workers: int
+def test_kills_everywhere_leave_no_trace(
+    warm_drills: WarmDrills, tmp_path: Path, name: str, workers: int, other_loader: bool
 ) -> None:
-    loader_workers = 0 if (workers % 2 == 0) == (name == "bytelm") else 2
+    loader_workers = 2 if ((workers % 2 == 0) == (name == "bytelm")) != other_loader else 0
     assert_exact(warm_drills, job(name, workers, loader_workers), workers, tmp_path)
 
 

@@ -118,14 +118,11 @@ def assert_exact(verdict: Verdict, resumed_from: int = RESUMED_FROM) -> None:
     assert next(check for check in verdict.checks if check.name == "final_registered").status == "pass"
 
 
-@pytest.mark.parametrize(("args", "workers"), FEW)
+OTHERS = [pytest.param(*case, marks=pytest.mark.nightly) for case in (*(case for case in CASES if case not in FEW), *ALONE)]
+
+
+@pytest.mark.parametrize(("args", "workers"), [*FEW, *OTHERS])
 def test_a_loader_comes_back_exactly(drills: Drills, args: str, workers: int) -> None:
-    assert_exact(drills(args, workers))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("args", "workers"), [*(case for case in CASES if case not in FEW), *ALONE])
-def test_every_loader_comes_back_exactly(drills: Drills, args: str, workers: int) -> None:
     assert_exact(drills(args, workers))
 
 

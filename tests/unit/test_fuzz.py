@@ -77,6 +77,11 @@ JOB: dict[str, Any] = {
 }
 
 
+@pytest.fixture
+def run(sound: RunLayout, tmp_path: Path) -> RunLayout:
+    return RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     """A run as `create_run` and a drill leave it."""
@@ -129,20 +134,8 @@ def test_overrides(examples: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import chaosrun\n")
     path = tmp_path / "job.yaml"
     path.write_bytes(dumped(JOB))
-    keys = st.sampled_from(
-        [
-            "workers",
-            "faults.schedule[0].rank",
-            "env",
-            "args",
-            "faults",
-            "x",
-            "faults.schedule[9]",
-            "a.b.c",
-            "",
-            "args[" + "9" * 5000 + "]",
-        ]
-    )
+    names = ["workers", "faults.schedule[0].rank", "env", "args", "faults", "x", "faults.schedule[9]", "a.b.c", ""]
+    keys = st.sampled_from([*names, "args[" + "9" * 5000 + "]"])
     known = st.tuples(keys, st.one_of(st.text(), odd_values.map(json.dumps))).map("=".join)
 
     def check(override: str) -> None:
@@ -179,9 +172,8 @@ def test_suite_files(examples: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "plan.json", "chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace"])
-def test_the_files_that_a_verdict_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
+def test_the_files_that_a_verdict_is_made_of(examples: int, run: RunLayout, name: str) -> None:
     """Judged, or refused in a sentence; what cannot be right is no PASS, and no check crashes over it."""
-    run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
     path = run.path / name
     whole = path.read_bytes()
     exact = judge(run).to_json()
@@ -202,8 +194,7 @@ def test_the_files_that_a_verdict_is_made_of(examples: int, sound: RunLayout, tm
 @pytest.mark.parametrize(
     "name", ["run.json", "verdict.json", "plan.json", "chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace"]
 )
-def test_the_files_that_a_status_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
-    run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
+def test_the_files_that_a_status_is_made_of(examples: int, run: RunLayout, tmp_path: Path, name: str) -> None:
     path = run.path / name
     whole = path.read_bytes()
     assert [summary.status for summary in api.list_runs(tmp_path)] == ["PASS"]
@@ -224,9 +215,8 @@ def test_the_files_that_a_status_is_made_of(examples: int, sound: RunLayout, tmp
 
 
 @pytest.mark.parametrize("name", ["chaos/journal.jsonl", "chaos/attempts/001/rank-1.trace", "chaos/faults/F1.json"])
-def test_the_files_that_a_picture_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
+def test_the_files_that_a_picture_is_made_of(examples: int, run: RunLayout, name: str) -> None:
     """While a drill runs, its display reads whatever is there: it shows less then, and never fails."""
-    run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
     path = run.path / name
     path.parent.mkdir(exist_ok=True)
     if not path.exists():
@@ -332,6 +322,5 @@ def test_what_a_dead_worker_left(examples: int, sound: RunLayout, tmp_path: Path
         failure = failure_of(leg, Exited(attempt=1, rank=0, pid=1, exit_code=4, died_s=0.0))
         assert failure is None or failure.message
 
-    tried(
-        examples, st.one_of(st.tuples(changed_file(end), st.just(trace)), st.tuples(st.just(end), changed_trace(trace))), check
-    )
+    one_of_them = st.one_of(st.tuples(changed_file(end), st.just(trace)), st.tuples(st.just(end), changed_trace(trace)))
+    tried(examples, one_of_them, check)

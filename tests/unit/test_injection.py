@@ -42,11 +42,8 @@ class TestWhatIsAskedFor:
         assert ask(plan=FaultPlan(seed=0))[0].id == "F1"
 
     def test_all_ranks_at_once_are_a_group_of_their_own(self) -> None:
-        assert [(fault.id, fault.rank, fault.group) for fault in ask(rank="all")] == [
-            ("F4", 0, "G2/3"),
-            ("F5", 1, "G2/3"),
-            ("F6", 2, "G2/3"),
-        ]
+        asked = [("F4", 0, "G2/3"), ("F5", 1, "G2/3"), ("F6", 2, "G2/3")]
+        assert [(fault.id, fault.rank, fault.group) for fault in ask(rank="all")] == asked
 
     def test_a_drawn_rank_is_the_seeds(self) -> None:
         drawn = [ask(rank="random", seed=seed)[0].rank for seed in range(20)]

@@ -24,13 +24,9 @@ def trained(threads: int = 1, at: str | None = None, differs: str | None = None,
     """What `repeated` says; from the operation `at` on it computed something else than others."""
     names = list(OPERATIONS)
     changed = names[names.index(at) :] if at else []
-    return {
-        "threads": threads,
-        "repeats": 3,
-        "operations": {name: word + value if name in changed else value for name, value in OPERATIONS.items()},
-        "differs": {"repeat": 2, "operation": differs} if differs else None,
-        "differing": 1 if differs else 0,
-    }
+    operations = {name: word + value if name in changed else value for name, value in OPERATIONS.items()}
+    how = {"differs": {"repeat": 2, "operation": differs} if differs else None, "differing": 1 if differs else 0}
+    return {"threads": threads, "repeats": 3, "operations": operations, **how}
 
 
 def computed(*runs: Mapping[str, Any], kind: Mapping[str, Any] = KIND, **more: Any) -> dict[str, Any]:

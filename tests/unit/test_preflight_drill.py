@@ -22,25 +22,14 @@ NODES = tuple(
     Node(name=name, node_id=f"id-{name}", address="192.0.2.1", hostname=name, cpus=8.0, gpus=0) for name in ("a", "b", "c")
 )
 PASSED = DrillOutcome(
-    status="PASS",
-    outcome="completed",
-    cause="bit-identical",
-    landed=2,
-    planned=2,
-    ranks={0: "a", 1: "b", 2: "c"},
-    costs=Costs(restart_s=0.3),
-    seconds=5.0,
+    **{"status": "PASS", "outcome": "completed", "cause": "bit-identical", "landed": 2, "planned": 2, "seconds": 5.0},
+    **{"ranks": {0: "a", 1: "b", 2: "c"}, "costs": Costs(restart_s=0.3)},
 )
 FAILED = changed(
     PASSED,
-    status="FAIL",
-    cause="RNG not restored",
-    hint="restore it",
-    difference="rng differs first at step 11, rank 1, 0.weight",
-    why="RNG not restored",
-    differing=(1,),
-    run="/runs/runs/preflight-1",
-    run_argument="preflight-1",
+    **{"status": "FAIL", "cause": "RNG not restored", "hint": "restore it", "why": "RNG not restored", "differing": (1,)},
+    **{"difference": "rng differs first at step 11, rank 1, 0.weight"},
+    **{"run": "/runs/runs/preflight-1", "run_argument": "preflight-1"},
 )
 UNSURE = changed(FAILED, status="INCONCLUSIVE", difference="", why="", differing=())
 
@@ -213,9 +202,8 @@ def test_no_empty_folder_is_left_that_was_not_there(before: tuple[str, ...], tmp
     setting = Setting(level=Level.STANDARD, root=root, storage=root, drills=answers)
     assert DRILL.gather is not None
     DRILL.gather(setting, answers)
-    assert {str(path.relative_to(root)) for path in (root, *root.rglob("*")) if path.exists()} == {
-        part or "." for part in before
-    }
+    there = {str(path.relative_to(root)) for path in (root, *root.rglob("*")) if path.exists()}
+    assert there == {part or "." for part in before}
 
 
 def test_nodes_that_do_not_see_the_runs(tmp_path: Path) -> None:
@@ -262,10 +250,8 @@ def test_a_node_has_two_workers_where_it_has_room(tmp_path: Path) -> None:
 
 
 def test_the_jobs_settings_are_the_drills(tmp_path: Path) -> None:
-    asked = job(
-        tmp_path,
-        "env: {NAME: 'a: \"b\" # c'}\ndeterministic: warn\nrecovery: {preload: [json]}\ncheckpoint: {storage: there}\n",
-    )
+    text = "env: {NAME: 'a: \"b\" # c'}\ndeterministic: warn\nrecovery: {preload: [json]}\ncheckpoint: {storage: there}\n"
+    asked = job(tmp_path, text)
     (request,) = alone(NODES[0], job=asked)
     spec = load_job(JOB, request.overrides).spec
     assert (spec.env, spec.deterministic, spec.recovery.preload) == (asked.spec.env, "warn", ("json",))

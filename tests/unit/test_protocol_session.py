@@ -51,8 +51,12 @@ class Job:
         self.run.step(loss)
 
 
-def test_every_epoch_yields_every_sample_in_an_order_of_its_own() -> None:
-    job = Job()
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_every_epoch_yields_every_sample_in_an_order_of_its_own(job: Job) -> None:
     seen = job.train(epochs=2)
     first, second = [*chain(*seen[:3])], [*chain(*seen[3:])]
     assert sorted(first) == sorted(second) == [float(value) for value in range(10)]
@@ -67,8 +71,7 @@ def test_accumulation_counts_optimizer_steps_and_closes_the_short_window() -> No
     assert job.run.position == Position(epoch=1, batches=3, step=4)
 
 
-def test_a_step_without_update_and_a_batch_left_out_count() -> None:
-    job = Job()
+def test_a_step_without_update_and_a_batch_left_out_count(job: Job) -> None:
     for number, (samples,) in enumerate(job.run.batches(job.loader, epochs=2)):
         if number == 1:
             continue
@@ -81,8 +84,7 @@ def test_a_step_without_update_and_a_batch_left_out_count() -> None:
     assert job.run.position == Position(epoch=1, batches=3, step=6)
 
 
-def test_a_loss_that_is_no_tensor_is_refused() -> None:
-    job = Job()
+def test_a_loss_that_is_no_tensor_is_refused(job: Job) -> None:
     with pytest.raises(MisuseError, match=r"run.step\(\) got a float") as raised:
         for (samples,) in job.run.batches(job.loader, epochs=1):
             job.run.step(job.model(samples).mean().item())
@@ -91,8 +93,7 @@ def test_a_loss_that_is_no_tensor_is_refused() -> None:
 
 @pytest.mark.parametrize("done", [1, 2])
 @pytest.mark.parametrize("epoch", [0, 1, 3])
-def test_the_rest_of_an_epoch_is_what_the_whole_epoch_ends_with(epoch: int, done: int) -> None:
-    job = Job()
+def test_the_rest_of_an_epoch_is_what_the_whole_epoch_ends_with(epoch: int, done: int, job: Job) -> None:
     ledger = SampleLedger()
     whole, ids = [], []
     for (samples,) in open_epoch(job.accelerator, job.loader, epoch=epoch, batches_done=0, seed=4, ledger=ledger):
@@ -111,8 +112,7 @@ def test_the_rest_of_an_epoch_is_what_the_whole_epoch_ends_with(epoch: int, done
     assert [batch[0].tolist() for batch in after] == [batch[0].tolist() for batch in again]
 
 
-def test_starting_an_epoch_draws_nothing_from_the_global_stream() -> None:
-    job = Job()
+def test_starting_an_epoch_draws_nothing_from_the_global_stream(job: Job) -> None:
     before = torch.get_rng_state()
     iter(open_epoch(job.accelerator, job.loader, epoch=0, batches_done=0, seed=4, ledger=SampleLedger())).__next__()
     assert torch.equal(torch.get_rng_state(), before)
@@ -178,8 +178,7 @@ class TestMisuse:
             chaosrun.attach(Accelerator(cpu=True))
         assert raised.value.hint and "leave attach out" in raised.value.hint
 
-    def test_a_loader_that_was_not_prepared(self) -> None:
-        job = Job()
+    def test_a_loader_that_was_not_prepared(self, job: Job) -> None:
         with pytest.raises(MisuseError, match=r"prepare\(\) did not return"):
             next(job.run.batches(DataLoader(TensorDataset(torch.zeros(4, 1)), batch_size=2), epochs=1))
 
@@ -195,15 +194,13 @@ class TestMisuse:
             job.train()
         assert raised.value.hint and "use_seedable_sampler=True" in raised.value.hint
 
-    def test_batches_twice(self) -> None:
-        job = Job()
+    def test_batches_twice(self, job: Job) -> None:
         job.train(epochs=1)
         with pytest.raises(MisuseError, match="called twice"):
             job.train(epochs=1)
 
     @pytest.mark.parametrize("through_the_accelerator", [True, False])
-    def test_a_loop_that_forgets_step(self, through_the_accelerator: bool) -> None:
-        job = Job()
+    def test_a_loop_that_forgets_step(self, through_the_accelerator: bool, job: Job) -> None:
         batches = job.run.batches(job.loader, epochs=1)
         (samples,) = next(batches)
         loss = job.model(samples).mean()
@@ -218,8 +215,7 @@ class TestMisuse:
         with pytest.raises(MisuseError, match=r"ended without one optimizer\.step"):
             list(job.run.batches(job.loader, epochs=1))
 
-    def test_an_optimizer_that_is_never_stepped(self) -> None:
-        job = Job()
+    def test_an_optimizer_that_is_never_stepped(self, job: Job) -> None:
         with pytest.raises(MisuseError, match=r"ended without one optimizer\.step"):
             for (samples,) in job.run.batches(job.loader, epochs=1):
                 loss = job.model(samples).mean()
@@ -231,8 +227,7 @@ class TestMisuse:
         with pytest.raises(MisuseError, match="without a batch"):
             Job().run.step(torch.tensor(1.0))
 
-    def test_step_before_the_optimizer(self) -> None:
-        job = Job()
+    def test_step_before_the_optimizer(self, job: Job) -> None:
         (samples,) = next(job.run.batches(job.loader, epochs=1))
         loss = job.model(samples).mean()
         job.accelerator.backward(loss)
@@ -240,9 +235,8 @@ class TestMisuse:
         with pytest.raises(MisuseError, match=r"before optimizer\.step"):
             job.optimizer.step()
 
-    def test_accumulation_by_hand(self) -> None:
+    def test_accumulation_by_hand(self, job: Job) -> None:
         """The second backward pass adds to gradients that no checkpoint after the first step would hold."""
-        job = Job()
         batches = job.run.batches(job.loader, epochs=1)
         (samples,) = next(batches)
         loss = job.model(samples).mean()
@@ -252,8 +246,7 @@ class TestMisuse:
         with pytest.raises(MisuseError, match="gradients were kept"):
             job.accelerator.backward(job.model(samples).mean())
 
-    def test_gradients_that_came_past_the_accelerator(self) -> None:
-        job = Job()
+    def test_gradients_that_came_past_the_accelerator(self, job: Job) -> None:
         job.run._primer = MagicMock(done=False)
         (samples,) = next(job.run.batches(job.loader, epochs=1))
         loss = job.model(samples).mean()
@@ -263,27 +256,23 @@ class TestMisuse:
             job.run.step(loss)
         assert raised.value.hint and "accelerator.backward(loss)" in raised.value.hint
 
-    def test_a_pass_that_ddp_does_not_reduce(self) -> None:
+    def test_a_pass_that_ddp_does_not_reduce(self, job: Job) -> None:
         """As in accelerate's LocalSGD, where optimizers step under no_sync."""
-        job = Job()
         job.run._primer = MagicMock(done=False, is_due=False)
         job.train(epochs=1)
         job.run._primer.prime.assert_not_called()
 
-    def test_a_loss_that_is_no_scalar(self) -> None:
-        job = Job()
+    def test_a_loss_that_is_no_scalar(self, job: Job) -> None:
         next(job.run.batches(job.loader, epochs=1))
         with pytest.raises(MisuseError, match=r"shape \(3,\)"):
             job.run.step(torch.zeros(3))
 
-    def test_preparing_after_attach(self) -> None:
-        job = Job()
+    def test_preparing_after_attach(self, job: Job) -> None:
         job.accelerator.prepare(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
         with pytest.raises(MisuseError, match="prepared after"):
             job.train()
 
-    def test_a_parameter_of_no_prepared_model(self) -> None:
-        job = Job()
+    def test_a_parameter_of_no_prepared_model(self, job: Job) -> None:
         loose = torch.nn.Parameter(torch.ones(2))
         job.optimizer.add_param_group({"params": [loose]})
         with pytest.raises(MisuseError, match=r"no prepared model \(group 1, parameter 0, shape \(2,\)\)"):
@@ -291,8 +280,7 @@ class TestMisuse:
         job.run.register("loose", torch.nn.ParameterList([loose]))
         next(job.run.batches(job.loader, epochs=1))
 
-    def test_register_needs_a_state_a_name_and_to_be_early(self) -> None:
-        job = Job()
+    def test_register_needs_a_state_a_name_and_to_be_early(self, job: Job) -> None:
         with pytest.raises(MisuseError, match="no state_dict"):
             job.run.register("count", 3)
         job.run.register("model", job.model)

@@ -40,6 +40,11 @@ def saved(folder: Path, memory: Memory, **about: Any) -> tuple[Job, str]:
     return first, name
 
 
+def restored(rank: Job, name: str) -> Job:
+    rank.checkpointer.restore(name, {})
+    return rank
+
+
 @EVERYWHERE
 def test_all_of_it_comes_back_without_a_file_being_read(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch, device: str
@@ -55,12 +60,10 @@ def test_all_of_it_comes_back_without_a_file_being_read(
     assert again.average.mean.device.type == device
     # And trains in memory of its own: the copy stays what it is for the next attempt.
     again.learn(3)
-    third = job(tmp_path, memory, device=device, width=256)
-    third.checkpointer.restore(name, {})
+    third = restored(job(tmp_path, memory, device=device, width=256), name)
     assert (third.checkpointer.source, third.state.digests()) == ("memory", at)
     later = third.learn(2).state.digests()
-    by_files = Job(tmp_path, "sync", device=device, width=256)
-    by_files.checkpointer.restore(name, {})
+    by_files = restored(Job(tmp_path, "sync", device=device, width=256), name)
     assert by_files.learn(2).state.digests() == later != at
 
 
@@ -91,8 +94,7 @@ def test_a_copy_that_is_not_the_committed_one_is_not_used(tmp_path: Path, memory
             arena.seal(sealed._replace(attempt=2))
         case "shrunk":
             os.ftruncate(memory[0], HEADER_BYTES // 2)
-    again = job(tmp_path, memory, "sync")
-    again.checkpointer.restore(name, {})
+    again = restored(job(tmp_path, memory, "sync"), name)
     assert (again.checkpointer.source, again.state.digests()) == ("storage", at)
 
 
@@ -112,8 +114,7 @@ def test_the_copy_of_the_newest_checkpoint_lasts_until_the_next_is_committed(
     assert enough / 2 < Arena(memory[0]).size < enough
     first.learn().checkpointer.save(Position(epoch=0, batches=4, step=4), {})
     assert first.checkpointer.pending
-    again = job(tmp_path, memory, width=width)
-    again.checkpointer.restore(name, {})
+    again = restored(job(tmp_path, memory, width=width), name)
     assert again.state.digests() == at
     assert again.checkpointer.source == ("memory" if room == "two" else "storage")
 
@@ -127,8 +128,7 @@ def test_a_restarted_rank_writes_over_the_older_copy(tmp_path: Path, memory: Mem
             assert (rank.checkpointer.source, rank.state.digests()) == ("memory", at)
             # Before it is committed, it is killed.
             rank.learn().checkpointer.save(Position(epoch=0, batches=9, step=9), {})
-            rank = job(tmp_path, memory, resume=name)
-            rank.checkpointer.restore(name, {})
+            rank = restored(job(tmp_path, memory, resume=name), name)
             assert rank.checkpointer.source == "memory"
         name = rank.learn().checkpointer.save(Position(epoch=0, batches=batches, step=batches), {})
         at = rank.state.digests()
@@ -143,8 +143,7 @@ def test_the_copies_are_there_as_soon_as_their_checkpoint_is_committed(
     at, name = first.state.digests(), first.checkpointer.save(POSITION, {})
     with pytest.raises(ResourcesError):
         first.checkpointer.wait()
-    again = job(tmp_path, memory, "sync")
-    again.checkpointer.restore(name, {})
+    again = restored(job(tmp_path, memory, "sync"), name)
     assert (again.checkpointer.source, again.state.digests()) == ("memory", at)
 
 
@@ -167,8 +166,7 @@ def test_the_copy_of_a_checkpoint_that_was_not_committed_is_written_over(
 def test_a_flipped_bit_of_a_copy_is_seen(tmp_path: Path, memory: Memory, capfd: pytest.CaptureFixture[str]) -> None:
     first, name = saved(tmp_path, memory)
     Arena(memory[0]).memory()[HEADER_BYTES + 2] ^= 4
-    again = job(tmp_path, memory)
-    again.checkpointer.restore(name, {})
+    again = restored(job(tmp_path, memory), name)
     assert (again.checkpointer.source, again.state.digests()) == ("storage", first.state.digests())
     assert "a copy of the checkpoint in memory is not what was saved" in capfd.readouterr().out
 
@@ -204,8 +202,7 @@ def test_where_memory_cannot_be_locked_the_training_waits_and_goes_on(tmp_path: 
     assert "already mapped" in first.checkpointer.because
     at = first.state.digests()
     assert first.learn().state.digests() != at, "its GPU works on"
-    again = Job(tmp_path, "sync", device="cuda")
-    again.checkpointer.restore(name, {})
+    again = restored(Job(tmp_path, "sync", device="cuda"), name)
     assert again.state.digests() == at
 
 

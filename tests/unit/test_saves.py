@@ -49,7 +49,7 @@ class Traced:
 
     def __init__(self, place: Path, save: Callable[[Path], None], **order: Any) -> None:
         self.folder, self.leg = place / "out", LegLayout(place / "leg")
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.leg.notes.mkdir(parents=True, exist_ok=True)
         operations = place / "operations.jsonl"
         operations.unlink(missing_ok=True)
@@ -93,10 +93,8 @@ def test_every_operation_of_a_save_is_seen_whoever_makes_it(tmp_path: Path) -> N
     assert seen.status == 0
     assert seen.kinds[:2] == ["mkdir", "create"] and seen.kinds[-1] == "rename"
     assert [each.number for each in seen.operations] == list(range(1, len(seen.operations) + 1))
-    written = {
-        name: sum(each.size for each in seen.operations if each.kind == "write" and name in each.path) for name in ("model.pt",)
-    }
-    assert written["model.pt"] == (seen.folder / "step-2" / "model.pt").stat().st_size
+    written = sum(each.size for each in seen.operations if each.kind == "write" and "model.pt" in each.path)
+    assert written == (seen.folder / "step-2" / "model.pt").stat().st_size
     # Rust writes under a name that is different each time.
     assert any(each.kind == "rename" and str(each.target).endswith("model.safetensors") for each in seen.operations)
 
@@ -105,9 +103,7 @@ def test_every_operation_of_a_save_is_seen_whoever_makes_it(tmp_path: Path) -> N
 def test_it_dies_between_the_operations_named(tmp_path: Path) -> None:
     undisturbed = Traced(tmp_path, save_as_people_do).operations
     for before in (1, 4, len(undisturbed), len(undisturbed) + 1):
-        place = tmp_path / str(before)
-        place.mkdir()
-        struck = Traced(place, save_as_people_do, act="kill", before=before)
+        struck = Traced(tmp_path / str(before), save_as_people_do, act="kill", before=before)
         assert os.WIFSIGNALED(struck.status) and os.WTERMSIG(struck.status) == signal.SIGKILL
         assert struck.note is not None and struck.note.done == before - 1 and struck.note.problem is None
         assert struck.kinds == [each.kind for each in undisturbed][: before - 1]
@@ -119,7 +115,6 @@ def test_it_dies_between_the_operations_named(tmp_path: Path) -> None:
     nothing = Traced(tmp_path / "4", lambda folder: None, act="slow")
     assert nothing.note is not None and nothing.note.problem_code == "nothing_to_strike"
     assert "nothing was synced" in str(nothing.note.problem)
-    (tmp_path / "elsewhere").mkdir()
     elsewhere = Traced(tmp_path / "elsewhere", save_as_people_do, act="kill", file="*/sampler.bin")
     assert elsewhere.status == 0 and elsewhere.note is not None and elsewhere.note.problem_code == "no_such_file"
     assert "matches */sampler.bin; its files: staged/model.pt" in str(elsewhere.note.problem)
@@ -153,9 +148,7 @@ def test_a_save_in_the_background_is_struck_like_any_other(tmp_path: Path) -> No
     assert seen.status == 0 and seen.files() == {"by_thread", "by_process"}
     assert len({each.process for each in seen.operations}) == 2
     for number, file in enumerate(("by_thread", "by_process")):
-        place = tmp_path / str(number)
-        place.mkdir()
-        struck = Traced(place, in_the_background, act="kill", before=2, file=file)
+        struck = Traced(tmp_path / str(number), in_the_background, act="kill", before=2, file=file)
         assert os.WIFSIGNALED(struck.status) and struck.note is not None and struck.note.last == f"create {file}"
         assert (struck.folder / file).read_bytes() == b""
 

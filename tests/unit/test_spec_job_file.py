@@ -77,22 +77,10 @@ def test_the_whole_text_of_an_unknown_key(folder):
 
 def test_all_problems_are_told_at_once_sorted_by_place(folder):
     error = refusal(
-        "seed: x\n"
-        "workers: '3'\n"
-        "name: probe\n"
-        "script: trian.py\n"
-        "checkpoint:\n"
-        "  keep: 1\n"
-        "  keep: 3\n"
-        "faults:\n"
-        "  schedule:\n"
-        "    - at_step: 3\n"
-        "      every_step: 5\n"
-        "    - until_step: 8\n"
-        "      at_step: 2\n"
-        "  random: {count: 3, mean_steps: 4}\n"
-        "env:\n"
-        "  RANK: 0\n",
+        "seed: x\nworkers: '3'\nname: probe\nscript: trian.py\n"
+        "checkpoint:\n  keep: 1\n  keep: 3\n"
+        "faults:\n  schedule:\n    - at_step: 3\n      every_step: 5\n    - until_step: 8\n      at_step: 2\n"
+        "  random: {count: 3, mean_steps: 4}\nenv:\n  RANK: 0\n",
         "worker=3",
     )
     assert headlines(error) == [
@@ -111,70 +99,55 @@ def test_all_problems_are_told_at_once_sorted_by_place(folder):
     assert error.hint is None
 
 
-@pytest.mark.parametrize(
-    ("lines", "headline", "caret_under", "hint"),
-    [
-        ("keep: 4", "4:1: unknown key 'keep'", "keep", "keep belongs elsewhere: checkpoint.keep"),
-        ("at_step: 4", "4:1: unknown key 'at_step'", "at_step", "at_step belongs elsewhere: faults.schedule[].at_step"),
-        ("Max-Steps: 4", "4:1: unknown key 'Max-Steps', did you mean 'max_steps'?", "Max-Steps", "keys here: name"),
-        ("zzz: 4", "4:1: unknown key 'zzz'", "zzz", "keys here: name"),
-        (
-            "verify: {weigths: {}}",
-            "4:10: unknown key 'weigths' in verify, did you mean 'weights'?",
-            "weigths",
-            "keys of verify",
-        ),
-        (
-            "deterministic: strickt",
-            "4:16: deterministic must be one of strict, warn, off, not the text 'strickt'; did you mean 'strict'?",
-            "strickt",
-            "deterministic: strict: an",
-        ),
-        ("seed: '7'", "4:7: seed must be a whole number, not the text '7'", "'7'", "remove the quotes"),
-        ("max_steps: 1.5", "4:12: max_steps must be a whole number, not 1.5", "1.5", "max_steps: stop after"),
-        (
-            "checkpoint:",
-            "4:1: checkpoint must be a mapping, not empty",
-            "checkpoint",
-            "give checkpoint a value, or remove the key",
-        ),
-        ("checkpoint: [1, 2]", "4:13: checkpoint must be a mapping, not a list", "[1, 2]", "checkpoint: when"),
-        ("args: --lr 3", "4:7: args must be a list, not the text '--lr 3'", "--lr 3", "write [--lr, 3]"),
-        ("data: {probe: yes}", "4:15: data.probe must be true or false, not the text 'yes'", "yes", "write true"),
-        (
-            "verify: {confirm: yes}",
-            "4:19: verify.confirm must be true, false, or how many runs without faults are to agree, such as 3",
-            "yes",
-            "confirm: after a difference",
-        ),
-        (
-            "verify: {losses: {atol: .inf}}",
-            "4:25: verify.losses.atol must be a finite number, not inf",
-            ".inf",
-            "atol: largest",
-        ),
-        ("timeout: soon", "4:10: timeout must be a time greater than 0", "soon", "timeout: longest"),
-        ("faults: {random: {}}", "4:10: random faults need count, mean_steps, rate or mtbf", "random", "say how many"),
-        ("faults: {schedule: [{rank: 0}]}", "4:21: a fault at phase step needs at_step, every_steps,", "{", "say when"),
-        (
-            "faults: {random: {count: 1, between: [0, 3]}}",
-            "4:39: faults.random.between[0] must be at least 1, not 0",
-            "0",
-            "between: first and last step",
-        ),
-        ("seed: 3\nseed: 4", "5:1: duplicate key 'seed', first given on line 4", "seed", "keep one of the two"),
-        (
-            "seed: !!python/object:os.system {}",
-            "4:7: the tag !!python/object:os.system has no meaning here",
-            None,
-            "remove the tag",
-        ),
-        ("seed: !!int x", "4:7: 'x' is not what its tag !!int says", None, "remove the tag"),
-        ("seed: &a 3\n<<: {max_steps: 4}", "5:1: merge keys (<<) have no meaning here", "<<", "write the keys out"),
-        ("? [a]\n: 3", "4:3: a key must be text, not a list or a mapping", "[a]", "put a name before the colon"),
-        ("日本: 3", "4:1: unknown key '日本'", "日本__", "keys here"),
-    ],
-)
+MISTAKES = [
+    ("keep: 4", "4:1: unknown key 'keep'", "keep", "keep belongs elsewhere: checkpoint.keep"),
+    ("at_step: 4", "4:1: unknown key 'at_step'", "at_step", "at_step belongs elsewhere: faults.schedule[].at_step"),
+    ("Max-Steps: 4", "4:1: unknown key 'Max-Steps', did you mean 'max_steps'?", "Max-Steps", "keys here: name"),
+    ("zzz: 4", "4:1: unknown key 'zzz'", "zzz", "keys here: name"),
+    ("verify: {weigths: {}}", "4:10: unknown key 'weigths' in verify, did you mean 'weights'?", "weigths", "keys of verify"),
+    (
+        "deterministic: strickt",
+        "4:16: deterministic must be one of strict, warn, off, not the text 'strickt'; did you mean 'strict'?",
+        "strickt",
+        "deterministic: strict: an",
+    ),
+    ("seed: '7'", "4:7: seed must be a whole number, not the text '7'", "'7'", "remove the quotes"),
+    ("max_steps: 1.5", "4:12: max_steps must be a whole number, not 1.5", "1.5", "max_steps: stop after"),
+    ("checkpoint:", "4:1: checkpoint must be a mapping, not empty", "checkpoint", "give checkpoint a value, or remove the key"),
+    ("checkpoint: [1, 2]", "4:13: checkpoint must be a mapping, not a list", "[1, 2]", "checkpoint: when"),
+    ("args: --lr 3", "4:7: args must be a list, not the text '--lr 3'", "--lr 3", "write [--lr, 3]"),
+    ("data: {probe: yes}", "4:15: data.probe must be true or false, not the text 'yes'", "yes", "write true"),
+    (
+        "verify: {confirm: yes}",
+        "4:19: verify.confirm must be true, false, or how many runs without faults are to agree, such as 3",
+        "yes",
+        "confirm: after a difference",
+    ),
+    ("verify: {losses: {atol: .inf}}", "4:25: verify.losses.atol must be a finite number, not inf", ".inf", "atol: largest"),
+    ("timeout: soon", "4:10: timeout must be a time greater than 0", "soon", "timeout: longest"),
+    ("faults: {random: {}}", "4:10: random faults need count, mean_steps, rate or mtbf", "random", "say how many"),
+    ("faults: {schedule: [{rank: 0}]}", "4:21: a fault at phase step needs at_step, every_steps,", "{", "say when"),
+    (
+        "faults: {random: {count: 1, between: [0, 3]}}",
+        "4:39: faults.random.between[0] must be at least 1, not 0",
+        "0",
+        "between: first and last step",
+    ),
+    ("seed: 3\nseed: 4", "5:1: duplicate key 'seed', first given on line 4", "seed", "keep one of the two"),
+    (
+        "seed: !!python/object:os.system {}",
+        "4:7: the tag !!python/object:os.system has no meaning here",
+        None,
+        "remove the tag",
+    ),
+    ("seed: !!int x", "4:7: 'x' is not what its tag !!int says", None, "remove the tag"),
+    ("seed: &a 3\n<<: {max_steps: 4}", "5:1: merge keys (<<) have no meaning here", "<<", "write the keys out"),
+    ("? [a]\n: 3", "4:3: a key must be text, not a list or a mapping", "[a]", "put a name before the colon"),
+    ("日本: 3", "4:1: unknown key '日本'", "日本__", "keys here"),
+]
+
+
+@pytest.mark.parametrize(("lines", "headline", "caret_under", "hint"), MISTAKES)
 def test_one_mistake_one_place(folder, lines, headline, caret_under, hint):
     error = refusal(LEAST + lines + "\n")
     shown = error.message.splitlines()
@@ -238,19 +211,20 @@ def test_a_very_long_line_is_cut_around_the_place(folder):
 
 
 class TestFiles:
-    def test_no_job_file(self, folder):
-        (folder / "job.yaml").write_text(LEAST)
-        with pytest.raises(UsageError, match=r"no such job file: jbo\.yaml") as caught:
-            load_job(Path("jbo.yaml"))
-        assert caught.value.hint == "did you mean job.yaml?"
-
-    @pytest.mark.parametrize("asked", ["bob.yaml", "nojob.yaml", "jubilee.yaml"])
-    def test_what_is_not_near_is_not_suggested(self, folder, asked):
+    @pytest.mark.parametrize(
+        ("asked", "hint"),
+        [
+            ("jbo.yaml", "did you mean job.yaml?"),
+            ("nowhere/job.yaml", "the directory nowhere does not exist"),
+            *((far, "job files there: job.yaml") for far in ("bob.yaml", "nojob.yaml", "jubilee.yaml")),
+        ],
+    )
+    def test_no_job_file(self, folder, asked, hint):
         (folder / "job.yaml").write_text(LEAST)
         (folder / "bobby.yaml").write_text("name: a suite\ndrills: []\n")
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=f"no such job file: {re.escape(asked)}") as caught:
             load_job(Path(asked))
-        assert caught.value.hint == "job files there: job.yaml"
+        assert caught.value.hint == hint
 
     @pytest.mark.parametrize(
         ("name", "text", "told", "then"),
@@ -294,11 +268,6 @@ class TestFiles:
         (folder / "job.yaml").write_text(LEAST + "checkpoint: {storage: new/checkpoints}\n")
         assert load_job(Path("job.yaml")).spec.checkpoint.storage == "new/checkpoints"
         assert sorted(os.listdir(folder)) == names, "trying leaves nothing"
-
-    def test_no_directory(self, folder):
-        with pytest.raises(UsageError) as caught:
-            load_job(Path("nowhere/job.yaml"))
-        assert caught.value.hint == "the directory nowhere does not exist"
 
     def test_a_directory(self, folder):
         (folder / "job.yaml").write_text(LEAST)
