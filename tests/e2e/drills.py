@@ -105,16 +105,18 @@ class Shell:
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """Start a command in a process group of its own, as a terminal would."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CHAOSRUN_"))}
-        return subprocess.Popen(
-            [str(COMMAND), *map(str, arguments)],
-            cwd=self.folder,
-            env={**environment, "TMPDIR": str(self.temporary), "CHAOSRUN_ROOT": str(self.root)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return self.begin([str(COMMAND), *map(str, arguments)], {**environment, "CHAOSRUN_ROOT": str(self.root)})
+
+    def begin(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+        """In a session of its own, as a terminal would start it."""
+        heard: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
+        env = {**environment, "TMPDIR": str(self.temporary)}
+        return subprocess.Popen(command, cwd=self.folder, env=env, start_new_session=True, **heard)
 
     def run(self, *arguments: str | Path, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         return finish(self.start(*arguments), timeout_s=timeout_s)

@@ -23,17 +23,8 @@ BIN = Path(sys.executable).parent
 
 def start(shell: Shell, script: Path, **more: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CHAOSRUN_", "SLURM"))}
-    environment |= {"PATH": f"{shell.folder / 'bin'}:{BIN}:{environment['PATH']}", "TMPDIR": str(shell.temporary)}
-    return subprocess.Popen(
-        ["bash", str(script)],
-        cwd=shell.folder,
-        env={**environment, "CHAOSRUN_ROOT": str(shell.root), **more},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    environment |= {"PATH": f"{shell.folder / 'bin'}:{BIN}:{environment['PATH']}", "CHAOSRUN_ROOT": str(shell.root)}
+    return shell.begin(["bash", str(script)], {**environment, **more})
 
 
 def exported(shell: Shell, *arguments: str | Path) -> Path:

@@ -57,16 +57,8 @@ def test_plans(chaos):
 def start(shell: Shell, *options: str) -> subprocess.Popen[str]:
     """A pytest session in the shell's folder, as a terminal would start it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CHAOSRUN_", "PYTEST_"))}
-    return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", "temporary", "--strict-markers", *options],
-        cwd=shell.folder,
-        env={**environment, "TMPDIR": str(shell.temporary), "PYTHONDONTWRITEBYTECODE": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    fresh = ["-p", "no:cacheprovider", "--basetemp", "temporary", "--strict-markers"]
+    return shell.begin([sys.executable, "-m", "pytest", *fresh, *options], {**environment, "PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def write_tests(folder: Path, tests: str = TESTS) -> None:
@@ -113,9 +105,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 class TestSession:
     def test_what_passes(self, session: Session) -> None:
-        failed = {
-            name for name, case in session.cases.items() if case.find("failure") is not None or case.find("error") is not None
+        bad = {
+            kind: {name for name, case in session.cases.items() if case.find(kind) is not None} for kind in ("failure", "error")
         }
+        failed = bad["failure"] | bad["error"]
         assert failed == {"test_inexact", "test_plans[nothing]", "test_plans[wrong]"}, session.out
         assert (len(session.cases), session.returncode) == (5, 1)
 
@@ -250,9 +243,8 @@ def test_ctrl_c(tmp_path: Path, options: list[str]) -> None:
     write_tests(tmp_path, "def test_slow(chaos): chaos.run('job.yaml').assert_exact()\n")
     slow = tmp_path / "train.py"
     (tmp_path / "tests" / "jobs").rename(tmp_path / "unused")
-    slow.write_text(
-        slow.read_text().replace("    step = run.position.step\n", "    step = run.position.step\n    time.sleep(0.3)\n")
-    )
+    line = "    step = run.position.step\n"
+    slow.write_text(slow.read_text().replace(line, f"{line}    time.sleep(0.3)\n"))
     with open_shell(tmp_path) as shell:
         process = start(shell, *options)
         runs = tmp_path / ".chaosrun" / "runs"

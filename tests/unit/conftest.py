@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from fresh import forget_accelerate
@@ -9,11 +10,22 @@ from legs import copy_run, write_run
 
 from chaosrun.records.layout import RunLayout
 
+if TYPE_CHECKING:
+    from chaosrun.verify.verdict import Verdict
+
 
 @pytest.fixture(scope="session")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     """A run whose restarts all came back exactly: to be read."""
     return write_run(tmp_path_factory.mktemp("exact"))
+
+
+@pytest.fixture(scope="session")
+def passed(exact: RunLayout) -> "tuple[RunLayout, Verdict]":
+    """And what was made of it."""
+    from chaosrun.verify.verdict import judge
+
+    return exact, judge(exact)
 
 
 @pytest.fixture

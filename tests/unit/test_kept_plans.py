@@ -35,9 +35,8 @@ def outcome(drill: PlannedDrill, folder: Path, *, ok: bool) -> DrillResult:
     job = load_job(Path(drill.job), drill.overrides)
     run.plan_json.write_text(json.dumps(make_plan(job.spec).to_json()))
     surprises = () if ok else ("FAIL where PASS was expected",)
-    return DrillResult(
-        name=drill.name, run=run, status="PASS" if ok else "FAIL", expected="PASS", cause="weights", surprises=surprises
-    )
+    status = "PASS" if ok else "FAIL"
+    return DrillResult(name=drill.name, run=run, status=status, expected="PASS", cause="weights", surprises=surprises)
 
 
 def test_a_seed_gives_each_drill_its_own_faults(suite: Path) -> None:
@@ -179,10 +178,8 @@ def test_a_suite_goes_on_with_its_own_history(suite: Path, tmp_path: Path) -> No
         pass
     with opened(root, SuiteRequest(path=suite, history=Path(agenda.history)), "latest") as (_, again, _):
         assert again == agenda
-    with (
-        pytest.raises(UsageError, match="with another history"),
-        opened(root, SuiteRequest(path=suite, history=suite), "latest"),
-    ):
+    refused = pytest.raises(UsageError, match="with another history")
+    with refused, opened(root, SuiteRequest(path=suite, history=suite), "latest"):
         pass
 
 
@@ -234,7 +231,6 @@ def test_a_plan_that_cannot_be_said_fault_by_fault_keeps_its_seed(suite: Path, t
     for drill in plan_drills(loaded.drills, 5):
         kept.take(outcome(drill, tmp_path, ok=False), drill, suite="toys.yaml", night="2026-11-20")
     again, notes = reruns(kept.read()[0], loaded.drills, plan_drills(loaded.drills, 6))
-    assert [each.seed for each in again] == [
-        drill.seed for drill in sorted(plan_drills(loaded.drills, 5), key=lambda each: each.name)
-    ]
+    planned = sorted(plan_drills(loaded.drills, 5), key=lambda each: each.name)
+    assert [each.seed for each in again] == [drill.seed for drill in planned]
     assert [f"drawn again from seed {each.seed}" in note for each, note in zip(again, notes, strict=True)] == [True, True]

@@ -63,11 +63,6 @@ def judged(folder: Path, **bugs: Any) -> Judged:
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    return judged(tmp_path_factory.mktemp("passed"))
-
-
-@pytest.fixture(scope="module")
 def differing(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     return judged(tmp_path_factory.mktemp("failed"), bugs=Bugs(keep_rng=False), reference_bugs=Bugs())
 
@@ -103,13 +98,13 @@ def read_drill(run: RunLayout, verdict: Verdict, **more: Any) -> TestSuite:
     return suite
 
 
-def test_a_pass_is_green(exact: Judged) -> None:
-    suite = read_drill(*exact)
+def test_a_pass_is_green(passed: Judged) -> None:
+    suite = read_drill(*passed)
     found = outcomes(suite)
     assert set(found.values()) == {"pass"}
     others = ["chaosrun.toy/verdict", *(f"chaosrun.toy.faults/F{n}" for n in (1, 2, 3))]
     assert [name for name in found if "checks" not in name] == others
-    assert [name.rpartition("/")[2] for name in found if ".checks/" in name] == [check.name for check in exact[1].checks]
+    assert [name.rpartition("/")[2] for name in found if ".checks/" in name] == [check.name for check in passed[1].checks]
 
 
 def test_a_fail_is_red_with_what_is_needed_to_do_it_again(differing: Judged) -> None:
@@ -132,8 +127,8 @@ def test_a_fail_is_red_with_what_is_needed_to_do_it_again(differing: Judged) -> 
     assert '"field": "rng"' in first and "differing: " in first
 
 
-def test_properties_and_times(exact: Judged) -> None:
-    run, verdict = exact
+def test_properties_and_times(passed: Judged) -> None:
+    run, verdict = passed
     suite = drill_suite("toy", read_view(run, verdict))
     told = {entry.name: entry.value for entry in suite.properties()}
     assert told | {"run": run.run_id, "workers": "3", "plan_seed": "0", "verdict": "PASS", "torch": "2.13.0"} == told
@@ -155,17 +150,17 @@ def wall_s(run: RunLayout, leg: str) -> float:
     ("before", "counted_s"), [([], 10.0), ([{"event": "leg.finished", "outcome": "interrupted", "message": None}], 0.0)]
 )
 def test_only_an_interruption_is_no_time_of_the_run(
-    exact: Judged, tmp_path: Path, before: list[dict[str, Any]], counted_s: float
+    passed: Judged, tmp_path: Path, before: list[dict[str, Any]], counted_s: float
 ) -> None:
     """A takeover after a fault that ended the supervisor is a part of what the drill took."""
-    run = copy_run(exact[0], tmp_path)
+    run = copy_run(passed[0], tmp_path)
     journal = run.leg("chaos").journal
     *lines, last = [json.loads(line) for line in journal.read_text().splitlines()]
     at_s = lines[-1]["time_s"]
     resumed = {"event": "supervisor.resumed", "supervisor_pid": 2, "time_s": at_s + 10.0}
     told = [*lines, *({**record, "time_s": at_s} for record in before), resumed, {**last, "time_s": last["time_s"] + 10.0}]
     journal.write_text("".join(f"{json.dumps({**line, 'seq': number})}\n" for number, line in enumerate(told, start=1)))
-    took_s = [drill_suite("toy", read_view(its, exact[1])).time or 0.0 for its in (exact[0], run)]
+    took_s = [drill_suite("toy", read_view(its, passed[1])).time or 0.0 for its in (passed[0], run)]
     assert took_s[1] - took_s[0] == pytest.approx(counted_s, abs=0.01)
 
 
@@ -191,15 +186,15 @@ def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
     assert [name for name, what in found.items() if what == "error"] == ["chaosrun.toy/verdict"]
 
 
-def test_the_traceback_of_a_script_that_failed(exact: Judged, tmp_path: Path) -> None:
-    run = copy_run(exact[0], tmp_path)
+def test_the_traceback_of_a_script_that_failed(passed: Judged, tmp_path: Path) -> None:
+    run = copy_run(passed[0], tmp_path)
     die_raising(run, "Traceback:\nValueError: boom")
-    suite = read_drill(run, script_failed(exact[1]))
+    suite = read_drill(run, script_failed(passed[1]))
     assert "Traceback:\nValueError: boom\n" in (next(iter(suite)).result[0].text or "")
 
 
-def test_names_stay_from_night_to_night(differing: Judged, exact: Judged) -> None:
-    names = [[(case.classname, case.name) for case in drill_suite("toy", read_view(*judged))] for judged in (differing, exact)]
+def test_names_stay_from_night_to_night(differing: Judged, passed: Judged) -> None:
+    names = [[(case.classname, case.name) for case in drill_suite("toy", read_view(*judged))] for judged in (differing, passed)]
     assert names[0] == names[1]
     assert len(set(names[0])) == len(names[0])
 
@@ -210,8 +205,8 @@ class TestInASuite:
         assert set(outcomes(suite).values()) <= {"pass", "skip"}
         assert "as expected" in (next(case for case in suite if case.name == "rng").system_out or "")
 
-    def test_a_surprise_is_red(self, differing: Judged, exact: Judged) -> None:
-        suite = read_drill(*exact, surprises=["PASS where FAIL was expected: …"])
+    def test_a_surprise_is_red(self, differing: Judged, passed: Judged) -> None:
+        suite = read_drill(*passed, surprises=["PASS where FAIL was expected: …"])
         (case,) = [case for case in suite if case.is_failure]
         assert (case.name, case.result[0].message) == ("verdict", "PASS where FAIL was expected: …")
         suite = read_drill(*differing, surprises=["FAIL where PASS was expected"])
@@ -222,16 +217,16 @@ class TestInASuite:
         assert outcomes(suite) == {"chaosrun.far/verdict": "error"}
         assert next(iter(suite)).result[0].message == "no room for 9 workers"
 
-    def test_many_in_one_file(self, differing: Judged, exact: Judged) -> None:
-        three = zip("aba", (exact, differing, exact), strict=True)
+    def test_many_in_one_file(self, differing: Judged, passed: Judged) -> None:
+        three = zip("aba", (passed, differing, passed), strict=True)
         assert [suite.name for suite in read([drill_suite(name, read_view(*each)) for name, each in three])] == ["a", "b", "a"]
 
 
 EVERYTHING = "".join(map(chr, range(0x20))) + "\x7f\x1b[31mred\x1b[0m\ud800\udfff\ufffe\uffff😀<>&\"']]>"
 
 
-def test_what_xml_cannot_hold_is_left_out(exact: Judged) -> None:
-    run, verdict = exact
+def test_what_xml_cannot_hold_is_left_out(passed: Judged) -> None:
+    run, verdict = passed
     nasty = replace(
         verdict,
         status="FAIL",
@@ -247,8 +242,8 @@ def test_what_xml_cannot_hold_is_left_out(exact: Judged) -> None:
     assert (result.message or "").endswith("red😀<>&\"']]>")
 
 
-def test_evidence_is_cut_where_it_is_long(exact: Judged) -> None:
-    run, verdict = exact
+def test_evidence_is_cut_where_it_is_long(passed: Judged) -> None:
+    run, verdict = passed
     suite = read_drill(run, replace(verdict, checks=(check_that("lr", "fail", "differs", all=["x"] * 9000),)))
     text = next(case for case in suite if case.name == "lr").result[0].text or ""
     assert len(text) < 5000
@@ -271,7 +266,7 @@ def test_the_control_of_the_structure() -> None:
     ]
 
 
-def test_times_beyond_floats(exact: Judged, tmp_path: Path) -> None:
-    run = copy_run(exact[0], tmp_path)
+def test_times_beyond_floats(passed: Judged, tmp_path: Path) -> None:
+    run = copy_run(passed[0], tmp_path)
     edit_journal(run, "chaos", only("leg.finished", put(time_s=10**400)))
     assert not complaints(etree.fromstring(to_xml([drill_suite("toy", read_view(run, judge(run)))])))

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,6 @@ SEEN = "a | b `c` *d* _e_ <script>alert(1)</script> [f](http://x) \\ ~g~ $h$ &am
 
 
 @pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, Verdict]:
-    run = write_run(tmp_path_factory.mktemp("passed"))
-    return run, judge(run)
-
-
-@pytest.fixture(scope="module")
 def differing(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, Verdict]:
     run = write_run(tmp_path_factory.mktemp("failed"), bugs=Bugs(skip_off=1), reference_bugs=Bugs())
     return run, judge(run)
@@ -39,11 +34,7 @@ class Page:
         self.tokens = MarkdownIt("commonmark", {"html": True}).enable("table").enable("strikethrough").parse(text)
 
     def headings(self) -> list[str]:
-        return [
-            self.words(after)
-            for token, after in zip(self.tokens, self.tokens[1:], strict=False)
-            if token.type == "heading_open"
-        ]
+        return [self.words(after) for token, after in pairwise(self.tokens) if token.type == "heading_open"]
 
     def tables(self) -> list[list[list[str]]]:
         """Rows of cells as they are read."""
