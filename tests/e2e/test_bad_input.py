@@ -125,7 +125,7 @@ def test_a_script_whose_arguments_are_wrong_says_so(warm_drills: WarmDrills, tmp
     job = tmp_path / "job.yaml"
     job.write_text("name: small\nscript: train.py\nargs: [--epochs]\nworkers: 1\n")
     verdict = warm_drills(job, root=tmp_path / "root").verdict
-    assert verdict.exit_code == 4 and "sys.exit(2) at step 0" in verdict.cause
+    assert verdict.exit_code == 4 and "sys.exit(2) without a step in this attempt" in verdict.cause
     assert verdict.hint == "its log says why it did; last: mine: error: unrecognized arguments: --epochs"
 
 

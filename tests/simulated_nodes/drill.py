@@ -39,6 +39,6 @@ def carry_out_drill(
 ) -> tuple[RunLayout, Verdict]:
     """From the job file to the verdict."""
     root = folder / ".chaosrun"
-    run = create(job, [], root, "simulated", "fresh")
+    run = create(job, [], root, "ray://simulated:10001", "fresh")
     with Interrupts() as interrupts:
         return run, carry_out(run, root, None, listener, interrupts, cluster=cluster)
