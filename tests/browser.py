@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 NEEDED = "CHAOSRUN_TESTS_NEED_CHROMIUM"
 """Set where a missing browser is a failure, not a reason to skip."""
 ARGUMENTS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
-    *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
 ]
 WIDTHS = (360, 1440)
 SCHEMES = ("light", "dark")

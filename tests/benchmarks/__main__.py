@@ -200,8 +200,14 @@ def preflight_table(by_nodes: dict[int, Samples]) -> Table:
 def records_table(sizes: list[dict[str, Any]]) -> Table:
     table = Table(title="Judging a drill by its records, both legs equal, 100 tensors", title_justify="left")
     for name in (
-        *("ranks", "steps", "verdict", "records a second"),
-        *("processor time for each rank more", "peak", "bytes a step and rank", "with checkpoints"),
+        "ranks",
+        "steps",
+        "verdict",
+        "records a second",
+        "processor time for each rank more",
+        "peak",
+        "bytes a step and rank",
+        "with checkpoints",
     ):
         table.add_column(name, justify="right")
     fixed, more = records.each_rank(sizes)

@@ -37,8 +37,22 @@ def test_every_point_of_the_probe(shell: Shell) -> None:
     assert all(tried["status"] == "PASS" and tried["reached"] for tried in swept["tried"].values())
     phases = {point["phase"] for point in swept["points"]}
     assert phases >= {
-        *("rendezvous", "restore.begin", "restore.end", "fetch", "forward", "reduce", "optimizer", "record"),
-        *("checkpoint.begin", "checkpoint.file", "checkpoint.fsync.before", "checkpoint.fsync.after"),
-        *("checkpoint.precommit", "checkpoint.rename.before", "checkpoint.rename.after", "checkpoint.postcommit"),
-        *("checkpoint.retention", "step"),
+        "rendezvous",
+        "restore.begin",
+        "restore.end",
+        "fetch",
+        "forward",
+        "reduce",
+        "optimizer",
+        "record",
+        "checkpoint.begin",
+        "checkpoint.file",
+        "checkpoint.fsync.before",
+        "checkpoint.fsync.after",
+        "checkpoint.precommit",
+        "checkpoint.rename.before",
+        "checkpoint.rename.after",
+        "checkpoint.postcommit",
+        "checkpoint.retention",
+        "step",
     }

@@ -23,10 +23,14 @@ MID_EPOCH = ("{rank: 1, at_step: 15}",)
 RESTORED = ("{rank: 1, at_step: 6}",)
 """After the first checkpoint of either script, in the middle of an epoch of 10, 7 or 4 steps."""
 EVERYWHERE = (
-    *("{rank: 0, at_step: 3}", "{rank: 1, phase: restore.end}"),
-    *("{rank: 1, at_step: 5, phase: reduce}", "{rank: 0, at_step: 6}"),
-    *("{rank: 2, at_step: 8, phase: checkpoint.file}", "{rank: 1, at_step: 8, phase: checkpoint.precommit}"),
-    *("{rank: 0, at_step: 8, phase: checkpoint.postcommit}", "{rank: 2, at_step: 9}"),
+    "{rank: 0, at_step: 3}",
+    "{rank: 1, phase: restore.end}",
+    "{rank: 1, at_step: 5, phase: reduce}",
+    "{rank: 0, at_step: 6}",
+    "{rank: 2, at_step: 8, phase: checkpoint.file}",
+    "{rank: 1, at_step: 8, phase: checkpoint.precommit}",
+    "{rank: 0, at_step: 8, phase: checkpoint.postcommit}",
+    "{rank: 2, at_step: 9}",
 )
 JOB = """\
 name: ddp

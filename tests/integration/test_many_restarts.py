@@ -31,8 +31,17 @@ DEATHS = ("kill", "kill", "kill", "segfault", "exception", "exit")
 RECORDS = r"rank-[01]\.(trace|log|end\.json|heartbeat|effects)|\.rank-[01]\.end\.json\.\d+\.tmp"
 """What an attempt leaves; the last is the record of an error that a survivor was killed over."""
 PHASES = (
-    *("fetch", "forward", "reduce", "optimizer", "record", "checkpoint.begin"),
-    *("checkpoint.file", "checkpoint.precommit", "checkpoint.postcommit", "checkpoint.retention", "step"),
+    "fetch",
+    "forward",
+    "reduce",
+    "optimizer",
+    "record",
+    "checkpoint.begin",
+    "checkpoint.file",
+    "checkpoint.precommit",
+    "checkpoint.postcommit",
+    "checkpoint.retention",
+    "step",
 )
 
 

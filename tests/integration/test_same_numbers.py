@@ -12,8 +12,19 @@ from tests.conftest import REPOSITORY, WarmDrills, job_file
 
 SCRIPT = REPOSITORY / "jobs" / "bytelm" / "train.py"
 ARGS = [
-    *("--epochs", "2", "--seed", "5", "--chunks", "85", "--batch-size"),
-    *("4", "--context", "32", "--width", "32", "--print-losses"),
+    "--epochs",
+    "2",
+    "--seed",
+    "5",
+    "--chunks",
+    "85",
+    "--batch-size",
+    "4",
+    "--context",
+    "32",
+    "--width",
+    "32",
+    "--print-losses",
 ]
 LAUNCHERS = {
     1: [sys.executable],

@@ -224,8 +224,22 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
 
 
 SLOW = (
-    *("compiled_step", "gan", "nested", "clipped_weights", "together", "stages", "no_sync", "in_evaluation_mode"),
-    *("accelerated", "evaluation", "in_parts", "recomputed", "inside_backward", "functional", "compiled", "fsdp1"),
+    "compiled_step",
+    "gan",
+    "nested",
+    "clipped_weights",
+    "together",
+    "stages",
+    "no_sync",
+    "in_evaluation_mode",
+    "accelerated",
+    "evaluation",
+    "in_parts",
+    "recomputed",
+    "inside_backward",
+    "functional",
+    "compiled",
+    "fsdp1",
 )
 
 

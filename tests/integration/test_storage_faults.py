@@ -97,7 +97,12 @@ def test_damaged_checkpoints_are_met_and_older_ones_used(drill: Drill) -> None:
         assert reason in reasons[step]
     seen = {fault: record["found"] for fault, record in found(result).items() if record["how"] == "note"}
     assert [note["file"] for note in seen.values() if "file" in note] == [
-        *("optimizer.bin", "model.safetensors", "chaosrun-rank-1.pt", "MANIFEST.json", "optimizer.bin", "MANIFEST.json")
+        "optimizer.bin",
+        "model.safetensors",
+        "chaosrun-rank-1.pt",
+        "MANIFEST.json",
+        "optimizer.bin",
+        "MANIFEST.json",
     ]
     for note in (note for note in seen.values() if "file" in note):
         assert note["before"]["sha256"] != (note["after"] or {}).get("sha256")

@@ -1,7 +1,7 @@
 """Results of preflights as they are on real clusters: what a sound one comes to, and what single faults add to it."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from chaosrun.cluster.probing import Node
@@ -25,9 +25,17 @@ TOGETHER = ("network", "kill", "shared storage", "drill", "forecast")
 
 
 def node(number: int, name: str = "gpu-{:03}", **changes: Any) -> Node:
-    facts = dict.fromkeys(("name", "hostname"), name.format(number)) | {"node_id": f"{number:056x}", "head": number == 1}
-    facts |= {"address": f"10.0.{number // 250}.{number % 250}", "ports": {"raylet": 6000 + number % 8}}
-    return Node(**{**facts, "cpus": 96.0, "gpus": 8, **changes})
+    facts = {
+        "name": name.format(number),
+        "node_id": f"{number:056x}",
+        "address": f"10.0.{number // 250}.{number % 250}",
+        "hostname": name.format(number),
+        "cpus": 96.0,
+        "gpus": 8,
+        "ports": {"raylet": 6000 + number % 8},
+        "head": number == 1,
+    }
+    return Node(**{**facts, **changes})
 
 
 def sound(nodes: Sequence[Node]) -> list[Finding]:
@@ -65,29 +73,56 @@ def result(nodes: Sequence[Node], findings: Sequence[Finding], **changes: Any) -
 
 
 def odd_bits(node: str, device: str = "cuda:3") -> Finding:
-    found = partial(Finding, check="bits", name="repeats", status=Status.FAIL, node=node, device=device)
-    why = "the device disagrees with itself: the same computation gave different bits"
-    remedy = "take the node out of the cluster and have the GPU tested (dcgmi diag -r 3)"
-    return found(measured="2 different fingerprints in 3 repeats", threshold="1", reason=why, remedy=remedy)
+    return Finding(
+        check="bits",
+        name="repeats",
+        status=Status.FAIL,
+        node=node,
+        device=device,
+        measured="2 different fingerprints in 3 repeats",
+        threshold="1",
+        reason="the device disagrees with itself: the same computation gave different bits",
+        remedy="take the node out of the cluster and have the GPU tested (dcgmi diag -r 3)",
+    )
 
 
 def small_shm(node: str, measured: str = "64 MiB") -> Finding:
-    found = partial(Finding, check="host", name="/dev/shm", status=Status.FAIL, node=node, device="/dev/shm")
-    why, remedy = "Ray's object store and data loaders' workers share it", "start the container with --shm-size=8g"
-    return found(measured=measured, threshold="at least 2.3 GiB", reason=why, remedy=remedy)
+    return Finding(
+        check="host",
+        name="/dev/shm",
+        status=Status.FAIL,
+        node=node,
+        device="/dev/shm",
+        measured=measured,
+        threshold="at least 2.3 GiB",
+        reason="Ray's object store and data loaders' workers share it",
+        remedy="start the container with --shm-size=8g",
+    )
 
 
 def swap(node: str) -> Finding:
-    found = partial(Finding, check="host", name="swap", status=Status.WARN, node=node)
-    return found(measured="1.2 GiB in use", threshold="none", remedy="swapoff -a, or give the node more memory")
+    return Finding(
+        check="host",
+        name="swap",
+        status=Status.WARN,
+        node=node,
+        measured="1.2 GiB in use",
+        threshold="none",
+        remedy="swapoff -a, or give the node more memory",
+    )
 
 
 def lost(node: str) -> Iterator[Finding]:
     """The agent died in the middle: nothing is known of what it had not answered."""
-    why, remedy = "its agent is gone: the node died", "look at the raylet.err there, start Ray again"
     for check in ("devices", "bits", "storage"):
-        name = CHECKS[check][0]
-        yield Finding(check=check, name=name, status=Status.ERROR, node=node, reason=why, remedy=remedy)
+        yield Finding(
+            check=check,
+            name=CHECKS[check][0],
+            status=Status.ERROR,
+            node=node,
+            reason="its agent is gone: the node died",
+            remedy="look at the raylet.err there, start Ray again",
+        )
 
 
 def left_out(node: str, why: str, *checks: str) -> Iterator[Finding]:
@@ -126,8 +161,9 @@ def _measured(
 ) -> Iterator[Finding]:
     for place, each in enumerate(nodes):
         measure = Measure(number=number * (1 + place % 7 / 100), unit=unit, better=better, warn=0.8, fail=0.25)
-        measured = f"{measure.number:g}"
-        yield Finding(check=check, name=name, status=Status.PASS, node=each.name, measured=measured, measure=measure)
+        yield Finding(
+            check=check, name=name, status=Status.PASS, node=each.name, measured=f"{measure.number:g}", measure=measure
+        )
 
 
 def _devices(node: Node) -> Iterator[Finding]:

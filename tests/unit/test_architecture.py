@@ -253,7 +253,13 @@ def test_what_an_import_loads(statement: str, unwanted: list[str]) -> None:
 
 def test_exported_names() -> None:
     assert chaosrun.__all__ == [
-        *("Session", "__version__", "attach", "dataloader_configuration", "reproducible", "sample_rng", "sample_streams")
+        "Session",
+        "__version__",
+        "attach",
+        "dataloader_configuration",
+        "reproducible",
+        "sample_rng",
+        "sample_streams",
     ]
     assert all(getattr(chaosrun, name) is not None for name in chaosrun.__all__)
     with pytest.raises(AttributeError, match="submit"):

@@ -31,8 +31,17 @@ def test_text_and_json(
     assert (told["v"], told["root"]["path"], told["root"]["exists"]) == (1, str(tmp_path), True)
     assert cli.main(["env"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    wanted = ["chaosrun:", "python:", "torch:", "system:", "cpu:", "memory:", "root:"]
-    assert [line for line in (*wanted, f"  version: {facts['torch']['version']}") if line not in lines] == []
+    for line in (
+        "chaosrun:",
+        "python:",
+        "torch:",
+        "system:",
+        "cpu:",
+        "memory:",
+        "root:",
+        f"  version: {facts['torch']['version']}",
+    ):
+        assert line in lines, line
 
 
 def test_torch_says_what_it_is(facts: Facts) -> None:
@@ -79,11 +88,20 @@ def test_it_imports_neither_torch_nor_ray() -> None:
 
 
 def test_variables_that_matter_without_secrets() -> None:
-    secret = ("RAY_REDIS_PASSWORD", "HF_TOKEN", "HF_HUB_API_KEY", "RAY_AUTH_MODE", "CHAOSRUN_SECRET_THING")
-    environ = dict.fromkeys((*secret, "AWS_SECRET_ACCESS_KEY"), "hunter2") | {
-        **{"CHAOSRUN_ROOT": "/data", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0,1"},
-        **{"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HOME": "/home/somebody"},
+    environ = {
+        "CHAOSRUN_ROOT": "/data",
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "CUDA_VISIBLE_DEVICES": "0,1",
         "RAY_ADDRESS": "ray://somebody:hunter2@head:10001",
+        "RAY_REDIS_PASSWORD": "hunter2",
+        "HF_TOKEN": "hunter2",
+        "HF_HUB_API_KEY": "hunter2",
+        "RAY_AUTH_MODE": "hunter2",
+        "CHAOSRUN_SECRET_THING": "hunter2",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "HOME": "/home/somebody",
     }
     listed = listed_variables(environ)
     assert "hunter2" not in json.dumps(listed)

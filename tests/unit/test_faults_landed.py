@@ -17,7 +17,6 @@ from chaosrun.report.landings import landing
 from tests.unit.events import event
 
 LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave", "told": True}
-GRACE = {"options": {"grace_s": 2.0}}
 RAISED = {"status": "raised", "error": "InjectedError: raised on purpose after step 4", "fault": "F1"}
 WORKER = {"status": "raised", "error": "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "}
 UNEXPECTED = {"status": "raised", "error": "RuntimeError: DataLoader worker (pid(s) 12, 4711) exited unexpectedly"}
@@ -44,7 +43,7 @@ def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = Non
         ("preempt", 0, None, {"of_script": True}),
         ("preempt", None, signal.SIGTERM, {"of_script": True}),
         ("preempt", None, signal.SIGINT, {"of_script": True, "end": LEFT}),
-        ("preempt", None, signal.SIGKILL, {"after_s": 2.01, "killed": False, **GRACE}),
+        ("preempt", None, signal.SIGKILL, {"after_s": 2.01, "killed": False, "options": {"grace_s": 2.0}}),
         # A script with a handler of its own leaves as it likes; without one it dies of the notice.
         ("preempt", None, signal.SIGTERM, {"note": {"unhandled": True}}),
         ("exception", 4, None, {"end": RAISED}),
@@ -73,10 +72,22 @@ def test_a_death_of_the_right_kind_is_the_proof(kind: str, exit_code: int | None
         ("preempt", 0, None, {"of_script": True, "end": {**LEFT, "told": False}}, "ended with exit code 0"),
         ("preempt", None, signal.SIGTERM, {"of_script": True, "killed": True}, "ended with signal 15"),
         ("preempt", None, signal.SIGSEGV, {"of_script": True}, "ended with signal 11"),
-        ("preempt", None, signal.SIGKILL, {"of_script": True, "after_s": 1.9, **GRACE}, "before its grace of 2 s"),
+        (
+            "preempt",
+            None,
+            signal.SIGKILL,
+            {"of_script": True, "after_s": 1.9, "options": {"grace_s": 2.0}},
+            "before its grace of 2 s",
+        ),
         ("kill", 0, None, {"of_script": True, "end": LEFT}, "ended with exit code 0"),
-        ("preempt", None, signal.SIGKILL, {"after_s": 1.9, **GRACE}, "before its grace of 2 s"),
-        ("preempt", None, signal.SIGKILL, {"after_s": 2.1, "killed": True, **GRACE}, "its attempt was over"),
+        ("preempt", None, signal.SIGKILL, {"after_s": 1.9, "options": {"grace_s": 2.0}}, "before its grace of 2 s"),
+        (
+            "preempt",
+            None,
+            signal.SIGKILL,
+            {"after_s": 2.1, "killed": True, "options": {"grace_s": 2.0}},
+            "its attempt was over",
+        ),
         ("exception", 4, None, {"end": {"status": "raised", "error": "RuntimeError: closed by peer"}}, "another error"),
         ("exception", 4, None, {"end": {**RAISED, "fault": "F12"}}, "another error"),
         ("exception", 4, None, {"end": None}, "left no error behind"),

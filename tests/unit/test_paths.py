@@ -20,8 +20,23 @@ from chaosrun.supervise.drill import leg_of
 
 LONG = "n" * 300
 ODD_NAMES = [
-    *("../up", "..", ".hidden", "a/b", "a\\b", "", " ", "a b", "a\nb", "ä", "a\u202eb"),
-    *("-rf", "~", "$HOME", "a;b", LONG, "n" * 65),
+    "../up",
+    "..",
+    ".hidden",
+    "a/b",
+    "a\\b",
+    "",
+    " ",
+    "a b",
+    "a\nb",
+    "ä",
+    "a\u202eb",
+    "-rf",
+    "~",
+    "$HOME",
+    "a;b",
+    LONG,
+    "n" * 65,
 ]
 
 

@@ -39,8 +39,13 @@ def test_imports_are_followed_through_what_lies_beside_it(tmp_path: Path) -> Non
     (folder / "parts" / "deep" / "layers.py").write_text("def late():\n    import only_when_called\n")
     found = facts(folder / "train.py")
     assert sorted(found["files"]) == [
-        *("parts/__init__.py", "parts/deep/__init__.py", "parts/deep/layers.py", "parts/model.py"),
-        *("parts/other.py", "settings.py", "train.py"),
+        "parts/__init__.py",
+        "parts/deep/__init__.py",
+        "parts/deep/layers.py",
+        "parts/model.py",
+        "parts/other.py",
+        "settings.py",
+        "train.py",
     ]
     there = {name: (about["found"], about["optional"]) for name, about in found["imports"].items()}
     assert there == {

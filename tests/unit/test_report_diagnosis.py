@@ -15,14 +15,35 @@ from chaosrun.verify.ulp import TensorDifference
 
 RUN = RunLayout(Path(".chaosrun/runs/bytelm-20260102-030405"))
 DIFFERENCE = TensorDifference(
-    **{"dtype": "float32", "shape": (32, 16), "elements": 512, "differing": 95, "index": (3, 14)},
-    **{"expected": "-0x1.8a99880000000p-12", "seen": "-0x1.8a99800000000p-12", "ulp": 4, "max_ulp": 32},
-    **{"max_distance": None, "not_finite": 0},
+    dtype="float32",
+    shape=(32, 16),
+    elements=512,
+    differing=95,
+    index=(3, 14),
+    expected="-0x1.8a99880000000p-12",
+    seen="-0x1.8a99800000000p-12",
+    ulp=4,
+    max_ulp=32,
+    max_distance=None,
+    not_finite=0,
 )
 FINDING = QuantityDifference(
-    **{"quantity": "reduced gradients", "step": 9, "at_end": False, "attempt": 2, "rank": 0, "ranks": (0, 1, 2), "of": 4},
-    **dict.fromkeys(("micro_batch", "expected", "seen", "problem"), None),
-    **{"tensor": "0.weight", "tensors": 4, "difference": DIFFERENCE, "worst": "2.bias", "worst_ulp": 77},
+    quantity="reduced gradients",
+    step=9,
+    at_end=False,
+    attempt=2,
+    rank=0,
+    ranks=(0, 1, 2),
+    micro_batch=None,
+    tensor="0.weight",
+    tensors=4,
+    of=4,
+    expected=None,
+    seen=None,
+    difference=DIFFERENCE,
+    problem=None,
+    worst="2.bias",
+    worst_ulp=77,
 )
 
 
@@ -34,8 +55,12 @@ DIAGNOSIS = Diagnosis(
     run_id=RUN.run_id,
     divergence=None,
     replay=Replay(
-        **{"start": None, "why": "no checkpoint older than step 8 was kept (checkpoint.keep)", "steps": 10, "attempts": 2},
-        **{"faults": ("SIGKILL rank 1 after step 10",), "changed": ()},
+        start=None,
+        why="no checkpoint older than step 8 was kept (checkpoint.keep)",
+        steps=10,
+        attempts=2,
+        faults=("SIGKILL rank 1 after step 10",),
+        changed=(),
     ),
     reproduced=True,
     account="the replay differs where the run did, in the same bits",

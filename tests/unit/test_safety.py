@@ -48,8 +48,19 @@ ALLOWED_SIGNALS = {
 """Where a signal may be sent other than by `processes.send_signal`, and why nobody else can be hit."""
 
 LOADERS = {
-    *("cloudpickle", "code", "codeop", "dbm", "dill", "imp", "joblib"),
-    *("jsonpickle", "marshal", "pickle", "runpy", "shelve", "yaml"),
+    "cloudpickle",
+    "code",
+    "codeop",
+    "dbm",
+    "dill",
+    "imp",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "pickle",
+    "runpy",
+    "shelve",
+    "yaml",
 }
 """Modules that make code or objects out of bytes."""
 ALLOWED_LOADERS = {
