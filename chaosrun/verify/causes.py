@@ -179,7 +179,7 @@ def _differing_streams(moment: Moment, rank: int) -> list[str]:
 def _loss(moment: Moment) -> Cause:
     if moment.restored and _rescaled(moment) and (moment.attempt.by == "script" or not moment.restored_right):
         return Cause.of("grad_scaler_not_restored", because="of_losses")
-    if moment.attempt.number > 1 and _changed_between(moment):
+    if moment.attempt.number > 1 and any(_changed_before(moment, rank, record) for rank, record in moment.records.items()):
         return Cause.of("forward_pass", because="changed_between")
     if cause := _buffers(moment):
         return cause
@@ -213,12 +213,8 @@ def _rescaled(moment: Moment) -> bool:
     return len(unlike) > 1 or not is_small_integer
 
 
-def _changed_between(moment: Moment) -> bool:
-    """The weights were changed between the last step and this one, unlike in the reference run."""
-    return any(_changed_before(moment, rank, record) for rank, record in moment.records.items())
-
-
 def _changed_before(moment: Moment, rank: int, record: StepRecord) -> bool:
+    """Whether the rank's weights were changed between the last step and this one, unlike in the reference run."""
     other = moment.drill.reference_lineage.at(rank, moment.step)
     if other is None or record.began == other.began:
         return False
