@@ -181,8 +181,10 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     match value:
         case types.ModuleType() if is_made_by_hand(value):
             yield from ((key, child) for key, child in vars(value).items() if _counts(key, child))
-        case types.ModuleType() | Accelerator() | torch.device() | torch.dtype():
+        case types.ModuleType() | torch.device() | torch.dtype():
             return
+        case Accelerator():
+            yield from _put_on(value)
         case DistributedDataParallel():
             yield "module", value.module
         case torch.nn.Module():
@@ -247,6 +249,18 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from vars(value).items()
 
 
+def _put_on(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a script has put on an object of accelerate's: public attributes that no method of its class speaks of."""
+    names = _names_in_methods(type(value))
+    return ((key, child) for key, child in getattr(value, "__dict__", {}).items() if key[:1] != "_" and key not in names)
+
+
+@functools.cache
+def _names_in_methods(kind: type) -> frozenset[str]:
+    methods = (each for base in kind.__mro__ for each in vars(base).values() if isinstance(each, types.FunctionType))
+    return frozenset(name for each in methods for name in each.__code__.co_names)
+
+
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     info = inspect.getattr_static(kind, "cache_info", None)
@@ -255,6 +269,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
         yield "cache", info(value).currsize  # how often it was asked begins anew in every process
     top = kind.__module__.partition(".")[0]
     if top in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
+        yield from _put_on(value) if top == "accelerate" else ()
         return
     parts = attributes(value)
     if top == "tqdm":  # a progress bar: its times and counts are for people

@@ -62,7 +62,7 @@ def test_settings_of_an_optimizer_are_told_by_group() -> None:
     first = values.changed()
     assert first["optimizer.param_groups[0]/weight_decay"] == "0.1"
     assert first["optimizer.param_groups[1]/betas"] == "tuple of 2: 0.9, 0.999"
-    assert not [name for name in first if name.endswith(("/lr", "/params"))]
+    assert not [name for name in first if name.startswith("optimizer.") and name.endswith(("/lr", "/params"))]
     optimizer.param_groups[1]["weight_decay"] = 0.5
     assert values.changed()["optimizer.param_groups[1]/weight_decay"] == "0.5"
 
@@ -231,9 +231,9 @@ def test_what_a_hook_on_the_steps_of_an_optimizer_keeps_is_told() -> None:
     optimizer.register_step_post_hook(lambda *_, seen=seen: seen.update(steps=seen["steps"] + 1))
     del seen
     values = ScriptValues(lambda: [optimizer])
-    assert values.changed()["SGD/hooks/0/keyword defaults/seen/steps"] == "0"
+    assert values.changed()["optimizer/hooks/0/keyword defaults/seen/steps"] == "0"
     optimizer.step()
-    assert values.changed()["SGD/hooks/0/keyword defaults/seen/steps"] == "1"
+    assert values.changed()["optimizer/hooks/0/keyword defaults/seen/steps"] == "1"
 
 
 def test_what_a_script_puts_on_a_parameter_is_told() -> None:
@@ -268,6 +268,16 @@ def test_what_optimizers_and_a_schedule_keep_under_accelerates_wrappers_is_told(
     second.optimizer.ahead = 3
     schedule.scheduler.lr_lambdas[0](1)
     assert {"optimizer 1/ahead": "3", "LambdaLR/lr_lambdas/0/calls": "2"}.items() <= values.changed().items()
+
+
+def test_what_a_script_puts_on_an_object_of_accelerate_is_told() -> None:
+    accelerator: Any = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    values = ScriptValues(lambda: [model, optimizer])
+    assert not [name for name in values.changed() if name.startswith(("accelerator", "optimizer/"))]
+    accelerator.best, optimizer.warm = 0.5, 3
+    assert {"accelerator/best": "0.5", "optimizer/warm": "3"}.items() <= values.changed().items()
 
 
 def test_numbers_that_are_not_pythons_own_are_told() -> None:
