@@ -47,7 +47,9 @@ copied that holds one, while a restart waits."""
 LONGEST = 24
 """Characters of a text that is told as it is."""
 SLOW_S = 0.05
-"""A script that takes longer to look through is not looked at again."""
+PAUSE = 20
+"""After a look that takes longer than SLOW_S, as at a model of thousands of modules, so many times as long passes without
+one."""
 MOST_OBJECTS = 400
 MOST_HELD = 16
 """Models that no optimizer steps, and lists of tensors: so many, of so many tensors each, so many elements of each tensor."""
@@ -66,10 +68,12 @@ class ScriptValues:
         self._first: set[str] = set()
         """Variables that were there when this was first asked."""
         self._looks = MOST_LOOKS
+        self._due_s = 0.0
 
     def changed(self) -> dict[str, str]:
-        """Values that changed since the last call, by path, "" for one no longer found; empty after too many calls."""
-        if self._looks == 0:
+        """Values that changed since the last look, by path, "" for one no longer found; empty after too many looks, or slow
+        ones."""
+        if self._looks == 0 or time.monotonic() < self._due_s:
             return {}
         before, began_s = self._told, 0.0
         try:
@@ -101,7 +105,9 @@ class ScriptValues:
             self._told = told | whole | _untrained({**functions, **modules}, compared, shared)
         except Exception:  # an object of the script may raise any error, which must not reach the training
             self._looks = 1
-        self._looks = 0 if time.thread_time() - began_s > SLOW_S else self._looks - 1
+        self._looks -= 1
+        if (took_s := time.thread_time() - began_s) > SLOW_S:
+            self._due_s = time.monotonic() + PAUSE * took_s
         gone = dict.fromkeys(before.keys() - self._told.keys(), "")
         return gone | {name: text for name, text in self._told.items() if before.get(name) != text}
 
@@ -116,8 +122,8 @@ def _addresses(values: Iterable[Any]) -> set[int]:
 
 def _kept(names: Mapping[int, str], models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
     """What these models' modules keep besides parameters, buffers and settings (a hidden state, a queue, a memory of earlier
-    batches), and attributes that are None yet, by location; and what the script has put on their parameters. `names`: of the
-    script's variables, by the id of their value."""
+    batches, a private number), and attributes that are None yet, by location; and what the script has put on their parameters.
+    `names`: of the script's variables, by the id of their value."""
     for model in models:
         head = names.get(id(model), type(model).__name__)
         for path, module in model.named_modules():
@@ -180,7 +186,9 @@ def _tensors(value: Any, depth: int = 3) -> Iterator[str]:
 
 def _is_kept(name: str, value: object) -> bool:
     kind = type(value)
-    return kind in (*CONTAINERS, *MAPPINGS, *STREAMS) or issubclass(kind, MEMORY) or (value is None and name[:1] != "_")
+    is_private = name[:1] == "_"
+    number = (kind in (int, float) and is_private) or (value is None and not is_private)  # others are settings
+    return number or kind in (*CONTAINERS, *MAPPINGS, *STREAMS) or issubclass(kind, MEMORY)
 
 
 def _hidden(compared: list[Any], functions: Mapping[str, Any]) -> dict[str, Any]:

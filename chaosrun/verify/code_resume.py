@@ -246,7 +246,10 @@ OF_RATES: Mapping[str, tuple[str, str]] = {
 
 _STATES: Mapping[str, Row] = {
     "sampler_epoch_not_set.either": Row("an earlier epoch's order again", hint=f"{OF_EPOCH}: {_TOLD}; {_DRAWN}; {_COUNTED}"),
-    "streams.lost": detail(hint=f"the random streams are not where they should be: {_DRAWN}"),
+    "streams.lost": detail(
+        hint="the random streams are not where they should be, and an order may be drawn from them (torch.get_rng_state, or "
+        "the loader's generator: save it when the epoch begins, and restore it before the loader is iterated)"
+    ),
     "sampler_epoch_ahead.own": Row(
         "a later epoch's order",
         OWN,

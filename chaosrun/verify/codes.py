@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaosrun.verify.code_checks import CHECK_ROWS
-from chaosrun.verify.code_differences import DIFFERENCE_ROWS
+from chaosrun.verify.code_differences import DIFFERENCE_ROWS, QUANTITIES
 from chaosrun.verify.code_ends import END_ROWS
 from chaosrun.verify.code_resume import RESUME_ROWS
 from chaosrun.verify.row import Blame, Row, unknown
@@ -99,7 +99,9 @@ class Cause:
 
     @property
     def hazard(self) -> str | None:
-        return next((row.hazard for row in (*self._evidence(), *self._rows()) if row.hazard is not None), None)
+        # What else may explain a difference is named first where the difference itself says nothing.
+        rows = (*self._evidence(), *self._rows()) if self.code in QUANTITIES else (*self._rows(), *self._evidence())
+        return next((row.hazard for row in rows if row.hazard is not None), None)
 
     def explained(self, because: str | None, **params: Any) -> "Cause":
         return Cause(self.code, {**self.params, **params}, because)

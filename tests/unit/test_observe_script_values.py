@@ -225,11 +225,37 @@ def test_what_an_optimizer_keeps_besides_its_state_is_told() -> None:
     assert {name for name in values.changed() if name.startswith("optimizer/")} == {"optimizer/ahead"}
 
 
-def test_what_a_hook_on_the_steps_of_an_optimizer_keeps_is_told() -> None:
+def test_a_private_number_of_a_model_is_told() -> None:
+    class Tempered(torch.nn.Linear):
+        _tau = 1.0
+
+    model = Tempered(2, 2)
+    model._tau = 0.5
+    values = ScriptValues(lambda: [model])
+    assert values.changed()["model/_tau"] == "0.5"
+
+
+class Meta(type):
+    """A metaclass of the script's own."""
+
+
+class Counted(metaclass=Meta):
+    steps = 0
+
+
+def test_a_class_with_a_metaclass_is_looked_into() -> None:
+    counted = Counted
+    assert ScriptValues(list).changed()["counted/steps"] == "0" and counted
+
+
+@pytest.mark.parametrize("moment", ["pre", "post"])
+def test_what_a_hook_on_the_steps_of_an_optimizer_keeps_is_told(moment: str) -> None:
     seen = {"steps": 0}
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
-    optimizer.register_step_post_hook(lambda *_, seen=seen: seen.update(steps=seen["steps"] + 1))
+    register = getattr(optimizer, f"register_step_{moment}_hook")
+    register(lambda *_, seen=seen: seen.update(steps=seen["steps"] + 1))
     del seen
+    del register
     values = ScriptValues(lambda: [optimizer])
     assert values.changed()["optimizer/hooks/0/keyword defaults/seen/steps"] == "0"
     optimizer.step()
@@ -445,12 +471,14 @@ def test_it_is_asked_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     assert values.changed() == {}
 
 
-def test_a_script_that_takes_long_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("pause", "again"), [(1e6, False), (0, True)])
+def test_a_script_that_takes_long_is_looked_at_less_often(monkeypatch: pytest.MonkeyPatch, pause: float, again: bool) -> None:
     monkeypatch.setattr(script_values, "SLOW_S", 0.0)
+    monkeypatch.setattr(script_values, "PAUSE", pause)
     values = ScriptValues(list)
     assert values.changed()
     later = 1
-    assert values.changed() == {} and later
+    assert ("later" in values.changed()) == again and later
 
 
 def test_an_error_in_looking_ends_it_and_reaches_nobody() -> None:

@@ -205,12 +205,14 @@ class TestMisuse:
             window.backward(torch.zeros(()))
 
     def test_backward_on_no_scalar(self, job: Job, window: Window) -> None:
-        batch = next(iter(window))
+        batches = iter(window)
+        batch = next(batches)
         with pytest.raises(MisuseError, match=r"shape \(4, 1\)"):
             window.backward(job.model(batch[0]))
 
     def test_accumulate_inside_a_window(self, job: Job, window: Window) -> None:
-        batch = next(iter(window))
+        batches = iter(window)
+        batch = next(batches)
         with job.accelerator.accumulate(job.model), pytest.raises(MisuseError, match=r"accelerator\.accumulate"):
             window.backward(job.loss_sum(batch))
 
