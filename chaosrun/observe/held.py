@@ -12,6 +12,7 @@ import dis
 import enum
 import functools
 import gc
+import importlib.util
 import inspect
 import itertools
 import logging
@@ -45,9 +46,11 @@ PICKLED = ("pandas",)
 """Packages whose own `__reduce__` leaves out caches alone, which pickle cannot read."""
 OF_TEXT = (torch.device, torch.dtype, torch.layout, torch.memory_format, numpy.ufunc)
 """Types whose values are told apart by their text."""
+LAZY: Any = vars(importlib.util)["_LazyModule"]
+"""The type of a module that is loaded when it is asked for any attribute, also by `isinstance`."""
 STATELESS = (
     *(types.CodeType, types.EllipsisType, types.NotImplementedType, type(threading.RLock()), type(vars(abc.ABC)["_abc_impl"])),
-    *(torch.distributed.ProcessGroup, object, *OF_TEXT),
+    *(torch.distributed.ProcessGroup, LAZY, object, *OF_TEXT),
 )
 """Types that keep nothing beyond what `known_as` says; `object` itself, none of its subclasses."""
 CODE = {types.FunctionType: "__code__", types.GeneratorType: "gi_code", types.CoroutineType: "cr_code"}
@@ -108,7 +111,7 @@ def held(value: Any) -> list[tuple[str, Any]]:
 def _parts(value: Any, kind: type) -> Held:
     match value:
         case types.ModuleType():
-            if is_of_the_job(getattr(value, "__file__", None)) or (value.__spec__ is None and not hasattr(value, "__file__")):
+            if is_of_the_job(file_of_module(value)) or (value.__spec__ is None and not hasattr(value, "__file__")):
                 yield from variables(value)
             else:  # a library's: the settings that it offers
                 yield from ((key, child) for key, child in vars(value).items() if key[:1] != "_" and type(child) in SETTINGS)
@@ -142,7 +145,7 @@ def known_as(value: Any) -> str:
     kind = type(value)
     own = ""
     if issubclass(kind, types.ModuleType):
-        own = vars(value).get("__name__", "")  # one may make what it is asked for
+        own = object.__getattribute__(value, "__dict__").get("__name__", "")  # one may make what it is asked for
     elif kind in OF_TEXT or kind.__module__ == "typing":
         own = repr(getattr(value, "__origin__", value) if hasattr(value, "__metadata__") else value)
     elif code := value if kind is types.CodeType else getattr(value, CODE[kind]) if kind in CODE else None:
@@ -273,7 +276,7 @@ def added(value: Any) -> Held:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _set_by_libraries(kind: type) -> frozenset[str]:
-    files = {getattr(sys.modules.get(base.__module__), "__file__", None) or "" for base in kind.__mro__}
+    files = {file_of_module(sys.modules.get(base.__module__)) or "" for base in kind.__mro__}
     texts = (Path(file).read_text() for file in files if file.endswith(".py") and not is_of_the_job(file))
     return MODULE_INTERNALS.union(*(name for names in map(SETS.findall, texts) for name in names))
 
@@ -312,7 +315,16 @@ def file_of(kind: type) -> str | None:
         return None
     functions = (value for value in vars(kind).values() if isinstance(value, types.FunctionType))
     own = (each.__code__.co_filename for each in functions if each.__qualname__.startswith(f"{kind.__qualname__}."))
-    return next(filter(os.path.exists, own), getattr(sys.modules.get(kind.__module__), "__file__", None))
+    return next(filter(os.path.exists, own), file_of_module(sys.modules.get(kind.__module__)))
+
+
+def file_of_module(module: object) -> str | None:
+    """None also for one that `importlib.util.LazyLoader` has yet to load. Does not ask the module: it may import something when
+    asked for any attribute, or raise any error."""
+    with contextlib.suppress(Exception):
+        file = None if type(module) is LAZY else object.__getattribute__(module, "__dict__").get("__file__")
+        return file if isinstance(file, str) else None
+    return None
 
 
 @functools.lru_cache(maxsize=1 << 14)

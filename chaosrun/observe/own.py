@@ -40,10 +40,12 @@ from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.observe.held import (
     CODE,
     COUNTING,
+    LAZY,
     OF_PYTHON,
     Held,
     added,
     file_of,
+    file_of_module,
     held,
     is_installed,
     is_of_the_job,
@@ -214,6 +216,8 @@ class _Look:
     def _text(self, value: Any) -> str | None:
         """The text of a value that is compared as a whole, else None. Raises ValueError if the text would be incomplete."""
         match value:
+            case _ if type(value) is LAZY:
+                return None
             case io.TextIOWrapper() if value in (sys.stdin, sys.stdout, sys.stderr):
                 return "a standard stream"
             case io.IOBase() | socket.socket():
@@ -321,7 +325,7 @@ def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
             known = ((key, value) for key, value in frame.f_locals.items() if key not in OF_PYTHON)
             yield from ((f"{depth}:{frame.f_code.co_qualname}.{key}", value) for key, value in known)
     for name, module in sorted(sys.modules.items()):
-        if is_of_the_job(getattr(module, "__file__", None)):
+        if is_of_the_job(file_of_module(module)):
             yield from ((f"{name}:{key}", value) for key, value in variables(module))
 
 

@@ -30,7 +30,7 @@ from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.held import COUNTING, MODULE_INTERNALS, OWN_FILES, attributes, is_of_the_job, locals_of
+from chaosrun.observe.held import COUNTING, MODULE_INTERNALS, OWN_FILES, attributes, file_of_module, is_of_the_job, locals_of
 
 LARGEST_BYTES = 1 << 20
 """Size of the largest tensor or array that is looked at: larger ones are taken for data sets, not state."""
@@ -305,8 +305,7 @@ def of_the_job(names: Iterable[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
         module = sys.modules.get(name)
-        # Not by getattr: a module may import something when asked for a missing attribute.
-        file = (module.__dict__.get("__file__") if isinstance(module, types.ModuleType) else None) or ""
+        file = (file_of_module(module) if isinstance(module, types.ModuleType) else None) or ""
         if name not in ("__main__", "__mp_main__") and file.startswith(folders) and is_of_the_job(file):
             found[name] = None
     return [*found]
@@ -338,6 +337,6 @@ def is_made_by_hand(value: object) -> bool:
         return False
     loaded = vars(value).get("__spec__") is not None or vars(value).get("__file__") is not None
     above = itertools.accumulate(value.__name__.split(".")[:-1], "{}.{}".format)
-    files = (getattr(sys.modules.get(each), "__dict__", {}).get("__file__") for each in above)
+    files = (file_of_module(sys.modules.get(each)) for each in above)
     of_library = any(file is not None and not is_of_the_job(file) for file in files)
     return not (loaded or of_library) and is_own(value.__name__) and value is not sys.modules["__main__"]

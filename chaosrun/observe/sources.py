@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from chaosrun.observe.held import real_path
+from chaosrun.observe.held import file_of_module, real_path
 from chaosrun.records.inputs import BETWEEN_VERSIONS, read_inputs
 from chaosrun.records.journal import write_durably
 
@@ -19,7 +19,7 @@ def imported_files(script: Path) -> dict[str, str]:
     """
     folder = script.resolve().parent
     installed = Path(sys.prefix).resolve()
-    origins = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    origins = [file_of_module(module) for module in list(sys.modules.values())]
     beside = os.path.join(folder, "")
     paths = {real_path(origin) for origin in origins if origin and origin.endswith(".py")}
     found = {script.resolve(), *(Path(path) for path in paths if path.startswith(beside))}

@@ -1,16 +1,23 @@
 """What a cached reference depends on of a script: itself and the imported files beside or below it, links followed."""
 
 import hashlib
+import importlib.machinery
+import importlib.util
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from chaosrun.observe import own
+from chaosrun.observe.held import held, known_as
+from chaosrun.observe.script_state import of_the_job
 from chaosrun.observe.sources import imported_files, record_sources
 from chaosrun.records.inputs import read_inputs
 
+NOTHING_PREPARED: Any = types.SimpleNamespace(_models=(), _optimizers=(), _schedulers=(), _dataloaders=())
 Imported = Callable[[str, Path], None]
 
 
@@ -69,6 +76,27 @@ def test_an_environment_beside_the_script_is_left_out(
     assert str(tmp_path / ".venv" / "lib" / "installed.py") in imported_files(script)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     assert list(imported_files(script)) == [str(script)]
+
+
+def test_a_module_that_is_loaded_only_once_it_is_used_stays_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`importlib.util.LazyLoader` imports it when it is asked for any attribute: an error of its own would reach the script."""
+    script, late = written(tmp_path / "train.py"), tmp_path / "late.py"
+    late.write_text("raise ImportError('only on the cluster')")
+    loader = importlib.util.LazyLoader(importlib.machinery.SourceFileLoader("late", str(late)))
+    spec = importlib.util.spec_from_file_location("late", late, loader=loader)
+    assert spec is not None
+    monkeypatch.setitem(sys.modules, "late", module := importlib.util.module_from_spec(spec))
+    loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    assert imported_files(script).keys() == {str(script)}
+    assert of_the_job(["late"]) == held(module) == []
+    look = own._Look({})
+    look.at("late", module)
+    assert look.unseen == []
+    assert known_as(module) == "importlib.util._LazyModule late"
+    assert not any(name.startswith("late:") for name, _ in own._roots(NOTHING_PREPARED))
+    with pytest.raises(ImportError, match="only on the cluster"):
+        print(module.value)
 
 
 def test_every_version_that_ran_is_recorded_once(tmp_path: Path) -> None:
