@@ -7,24 +7,25 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from chaosrun.observe.held import file_of_module, real_path
+from chaosrun.observe.held import file_of_module, is_installed, real_path
 from chaosrun.records.inputs import BETWEEN_VERSIONS, read_inputs
 from chaosrun.records.journal import write_durably
 
 
-def imported_files(script: Path) -> dict[str, str]:
+def imported_files(script: Path, made: Path) -> dict[str, str]:
     """sha256 of the script and of every imported file next to or below it, on which a cached reference depends.
 
-    Installed packages are left out, even in an environment next to the script: their versions are in the key.
+    Installed packages are left out, even in an environment next to the script: their versions are in the key. So are files in
+    the leg's folder, `made`: the script has written them in this leg, while those of the job are only linked from there.
     """
     folder = script.resolve().parent
-    installed = Path(sys.prefix).resolve()
+    others = Path(sys.prefix).resolve(), made.resolve()
     origins = [file_of_module(module) for module in list(sys.modules.values())]
     beside = os.path.join(folder, "")
     paths = {real_path(origin) for origin in origins if origin and origin.endswith(".py")}
-    found = {script.resolve(), *(Path(path) for path in paths if path.startswith(beside))}
+    found = {script.resolve(), *(Path(path) for path in paths if path.startswith(beside) and not is_installed(path))}
     digests = {}
-    for path in sorted(path for path in found if not path.is_relative_to(installed)):
+    for path in sorted(path for path in found if not any(map(path.is_relative_to, others))):
         with suppress(OSError):  # removed since it was imported
             digests[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
     return digests
@@ -36,7 +37,7 @@ def record_sources(inputs: Path, script: Path) -> None:
     written."""
     known = read_inputs(inputs) or {}
     found = dict(known)
-    for name, digest in imported_files(script).items():
+    for name, digest in imported_files(script, inputs.parent).items():
         versions = found[name].split(BETWEEN_VERSIONS) if name in found else []
         if digest not in versions[-1:]:
             found[name] = BETWEEN_VERSIONS.join([*versions, digest])

@@ -47,7 +47,7 @@ def test_what_lies_beside_or_below_counts_by_its_contents(tmp_path: Path, import
     ):
         imported(f"imported_{number}", path)
     written(tmp_path / "job" / "native.so")
-    assert imported_files(script) == {
+    assert imported_files(script, tmp_path / "leg") == {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in (below, beside, script)
     }
 
@@ -65,7 +65,7 @@ def test_links_are_followed_of_files_and_of_folders(tmp_path: Path, imported: Im
     imported("a_way_out", tmp_path / "job" / "out.py")
     linked = tmp_path / "linked"
     linked.symlink_to(script.parent)
-    assert set(imported_files(linked / "train.py")) == {str(path) for path in (script, model, text)}
+    assert set(imported_files(linked / "train.py", tmp_path / "leg")) == {str(path) for path in (script, model, text)}
 
 
 def test_an_environment_beside_the_script_is_left_out(
@@ -73,9 +73,19 @@ def test_an_environment_beside_the_script_is_left_out(
 ) -> None:
     script = written(tmp_path / "train.py")
     imported("installed", written(tmp_path / ".venv" / "lib" / "installed.py"))
-    assert str(tmp_path / ".venv" / "lib" / "installed.py") in imported_files(script)
+    assert str(tmp_path / ".venv" / "lib" / "installed.py") in imported_files(script, tmp_path / "leg")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    assert list(imported_files(script)) == [str(script)]
+    assert list(imported_files(script, tmp_path / "leg")) == [str(script)]
+
+
+def test_what_the_leg_has_written_and_packages_below_the_script_are_left_out(tmp_path: Path, imported: Imported) -> None:
+    """Each leg writes its own; packages in a home folder may have thousands of files."""
+    script = written(tmp_path / "train.py")
+    imported("made", written(tmp_path / "runs" / "1" / "chaos" / "folders" / "above" / "work" / "made.py"))
+    imported("a_library", written(tmp_path / ".local" / "lib" / "python3" / "site-packages" / "a_library.py"))
+    inputs = tmp_path / "runs" / "1" / "chaos" / "inputs.json"
+    record_sources(inputs, script)
+    assert (read_inputs(inputs) or {}).keys() == {str(script)}
 
 
 def test_a_module_that_is_loaded_only_once_it_is_used_stays_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +98,7 @@ def test_a_module_that_is_loaded_only_once_it_is_used_stays_unloaded(tmp_path: P
     monkeypatch.setitem(sys.modules, "late", module := importlib.util.module_from_spec(spec))
     loader.exec_module(module)
     monkeypatch.chdir(tmp_path)
-    assert imported_files(script).keys() == {str(script)}
+    assert imported_files(script, tmp_path / "leg").keys() == {str(script)}
     assert of_the_job(["late"]) == held(module) == []
     look = own._Look({})
     look.at("late", module)
