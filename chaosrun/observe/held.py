@@ -334,7 +334,20 @@ def is_of_the_job(file: str | None) -> bool:
 
 
 def is_installed(path: str) -> bool:
+    """The folder of the script is not, wherever it lies, but a folder of packages within it is."""
+    main = sys.modules.get("__main__")
+    own = _folder_of_the_script(None if getattr(main, "__spec__", None) else file_of_module(main))
+    if own and path.startswith(own):
+        within = tuple(each for each in INSTALLED if each.startswith(own))
+        return path.startswith(within) or any(folder in path[len(own) - 1 :] for folder in FOLDERS_OF_PACKAGES)
     return path.startswith(INSTALLED) or any(folder in path for folder in FOLDERS_OF_PACKAGES)
+
+
+@functools.lru_cache(maxsize=1 << 4)
+def _folder_of_the_script(file: str | None) -> str:
+    """Empty without one, as for `python -m`; and if it is itself a folder of packages."""
+    own = os.path.join(os.path.dirname(os.path.realpath(file)), "") if file else ""
+    return "" if own.endswith(FOLDERS_OF_PACKAGES) else own
 
 
 def real_path(file: str) -> str:

@@ -7,6 +7,7 @@ import copy
 import ctypes
 import enum
 import functools
+import importlib.util
 import io
 import itertools
 import logging
@@ -357,6 +358,25 @@ def test_what_is_of_the_job(tmp_path: Path) -> None:
         assert is_of_the_job(str(tmp_path / folder / "a_library" / "loss.py")) is (folder == "src")
     assert is_of_the_job(__file__)
     assert not any(map(is_of_the_job, (None, "<string>", "<frozen importlib>", own.__file__, torch.__file__, "_ops.py")))
+
+
+@pytest.mark.parametrize("run_as_a_module", [False, True])
+def test_a_script_in_a_folder_of_packages_is_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_as_a_module: bool
+) -> None:
+    packages = tmp_path / "dist-packages"
+    script, beside, library = packages / "job" / "train.py", packages / "job" / "model.py", packages / "a_library" / "loss.py"
+    environment = packages / "job" / ".venv" / "lib" / "site-packages" / "loss.py"
+    for file in (script, beside, library, environment):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (tmp_path / "work").symlink_to(packages / "job")
+    main = types.ModuleType("__main__")
+    main.__file__ = str(tmp_path / "work" / "train.py")
+    main.__spec__ = importlib.util.spec_from_loader("job.train", None) if run_as_a_module else None
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    of_the_job = [file.parent.name for file in (script, beside, library, environment) if is_of_the_job(str(file))]
+    assert of_the_job == ([] if run_as_a_module else ["job", "job"])
 
 
 @pytest.mark.parametrize(("folder", "refused"), [(sysconfig.get_path("purelib"), True), ("/srv/job", False)])
