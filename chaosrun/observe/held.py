@@ -44,6 +44,8 @@ OURS = ("chaosrun", "accelerate", "logging", "ray")
 """Packages whose objects are examined elsewhere, or change no training: only what a script adds to them counts."""
 PICKLED = ("pandas",)
 """Packages whose own `__reduce__` leaves out caches alone, which pickle cannot read."""
+OF_PANDAS = frozenset({"_cache", "_id", "_name", "_data", "_references", "_no_setting_name"})
+"""Attributes of an index of pandas that are caches, or in what its `__reduce__` gives; a table names its own."""
 OF_TEXT = (torch.device, torch.dtype, torch.layout, torch.memory_format, numpy.ufunc)
 """Types whose values are told apart by their text."""
 LAZY: Any = vars(importlib.util)["_LazyModule"]
@@ -135,7 +137,8 @@ def _parts(value: Any, kind: type) -> Held:
             yield from (("cache", str(value.cache_info())), *_referents(value))
         case _ if kind.__module__.partition(".")[0] in PICKLED:
             yield from _reduced(value)
-            yield from ((key, child) for key, child in getattr(value, "__dict__", {}).items() if key[:1] != "_")
+            known = OF_PANDAS | getattr(kind, "_internal_names_set", frozenset())
+            yield from ((key, child) for key, child in getattr(value, "__dict__", {}).items() if key not in known)
         case _:
             yield from _of_object(value, kind)
 

@@ -344,10 +344,13 @@ def test_a_table_of_pandas_is_looked_into_and_what_reads_remember_is_no_part_of_
         lambda: table.loc.__setitem__(("x", "day"), days[0]),
         lambda: table.attrs.update(step=1),
         lambda: object.__setattr__(table, "step", 1),
+        lambda: object.__setattr__(table, "_count", 1),
+        lambda: setattr(table.index, "_count", 1),
+        lambda: setattr(table.index, "_count", 2),
     ):
         change()
         digests.append(looked(table)[0])
-    assert len(set(digests)) == 6
+    assert len(set(digests)) == 9
 
 
 def test_what_is_of_the_job(tmp_path: Path) -> None:
