@@ -89,6 +89,10 @@ SETTINGS = (bool, int, float, str)
 """Types of what a script may set in a library's module or class."""
 ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
 """Attributes in which a library keeps the address of an object."""
+OF_MEMBERS = (object, int, str, float, bytes)
+"""C types from which a member of an enum gets nothing that may change."""
+OF_PYTHONS_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
+"""Attributes of a member of an enum that Python sets; the last only when it is first needed."""
 HEAP_TYPE = 1 << 9
 MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 COUNTING = (enumerate, zip, map, filter, reversed, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
@@ -132,6 +136,10 @@ def _parts(value: Any, kind: type) -> Held:
         case weakref.ref():
             yield "to", value()
         case enum.Enum():  # whose class makes it once, and `copy` gives back as it is
+            native = _native(kind)
+            if native not in (*OF_OBJECTS, *OF_MEMBERS):
+                raise TypeError(f"is a member of an enum of {native.__name__}")
+            yield from _referents(value) if native in OF_OBJECTS else ()
             yield from attributes(value)
         case _ if hasattr(kind, "cache_info") and hasattr(kind, "cache_clear"):
             yield from (("cache", str(value.cache_info())), *_referents(value))
@@ -141,6 +149,15 @@ def _parts(value: Any, kind: type) -> Held:
             yield from ((key, child) for key, child in getattr(value, "__dict__", {}).items() if key not in known)
         case _:
             yield from _of_object(value, kind)
+
+
+def text_of_member(member: enum.Enum) -> str | None:
+    """What tells it from other members; None if something in it may change."""
+    kind, about = type(member), vars(member)
+    plain = type(about.get("_value_")) in (*SETTINGS, bytes, type(None)) and _native(kind) in OF_MEMBERS
+    return (
+        f"{kind.__qualname__}.{member.name} {about.get('_value_')!r}" if plain and about.keys() <= OF_PYTHONS_MEMBERS else None
+    )
 
 
 def known_as(value: Any) -> str:

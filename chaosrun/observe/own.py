@@ -51,6 +51,7 @@ from chaosrun.observe.held import (
     is_of_the_job,
     is_our_generator,
     known_as,
+    text_of_member,
     variables,
 )
 from chaosrun.observe.script_state import DAY_S, is_made_by_hand, text_of
@@ -223,7 +224,7 @@ class _Look:
             case io.IOBase() | socket.socket():
                 raise ValueError("an open file, pipe or connection")
             case enum.Enum():
-                return f"{type(value).__qualname__}.{value.name}" if all(key[0] == "_" for key in vars(value)) else None
+                return text_of_member(value)
             case torch.Tensor():
                 self._weigh(value.numel() * value.element_size())
                 text = f"{tensor_digest(value):016x} {_about(value)}"

@@ -49,6 +49,18 @@ class Numbered(enum.IntEnum):
     ONE = 1
 
 
+class Listing(list[int], enum.Enum):
+    ONE = ()
+
+
+class Valued(enum.Enum):
+    ONE = [1]  # noqa: RUF012
+
+
+class Flagged(enum.Flag, boundary=enum.KEEP):
+    ONE = 1
+
+
 class Native(bytearray):
     pass
 
@@ -186,6 +198,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "alias of a plain list": (lambda: [numbers := [1], numbers], lambda value: value.__setitem__(1, [1])),
     "cache": (lambda: functools.lru_cache(abs), lambda value: value(1)),
     "enum's attribute": (lambda: with_attribute(Kind.ONE), setting("count")),
+    "enum's private attribute": (lambda: Kind.ONE, setting("_count")),
+    "items of an enum's member": (lambda: Listing.ONE, lambda value: value.append(3)),
+    "items of an enum's value": (lambda: Valued.ONE, lambda value: value.value.append(3)),
+    "flags without a name": (lambda: [Flagged(4)], lambda value: value.__setitem__(0, Flagged(8))),
     "number of an enum's attribute": (lambda: with_attribute(Numbered.ONE), setting("count")),
     "module": (lambda: with_attribute(types.ModuleType("settings")), setting("count")),
     "executed code": (executed, lambda value: value()),
