@@ -40,7 +40,8 @@ def lineage(drill: Drill) -> CheckResult:
         return failed("step_done_twice", rank=record.rank, step=record.step, attempt=record.attempt, repeated=repeated)
     for rank in drill.ranks:
         own = chain.of(rank)
-        missing, beyond = chain.missing(rank, final), [step for step in own if step > final] if own.last > final else []
+        missing = sorted({*chain.missing(rank, final)} - {*died_in(drill, rank)})
+        beyond = [step for step in own if step > final] if own.last > final else []
         if missing or beyond:
             code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
             about: Params = {"rank": rank, "step": step, "final": final, "missing": missing, "beyond": beyond}
@@ -49,6 +50,27 @@ def lineage(drill: Drill) -> CheckResult:
             return failed(code, because="ahead" if ahead else None, **about)
     own = f", up to {drill.given} the reference's own" if drill.given else ""
     return passed(f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks{own}", steps=final)
+
+
+def died_in(drill: Drill, rank: int) -> list[int]:
+    """The steps that this rank of a script that resumes by itself took part in, but died before it could record: all other
+    ranks of its attempt recorded them, as the reference did, and a later attempt went on from what one of them had saved."""
+    missing = drill.chaos_lineage.missing(rank, drill.reference_lineage.final_step)
+    return [step for step in missing if _died_in_it(drill, rank, step)]
+
+
+def _died_in_it(drill: Drill, rank: int, step: int) -> bool:
+    others = [drill.chaos_lineage.at(other, step) for other in drill.ranks if other != rank]
+    made = {record.attempt for record in others if record and _as_in_reference(drill, record)}
+    if not all(others) or len(made) != 1 or _resumed_ahead(drill, rank, [step]) is None:
+        return False
+    trace = drill.chaos.attempt(made.pop()).traces.get(rank)
+    return trace is not None and trace.start is not None and trace.end is None and trace.steps.last == step - 1
+
+
+def _as_in_reference(drill: Drill, record: StepRecord) -> bool:
+    due = drill.reference_lineage.at(record.rank, record.step)
+    return due is not None and (due.param, due.state) == (record.param, record.state)
 
 
 def _resumed_ahead(drill: Drill, rank: int, missing: Sequence[int]) -> Attempt | None:

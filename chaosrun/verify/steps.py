@@ -1,6 +1,7 @@
 """Checks that compare the two legs step by step, on every rank: data, RNG, losses, learning rates, gradients, parameters.
 
-Each one counts what it compared: fewer records than the job has steps times ranks is never a pass. Pure.
+Each one counts what it compared: fewer records than the job has steps times ranks is never a pass, but for a step that a rank
+died in (`recovery.died_in`). Pure.
 """
 
 import math
@@ -12,6 +13,7 @@ from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import CheckResult, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import Field, Mismatch, compared_fields, first_difference, unlike_orders
+from chaosrun.verify.recovery import died_in
 from chaosrun.verify.restored import reference_state, saved_before
 
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
@@ -96,6 +98,7 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> CheckResult:
                 first = min(first or mismatch, mismatch, key=lambda each: (each.step, each.rank))
     compared = drill.in_both - drill.given * len(drill.ranks)
     total = (drill.reference_lineage.final_step - drill.given) * len(drill.ranks)
+    total -= sum(len(died_in(drill, rank)) for rank in drill.ranks)
     evidence: Params = {"compared": compared, "of": total, "differing": differing}
     if first:
         where = f"{first.place}{f' ({first.tensor})' if first.tensor else ''}"

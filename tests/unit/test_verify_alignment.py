@@ -786,6 +786,19 @@ def test_ranks_that_go_on_from_different_steps(tmp_path: Path) -> None:
     assert "rank 2 from step 0, rank 0 from step 4" in check_of(verdict, "resume_evidence").summary
 
 
+@pytest.mark.parametrize(("also", "status"), [([], "pass"), ([(1, 3)], "fail"), ([(0, 4)], "fail")])
+def test_a_step_that_only_the_killed_rank_has_not_recorded_is_no_gap(
+    tmp_path: Path, also: list[tuple[int, int]], status: str
+) -> None:
+    """It died between the step's last all-reduce and its record, and the script went on from what another rank then saved."""
+    run = write_script_run(tmp_path, kills=[replace(SCRIPT_KILLS[0], at_step=4)])
+    for rank, step in [(1, 4), *also]:
+        edit_trace(run, "chaos", 1, rank, only("step", drop, step=step))
+    verdict = judge(run)
+    others = {check_of(verdict, name).status for name in ("data_order", "parameters", "resume_evidence")}
+    assert check_of(verdict, "lineage").status == status and (status == "fail" or others == {"pass"})
+
+
 def test_one_that_ends_early_after_a_restart(tmp_path: Path) -> None:
     verdict = judge(write_script_run(tmp_path, habits=Habits(ends_at=8), kills=SCRIPT_KILLS[:1]))
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "ended_at_another_step", "yours"), verdict.cause
