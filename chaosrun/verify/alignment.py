@@ -11,7 +11,7 @@ from chaosrun.records.traces import NEAREST, UNNAMED, Found, SaveRecord, StartRe
 from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Kind, comes_to_the_same, differing_keys, ends_alike, same_batches
-from chaosrun.verify.own_saves import OF_ONE_CALL, REMOVED, WRITERS, Saved, named_since, saves, without_digits
+from chaosrun.verify.own_saves import OF_ONE_CALL, REMOVED, WRITERS, Saved, named_since, renames_in, saves, without_digits
 from chaosrun.verify.restored import lost_optimizers
 from chaosrun.wording import count, listed, rank_list
 
@@ -218,11 +218,13 @@ def saved_while_training(drill: Drill, attempt: Attempt, begun: AttemptStart) ->
     streams = begun.held["rng"] if begun.nearest("rng") == told else ()
     earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
     # The reference saves in the same way; a killed rank may not have recorded the end of its own save.
-    traces = [trace for each in (*earlier, *drill.reference.attempts) for trace in each.traces.values()]
-    for save, path in ((save, named_since(save, trace.saves)) for trace in traces for save in trace.saves if save.aside):
+    traces = (trace.saves for each in (*earlier, *drill.reference.attempts) for trace in each.traces.values())
+    within = ((each, renames_in(each)) for each in traces if any(save.aside for save in each))
+    aside = ((save, renames) for each, renames in within for save in each if save.aside and save.how != REMOVED)
+    for save, path in ((save, named_since(save, renames)) for save, renames in aside):
         named = {int(number) for number in re.findall(r"\d+", path)}
         unnamed = not named and save.step == held and told in streams and held not in streams
-        if save.how != REMOVED and (unnamed or (told in named and held not in named)):
+        if unnamed or (told in named and held not in named):
             return Cause("saved_while_training", {"path": path, "base": told, "step": held, "stood": begun.words})
     return None
 

@@ -14,7 +14,7 @@ from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
 from chaosrun.verify.check import CheckResult, Drill, failed, passed, skipped
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
-from chaosrun.verify.own_saves import named_since
+from chaosrun.verify.own_saves import named_since, renames_in
 from chaosrun.verify.restored import buffers_came_back
 from chaosrun.wording import count
 
@@ -199,7 +199,8 @@ def _difference(
     lost = "drifted" if parts[name] == "buffers" and buffers_came_back(drill, rank) else "not_restored"
     code = f"{parts[name]}_{lost}" if parts[name] else _UNKNOWN
     values = [each.held.get(name, "not there") for each in (expected, seen)]
-    path = named_since(seen, (each for trace in drill.chaos.traces if trace.rank == rank for each in trace.saves))
+    beside = next((trace.saves for trace in drill.chaos.traces if trace.rank == rank and seen in trace.saves), ())
+    path = named_since(seen, renames_in(beside))
     where = f"{name} is {values[1]} when {path} is saved after step {seen.step} (reference: {values[0]})"
     because = "made" if code == _UNKNOWN and (_kind(seen), name) not in earlier else None
     if expected.step != seen.step:

@@ -1,12 +1,13 @@
 """The checkpoints that a script itself completed: which files, and after which step. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from chaosrun.records.codec import changed
+from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
 from chaosrun.wording import rank_list
@@ -21,6 +22,9 @@ OF_ONE_CALL = frozenset({"torch.save", "safetensors"})
 """Those of which the beginning and the end of each file are recorded."""
 
 REMOVED = "remove"
+
+Renames = Mapping[str, Sequence[tuple[int, SaveRecord]]]
+"""Renames of files and folders with their place in time, by the name before."""
 
 _DIGEST = 16
 """Number of hex digits in the digest of a tensor."""
@@ -76,7 +80,8 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             every = [saved for _, saved in own]
             written = [saved for saved in every if saved.how in WRITERS]
             renames = [saved for saved in every if saved.how == "rename"]
-            finals = [PurePath(named_since(saved, renames)) for saved in written]
+            by_name = renames_in(renames)
+            finals = [PurePath(named_since(saved, by_name)) for saved in written]
             bringing = [each for each in renames if any(final.is_relative_to(each.path) for final in finals)]
             path = str(finals[0])
             # If the folder was renamed as a whole, the folder is the checkpoint.
@@ -91,10 +96,11 @@ def _enough(needed: frozenset[str], written: Sequence[SaveRecord], renames: Sequ
     """`needed` without files whose contents other files hold; several sets, if the result depends on the order."""
     held: dict[str, set[tuple[str, str]]] = {}
     names: dict[str, set[str]] = {}
+    by_name = renames_in(renames)
     for saved in written:
         entries = {_entry(name, value) for name, value in saved.held.items() if ALIVE not in name}
         held.setdefault(kind := without_digits(saved.path), set()).update(entries)
-        names.setdefault(kind, {kind}).add(without_digits(named_since(saved, renames)))
+        names.setdefault(kind, {kind}).add(without_digits(named_since(saved, by_name)))
     found: dict[frozenset[str], None] = {}
     for first in held:
         left = dict(held)
@@ -162,13 +168,26 @@ def cut_short(leg: LegHistory) -> bool:
     return any(not _is_complete(own) for own in written if any(saved.how in WRITERS for _, saved in own))
 
 
-def named_since(save: SaveRecord, others: Iterable[SaveRecord]) -> str:
-    """The file's path after the script has renamed it, or its folder; another thread may do so after later steps."""
-    path = PurePath(save.path)
-    for rename in (each for each in others if each.how == "rename" and each.before):
-        if (rename.step == save.step or (save.aside and rename.step > save.step)) and path.is_relative_to(rename.before):
-            path = rename.path / path.relative_to(rename.before)
+def renames_in(saves: Iterable[SaveRecord]) -> Renames:
+    return grouped(enumerate(each for each in saves if each.how == "rename" and each.before), lambda each: each[1].before)
+
+
+def named_since(save: SaveRecord, renames: Renames) -> str:
+    """The file's path after the script has renamed it, or its folder, by the renames of its own attempt. Another thread may
+    have done so after later steps, but not before the save."""
+    path, last = PurePath(save.path), -1
+    while following := [
+        found
+        for name in (path, *path.parents)
+        if (found := next((each for each in renames.get(str(name), ()) if each[0] > last and _may_follow(save, each[1])), None))
+    ]:
+        last, rename = min(following, key=lambda each: each[0])
+        path = rename.path / path.relative_to(rename.before)
     return str(path)
+
+
+def _may_follow(save: SaveRecord, rename: SaveRecord) -> bool:
+    return rename.time_s >= save.time_s and rename.step >= save.step if save.aside else rename.step == save.step
 
 
 def _is_complete(own: list[tuple[int, SaveRecord]]) -> bool:

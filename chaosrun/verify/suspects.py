@@ -13,7 +13,7 @@ from chaosrun.verify.code_data import DATA
 from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.codes import Params
 from chaosrun.verify.divergence import Divergence
-from chaosrun.verify.own_saves import named_since
+from chaosrun.verify.own_saves import named_since, renames_in
 from chaosrun.verify.restored import restored_difference
 
 _RIGHT = ("first_after_restore", "restored_right", "streams_at_rest", "restored")
@@ -40,7 +40,7 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[
             again = _still(drill, rank, save) if saving.isdisjoint(found.ranks) else again
             names = _beside(save, trace) & _as_in_reference(drill, rank, save) - again
             if names:
-                suspects[rank, named_since(save, before.saves)] = sorted({name.partition("/")[0] for name in names})
+                suspects[rank, named_since(save, renames_in(before.saves))] = sorted({name.partition("/")[0] for name in names})
     return suspects
 
 
@@ -53,7 +53,7 @@ def saved_last(drill: Drill, found: Divergence) -> Params | None:
         saves = [save for each in earlier for save in each if save.held and save.step <= base]
         last = max(saves, key=lambda save: save.step, default=None)
         if last and last.step < base:
-            path = named_since(last, (save for each in earlier for save in each))
+            path = named_since(last, renames_in(next(each for each in earlier if last in each)))
             return {"other": rank, "path": path, "older": last.step, "base": base}
     return None
 

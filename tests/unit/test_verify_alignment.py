@@ -17,9 +17,11 @@ from chaosrun.faults.fault import Fault
 from chaosrun.observe.contents import content_digest
 from chaosrun.observe.fingerprint import digests
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.traces import SaveRecord
 from chaosrun.verify import corruption
 from chaosrun.verify.check import CheckResult
 from chaosrun.verify.codes import Cause
+from chaosrun.verify.own_saves import named_since, renames_in
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
 from tests.unit.events import event
@@ -784,6 +786,19 @@ def test_ranks_that_go_on_from_different_steps(tmp_path: Path) -> None:
     verdict = judge(write_script_run(tmp_path, habits=Habits(apart=True)))
     assert verdict.status == "FAIL"
     assert "rank 2 from step 0, rank 0 from step 4" in check_of(verdict, "resume_evidence").summary
+
+
+def test_a_save_of_another_thread_is_named_by_the_first_rename_that_follows_it() -> None:
+    """All are written under one name, and renamed after later steps, before the next one."""
+    saves = [
+        save
+        for number in range(3)
+        for save in (
+            SaveRecord(step=number, path="new.tmp", how="file", time_s=2 * number, aside=True, done=True),
+            SaveRecord(step=9, path=f"{number}.pt", how="rename", time_s=2 * number + 1, before="new.tmp", done=True),
+        )
+    ]
+    assert [named_since(save, renames_in(saves)) for save in saves[::2]] == ["0.pt", "1.pt", "2.pt"]
 
 
 @pytest.mark.parametrize(("also", "status"), [([], "pass"), ([(1, 3)], "fail"), ([(0, 4)], "fail")])
