@@ -26,7 +26,10 @@ def run_argument(run: RunLayout) -> str:
 
 def root_arguments(root: Path) -> tuple[str, ...]:
     """`--root ROOT`; nothing for the default root."""
-    return () if root.absolute() == default_root().absolute() else ("--root", shortest(root.absolute()))
+    try:
+        return () if root.absolute() == default_root().absolute() else ("--root", shortest(root.absolute()))
+    except OSError:  # the working directory is gone
+        return "--root", str(root)
 
 
 def shortest(path: Path) -> str:

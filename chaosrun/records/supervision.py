@@ -91,7 +91,8 @@ def supervision(run: RunLayout) -> Iterator[list[str]]:
     def end(error: ToldError | None) -> None:
         # A full disk, which may be the very error: raising it matters more than recording it.
         with suppress(OSError):
-            write_record(run.supervisor_json, changed(begun, ended_s=time.time(), error=error, warnings=tuple(warnings)))
+            if run.path.exists():  # of one whose storage went away, none is made where that was mounted
+                write_record(run.supervisor_json, changed(begun, ended_s=time.time(), error=error, warnings=tuple(warnings)))
 
     try:
         yield warnings

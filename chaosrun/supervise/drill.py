@@ -351,12 +351,12 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UsageError) as error:
-        if not run.path.parent.exists():
+        if _is_gone(run.path.parent):
             raise ResourcesError(
-                f"the storage of the run is gone: {run.path.parent}",
-                hint=f"was it unmounted? Once it is back: `chaosrun {command} {run_argument(run)}`",
+                f"the folder of runs is gone, unmounted or removed: {run.path.parent}",
+                hint=f"if unmounted, mount it and `chaosrun {command} {run_argument(run)}`; if removed, start again",
             ) from error
-        if not run.run_json.exists():
+        if _is_gone(run.run_json):
             raise ResourcesError(
                 f"the run's files were removed while it ran: {run.path}",
                 hint="start again, and leave a run's folder alone until it has ended: `chaosrun cancel RUN` ends it",
@@ -368,6 +368,15 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
             f"the run's own files cannot be written: {place_of(error, run.path)}: {error.strerror}",
             hint=f"{before_again(error, run.path)} and {again}",
         ) from error
+
+
+def _is_gone(path: Path) -> bool:
+    """Also where it cannot be asked for: a storage that is away answers with errors of many kinds."""
+    try:
+        path.stat()
+    except OSError:
+        return True
+    return False
 
 
 def remove_leg(leg: LegLayout) -> None:

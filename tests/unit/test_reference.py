@@ -12,6 +12,7 @@ from legs import write_run
 
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.supervision import supervision
 from chaosrun.report.sentences import EventText
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import DrillExecution, LegRunner, run_files
@@ -81,15 +82,38 @@ def test_a_run_whose_folder_is_removed_while_it_goes_on_is_told_so(made: RunLayo
     run = RunLayout(shutil.copytree(made.path, tmp_path / "root" / "run"))
     with pytest.raises(type(error)), run_files(run, "resume"):
         raise error
-    (tmp_path / "root").rename(tmp_path / "away")
-    with pytest.raises(ResourcesError, match="the storage of the run is gone") as told, run_files(run, "resume"):
+    with pytest.raises(ResourcesError, match="gone, unmounted or removed") as told, supervision(run), run_files(run, "resume"):
+        (tmp_path / "root").rename(tmp_path / "away")
         raise error
-    assert told.value.hint is not None and "chaosrun resume" in told.value.hint
+    assert told.value.hint is not None and "chaosrun resume" in told.value.hint and "start again" in told.value.hint
+    assert not (tmp_path / "root").exists(), "nothing is written where it was"
     (tmp_path / "away").rename(tmp_path / "root")
     shutil.rmtree(run.path)
     with pytest.raises(ResourcesError, match="were removed while it ran") as told, run_files(run, "resume"):
         raise error
     assert told.value.hint is not None and "chaosrun cancel" in told.value.hint
+
+
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_storage_that_answers_with_an_error_is_gone(
+    made: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("CHAOSRUN_ROOT", raising=False)
+    with (
+        pytest.raises(ResourcesError, match="gone, unmounted or removed") as told,
+        monkeypatch.context() as patched,
+        run_files(made, "resume"),
+    ):
+        (tmp_path / "here").rmdir()
+
+        def stat(path: Path, **_: Any) -> Any:
+            raise OSError(number, os.strerror(number), str(path))
+
+        patched.setattr(Path, "stat", stat)
+        raise OSError(number, os.strerror(number))
+    assert told.value.hint is not None and "chaosrun resume" in told.value.hint
 
 
 @pytest.mark.parametrize(
