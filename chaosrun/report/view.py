@@ -115,7 +115,7 @@ class RunView:
     deaths: tuple[DeathRow, ...]
     """Sorted: deaths that ended a leg come first; at most MOST_DEATHS."""
     unplanned: int
-    """How many deaths of the chaos leg are not explained by a fault."""
+    """How many deaths of the leg that is judged are not explained by a fault."""
     repeat: NextCommand | None
     """The command that reproduces it, where its job file is known."""
     commands: tuple[NextCommand, ...]
@@ -227,7 +227,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         checks=tuple(sorted(verdict.checks, key=lambda check: list(CHECK_WORDS).index(check.status))),
         divergence=() if found is None else tuple(divergence_rows(found, verdict.hint, diagnosed=diagnosed)),
         deaths=tuple(deaths[:MOST_DEATHS]),
-        unplanned=sum(death.leg == "chaos" for death in deaths),
+        unplanned=sum(death.leg == run.main for death in deaths),
         repeat=repeat,
         commands=commands,
     )
@@ -257,7 +257,7 @@ def _killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:
     faults = verdict.faults
     unplanned = f" {count(deaths, 'unplanned death')}." if (deaths := len(chaos.events(DeathUnplanned))) else ""
     if not chaos.journal:
-        return "Nothing: the chaos run never began."
+        return f"Nothing: the {'' if facts.in_production else 'chaos '}run never began."
     if not faults:
         return f"Nothing was planned.{unplanned}"
     if len(faults) <= MOST_FAULTS:

@@ -18,7 +18,7 @@ from chaosrun.verify.divergence import Divergence, divergence_of
 from chaosrun.verify.lineage import Lineage, lineage
 from chaosrun.verify.premises import bits_differ, canaries, not_ended, records_damaged
 from chaosrun.verify.restored import reference_state
-from chaosrun.verify.ruling import Ruling, first_of, of_check, of_damage, of_divergence, of_end
+from chaosrun.verify.ruling import Ruling, first_of, of_check, of_damage, of_divergence, of_end, only_missing
 from chaosrun.verify.steps import reference_parameters
 from chaosrun.wording import count, listed
 
@@ -273,7 +273,8 @@ def _rule(drill: Drill, checks: Sequence[CheckResult], found: Sequence[Recovery]
         return of_divergence(diverged, drill.spec.data.resume)
     end = leg.finished
     if end is None:
-        return of_damage(checks) or Ruling(status="INCONCLUSIVE", reason=Cause.of("not_finished", leg=leg.name))
+        damaged = None if only_missing(leg) else of_damage(checks)
+        return damaged or Ruling(status="INCONCLUSIVE", reason=Cause.of("not_finished", leg=leg.name))
     if end.outcome == "inexact_restore":
         return of_end(leg, fails=True)
     if wrong := first_of(checks, "fail"):

@@ -173,7 +173,7 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
         if leg.outcome in (TRAINED if leg is chaos else ("completed",)):
             continue
         if leg.finished is None:
-            damaged = None if _only_missing(reference, chaos) else of_damage(checks)
+            damaged = None if only_missing(reference, chaos) else of_damage(checks)
             return damaged or Ruling(status="INCONCLUSIVE", reason=Cause.of("not_finished", leg=leg.name))
         ruling = of_end(leg, fails=leg is chaos and leg.outcome == "inexact_restore")
         if leg.outcome == "user_error" and (found := Replicas(leg).drift()):
@@ -190,7 +190,7 @@ def of_damage(checks: Sequence[CheckResult]) -> Ruling | None:
     return found and Ruling(status="INCONCLUSIVE", reason=found)
 
 
-def _only_missing(*legs: LegHistory) -> bool:
+def only_missing(*legs: LegHistory) -> bool:
     """Whether the only problem with the records is that the run has not written them yet."""
     return all(len(leg.problems) <= (not leg.layout.journal.exists()) for leg in legs)
 

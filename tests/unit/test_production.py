@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from legs import Bugs, edit_trace, only, put, write_run
-from run_files import write_info
+from run_files import tell, write_info
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 from test_verify_began import BUGS
 
@@ -22,6 +22,7 @@ from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import RankTrace
 from chaosrun.report.metrics import RunCollector, served
 from chaosrun.report.sentences import sentence
+from chaosrun.report.view import read_view
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import judging
 from chaosrun.supervise.judging import RecoveryJudge
@@ -281,6 +282,19 @@ def test_a_judgement_costs_what_is_done_again(tmp_path: Path, monkeypatch: pytes
         found = judged(run, 3)
         assert (found.divergence, found.steps) == (None, 42), found.words
     assert len(looked_at) == 2 and looked_at[0] == looked_at[1] < 10
+
+
+def test_one_that_never_began_has_not_finished(tmp_path: Path) -> None:
+    """As one that was cancelled while Ray starts: nothing is missing that could be put back."""
+    run = RunLayout(tmp_path / "runs" / "run")
+    run.path.mkdir(parents=True)
+    write_info(run, NO_FAULTS, kind="run", spec={"workers": 2})
+    found = judge(run)
+    assert (found.status, found.code) == ("INCONCLUSIVE", "not_finished")
+    view = read_view(run, found)
+    assert (view.killed, [each.label for each in view.commands]) == ("Nothing: the run never began.", ["look", "resume"])
+    tell(run, {"event": "death.unplanned", "attempt": 1, "rank": 1, "step": 7, "reason": "killed"}, leg="run")
+    assert judge(run).code == "records_damaged" and read_view(run, found).unplanned == 1
 
 
 def test_damaged_records_are_no_agreement(tmp_path: Path) -> None:
