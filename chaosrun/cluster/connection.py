@@ -36,6 +36,8 @@ OBJECT_STORE_BYTES = 80 << 20
 LONGEST_FOLDER = 40
 UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's Node that start processes which a private Ray does not need."""
+DEATHS = ("Raylet is terminated.", "A worker died or was killed", "The node with node id")
+"""How Ray's messages begin of deaths that chaosrun tells of itself, planned ones, too; the first holds the end of a log."""
 # One per driver process: Ray reads the token once and keeps it.
 AUTH_TOKEN = secrets.token_hex(32)
 SETTINGS = {
@@ -75,15 +77,18 @@ def connect(address: str | None, *, cpus: float) -> Connection:
     except FileNotFoundError as error:
         # Ray's driver needs the current directory.
         raise UsageError("the current directory no longer exists", hint="change to one that is") from error
-    _quieten()
     address = address or os.environ.get("RAY_ADDRESS") or None
-    if address is not None:
-        _join(address)
-        for tell in joining.on_joined:
-            tell(ray.get_runtime_context().gcs_address)
-        return Connection(kind="joined", address=address, mark=f"chaosrun#{unique}", close=ray.shutdown)
-    folder, close = _start_private(max(cpu_count(), math.ceil(cpus)))
-    return Connection(kind="private", address=None, mark=f"{folder}#{unique}", close=close)
+    with ExitStack() as stack:
+        stack.enter_context(_errors_off_stdout())
+        if address is not None:
+            _join(address)
+            stack.callback(ray.shutdown)
+            for tell in joining.on_joined:
+                tell(ray.get_runtime_context().gcs_address)
+            return Connection(kind="joined", address=address, mark=f"chaosrun#{unique}", close=stack.pop_all().close)
+        folder, close = _start_private(max(cpu_count(), math.ceil(cpus)))
+        stack.callback(close)
+        return Connection(kind="private", address=None, mark=f"{folder}#{unique}", close=stack.pop_all().close)
 
 
 def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
@@ -124,10 +129,23 @@ def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
         return folder, stack.pop_all().close
 
 
-def _quieten() -> None:
-    """Keep Ray's driver from printing, on stdout, the end of a dead raylet's log, which no setting of Ray's prevents."""
-    if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda *_, **__: None
+@contextmanager
+def _errors_off_stdout() -> Iterator[None]:
+    """Print on stderr the errors that Ray's driver prints on stdout, which no setting of Ray's prevents; those that tell of a
+    death nowhere."""
+    printed: Any = getattr(worker, "print_to_stdstream", None)
+
+    def told(data: Any, *about: Any, **more: Any) -> None:
+        if not any(str(line).startswith(DEATHS) for line in data["lines"]):
+            printed({**data, "is_err": True}, *about, **more)
+
+    if printed is not None:
+        worker.print_to_stdstream = told
+    try:
+        yield
+    finally:
+        if printed is not None:
+            worker.print_to_stdstream = printed
 
 
 def cpu_count() -> int:

@@ -35,16 +35,31 @@ def test_what_keeps_ray_from_starting_is_no_bug_of_chaosrun(option: str, reason:
     assert reason in answer.stdout, answer.stderr
 
 
-def test_the_log_of_a_dead_raylet_is_not_printed() -> None:
+def test_the_log_of_a_dead_raylet_is_not_printed_and_other_errors_are_on_stderr_while_it_is_connected() -> None:
     program = """
 import ray
 from ray._private import worker
 from chaosrun.cluster import connection
+def error(line):
+    worker.print_to_stdstream({"lines": [line], "pid": "raylet", "is_err": False}, ignore_prefix=False)
 def start(**_):
-    worker.print_to_stdstream({"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    error("Raylet is terminated. Termination is unexpected.")
+    error("A worker died or was killed while executing a task by an unexpected system error.")
+    error("No node has room.")
 ray.init = start
 connection.connect(None, cpus=1).close()
+error("The user's own.")
+def fail(**_):
+    raise RuntimeError
+ray.init = fail
+for address in (None, "127.0.0.1:1"):
+    try:
+        connection.connect(address, cpus=1)
+    except connection.ResourcesError:
+        error(f"Again, {address}.")
 """
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    err, out = ([line.partition(" ")[2] for line in text.splitlines()] for text in (done.stderr, done.stdout))
+    assert (done.returncode, err) == (0, ["No node has room."]), done.stderr
+    assert out == ["The user's own.", "Again, None.", "Again, 127.0.0.1:1."]
