@@ -136,6 +136,17 @@ def of_the_machine(error: BaseException) -> ResourcesError | None:
     return None
 
 
+def name_of(error: ChaosrunError) -> str:
+    """By which another process is told its type: its class, or the nearest above it that is defined here."""
+    return next(of.__name__ for of in type(error).__mro__ if globals().get(of.__name__) is of)
+
+
+def error_named(kind: str) -> type[ChaosrunError]:
+    """The type of error that `name_of` named; of an unknown name, the base of all."""
+    of = globals().get(kind)
+    return of if isinstance(of, type) and issubclass(of, ChaosrunError) else ChaosrunError
+
+
 def error_of(outcome: str) -> type[ChaosrunError]:
     """The type of error to raise for a leg that ended with this outcome instead of completing."""
     return {"user_error": UserScriptError, "resources": ResourcesError, "timeout": RunTimeoutError}.get(outcome, RecoveryError)

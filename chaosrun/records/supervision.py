@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
 
-from chaosrun import errors
-from chaosrun.errors import ChaosrunError, InterruptedRunError, ResourcesError, UsageError, of_the_machine
+from chaosrun.errors import ChaosrunError, InterruptedRunError, ResourcesError, UsageError, error_named, name_of, of_the_machine
 from chaosrun.records.codec import Record, changed
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import is_locked
@@ -25,7 +24,7 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
     """An error of chaosrun, recorded for another process."""
 
     kind: str
-    """Its class, or the nearest above it that `errors` has."""
+    """See `errors.name_of`."""
     message: str
     hint: str | None
     exit_code: int
@@ -44,13 +43,10 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
                 hint=f"please report it; of a detached run the traceback is in {run.supervisor_log}",
             )
         hint = error.hint and error.hint.replace(run_argument(run), RUN)
-        kind = next(of.__name__ for of in type(error).__mro__ if getattr(errors, of.__name__, None) is of)
-        return cls(kind=kind, message=error.message, hint=hint, exit_code=error.exit_code)
+        return cls(kind=name_of(error), message=error.message, hint=hint, exit_code=error.exit_code)
 
     def again(self, run: RunLayout) -> ChaosrunError:
-        kind = getattr(errors, self.kind, None)
-        of = kind if isinstance(kind, type) and issubclass(kind, ChaosrunError) else ChaosrunError
-        return of(self.message, hint=self.hint and self.hint.replace(RUN, run_argument(run)))
+        return error_named(self.kind)(self.message, hint=self.hint and self.hint.replace(RUN, run_argument(run)))
 
 
 class Supervision(Record, frozen=True, kw_only=True, omit_defaults=False):

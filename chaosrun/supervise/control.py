@@ -24,7 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from chaosrun.errors import ChaosrunError, UsageError, of_the_machine
+from chaosrun.checkpoint.storage_errors import place_of
+from chaosrun.errors import ChaosrunError, ResourcesError, UsageError, error_named, name_of, of_the_machine
 from chaosrun.processes import cpu_and_state
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import RunLayout
@@ -70,7 +71,9 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
-    """The command was refused."""
+    """The command was refused, or failed."""
+    kind: str | None = None
+    """See `errors.name_of`; None for what is no command at all."""
     hint: str | None = None
     run: str | None = None
     pid: int | None = None
@@ -166,16 +169,19 @@ class ControlServer:
         try:
             return self._obey(command)
         except ChaosrunError as error:
-            return Answer(error=error.message, hint=error.hint)
+            told = error
+        except OSError as error:
+            message = f"{place_of(error, self._run.path)}: {error.strerror or error}"
+            told = of_the_machine(error) or ResourcesError(message, hint="the run goes on: say it again once that is put right")
         except Exception as error:
-            if machine := of_the_machine(error):
-                return Answer(error=machine.message, hint=machine.hint)
-            traceback.print_exc()
-            return Answer(
-                error=f"this is a bug in chaosrun: {type(error).__name__}: {error}",
+            with suppress(OSError, ValueError):  # stderr is full, or closed
+                traceback.print_exc()
+            told = ChaosrunError(
+                f"this is a bug in chaosrun: {type(error).__name__}: {error}",
                 hint="please report it; the run goes on. Its supervisor has printed the traceback, where it is detached to "
                 f"{self._run.supervisor_log}",
             )
+        return Answer(error=told.message, kind=name_of(told), hint=told.hint)
 
 
 @contextmanager
@@ -193,7 +199,7 @@ def request(run: RunLayout, command: Command) -> Answer:
     """Send a command to the run's supervisor and return its answer.
 
     Raises NobodyListensError when there is no socket or nothing listens on it, UsageError when it belongs to another user or
-    when the command is refused.
+    when the command is refused, and what the command failed with.
     """
     directory = control_directory(run)
     try:
@@ -222,7 +228,7 @@ def request(run: RunLayout, command: Command) -> Answer:
             f"the supervisor of run {run.run_id} cannot be reached: {error}", hint=f"chaosrun status {run_argument(run)}"
         ) from error
     if answer.error is not None:
-        raise UsageError(answer.error, hint=answer.hint)
+        raise error_named(answer.kind or "UsageError")(answer.error, hint=answer.hint)
     return answer
 
 

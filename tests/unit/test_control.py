@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
+from chaosrun.errors import ChaosrunError, InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise import control
 from chaosrun.supervise.control import (
@@ -27,6 +28,7 @@ from chaosrun.supervise.control import (
     Command,
     ControlServer,
     Inject,
+    NobodyListensError,
     Ping,
     control_directory,
     request,
@@ -131,24 +133,29 @@ def test_what_is_refused(served: Served, message: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "words"),
+    ("raised", "words", "code"),
     [
-        (KeyError("rank"), "this is a bug in chaosrun: KeyError: 'rank'"),
-        (PermissionError(errno.EACCES, "Permission denied", "plan.json"), "this is a bug in chaosrun: PermissionError"),
-        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
-        (RunTimeoutError("too late"), "too late"),
+        (KeyError("rank"), "this is a bug in chaosrun: KeyError: 'rank'", 1),
+        (PermissionError(errno.EACCES, "Permission denied", "plan.json"), "plan.json: Permission denied", 7),
+        (OSError(errno.ENOSPC, "No space left on device"), "{run}: No space left on device", 7),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files", 7),
+        (RunTimeoutError("too late"), "too late", 124),
+        (NobodyListensError("no such rank"), "no such rank", 2),
     ],
 )
 def test_whatever_a_command_raises_is_told_and_the_next_one_is_answered(
-    served: Served, monkeypatch: pytest.MonkeyPatch, raised: Exception, words: str
+    served: Served, monkeypatch: pytest.MonkeyPatch, raised: Exception, words: str, code: int
 ) -> None:
     def fails(command: Command) -> Answer:
         raise raised
 
     with monkeypatch.context() as patched:
         patched.setattr(served.server, "_obey", fails)
-        with pytest.raises(UsageError, match=re.escape(words)):
+        patched.setattr(sys, "stderr", closed := StringIO())
+        closed.close()
+        with pytest.raises(ChaosrunError, match=re.escape(words.format(run=served.run.path))) as told:
             request(served.run, Cancel())
+    assert told.value.exit_code == code
     assert request(served.run, Ping()).pid == os.getpid()
 
 
