@@ -9,6 +9,11 @@ def main() -> int:
         from chaosrun.cli import main as command_line
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
+        from chaosrun.report.output import asks_for_json, write_json
+
+        if asks_for_json(sys.argv[1:]):
+            about = {"kind": "InterruptedRunError", "message": "interrupted", "hint": None, "exit_code": 130}
+            write_json({"v": 1, "error": about})
         return 130
     return command_line()
 

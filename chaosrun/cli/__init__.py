@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 from chaosrun import __version__
 from chaosrun.cli import campaigns, drills, files, housekeeping, preflight, runs
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError, of_the_machine
-from chaosrun.report.output import has_colour, write_error, write_json
+from chaosrun.report.output import asks_for_json, has_colour, write_error, write_json
 
 __all__ = ["app", "main"]
 
@@ -136,16 +136,6 @@ def _run(tokens: Sequence[str]) -> int | None:
 
 def _report(tokens: Sequence[str], kind: str, message: str, hint: str | None, exit_code: int) -> int:
     write_error(message, hint, colour=has_colour(sys.stderr, os.environ))
-    if _asks_for_json(tokens):
+    if asks_for_json(tokens):
         write_json({"v": 1, "error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
     return exit_code
-
-
-def _asks_for_json(tokens: Sequence[str]) -> bool:
-    """Whether the command line asks for JSON, even if it cannot be parsed."""
-    own = tokens[: tokens.index("--")] if "--" in tokens else tokens
-    pairs = zip(own, [*own[1:], ""], strict=False)
-    return any(
-        (option in ("-o", "--output") and value == "json") or option in ("-ojson", "-o=json", "--output=json")
-        for option, value in pairs
-    )

@@ -99,6 +99,16 @@ def _write(text: str) -> OSError | None:
     return None
 
 
+def asks_for_json(tokens: Sequence[str]) -> bool:
+    """Whether the command line asks for JSON, even if it cannot be parsed."""
+    own = tokens[: tokens.index("--")] if "--" in tokens else tokens
+    pairs = zip(own, [*own[1:], ""], strict=False)
+    return any(
+        (option in ("-o", "--output") and value == "json") or option in ("-ojson", "-o=json", "--output=json")
+        for option, value in pairs
+    )
+
+
 def write_json(value: Mapping[str, object]) -> None:
     write_out(as_json(value))
 

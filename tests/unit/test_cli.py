@@ -434,7 +434,8 @@ class TestLogs:
         assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}b\n"
 
 
-def test_a_ctrl_c_while_the_command_line_is_imported_is_told_in_one_line() -> None:
+@pytest.mark.parametrize("arguments", [(), ("status", "-o", "json")])
+def test_a_ctrl_c_while_the_command_line_is_imported_is_told_in_one_line(arguments: tuple[str, ...]) -> None:
     program = """
 import runpy, sys
 class Interrupting:
@@ -444,8 +445,10 @@ class Interrupting:
 sys.meta_path.insert(0, Interrupting())
 runpy.run_module("chaosrun", run_name="__main__")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    told = {"kind": "InterruptedRunError", "message": "interrupted", "hint": None, "exit_code": 130}
+    assert (done.stdout and json.loads(done.stdout)) == ({"v": 1, "error": told} if arguments else "")
 
 
 def test_status(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
