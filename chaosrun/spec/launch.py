@@ -210,8 +210,13 @@ def _syntax_problems(path: Path) -> Iterator[Problem]:
     except OSError as error:
         yield problem_of_script(path, "", f"it cannot be read: {error.strerror}", "check its permissions")
         return
+    # A zip may follow a line for the shell; compiled code begins with two bytes of its Python's version.
+    if b"PK\3\4" in data or (data[2:4] == b"\r\n" and data[5:8] == b"\0\0\0"):
+        yield problem_of_script(path, "", "it holds no text: a zip, or compiled", "name the source that it was made from")
+        return
     if b"\0" in data:
-        yield problem_of_script(path, "", "it holds no text: a zip, or compiled?", "name the source that it was made from")
+        line = data.count(b"\n", 0, data.index(b"\0"))
+        yield problem_of_script(path, "", "a NUL byte in its text", "remove it: Python cannot compile it", line)
         return
     try:
         with warnings.catch_warnings():

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -248,10 +249,16 @@ def test_a_script_that_cannot_be_compiled(here: Path, capsys: pytest.CaptureFixt
         "     3 | def step(:",
         "       |          ^",
     ]
-    (here / "train.py").write_bytes(b"PK\3\4\0\0\xfftrain")  # a zip, which Python alone would run
-    code, _, err = run("validate train.py", capsys)
-    assert (code, err.count("\n")) == (2, 2)
-    assert err.startswith(f"error: {here}/train.py:1:1: it holds no text: a zip, or compiled?\nhint: name the source")
+    compiled = "1:1: it holds no text: a zip, or compiled\nhint: name the source"  # Python alone would run it
+    for data, said in (
+        (b"#!/usr/bin/env python\nPK\3\4\0\0\xfftrain", compiled),
+        (MAGIC_NUMBER + b"\0\0\0\0train", compiled),
+        (b"import torch\nname = 'a\0b'\n", "2:1: a NUL byte in its text\nhint: remove it"),
+    ):
+        (here / "train.py").write_bytes(data)
+        code, _, err = run("validate train.py", capsys)
+        assert (code, err.count("\n")) == (2, 2)
+        assert err.startswith(f"error: {here}/train.py:{said}")
 
 
 def test_a_load_of_its_own_beside_attach_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
