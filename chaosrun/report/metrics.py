@@ -82,9 +82,12 @@ class RunCollector:
 
 
 def _steps(leg: LegPicture) -> int:
-    """While a restart has not begun, what was reached before it: where a script's own resume stands is known only then."""
-    attempts = leg.history.attempts
-    return leg.step if attempts and len(attempts[-1].starts) == len(leg.lanes) else leg.reached
+    """While a restart has not begun, what was reached before it: where a script's own resume stands is known only then. By
+    lanes, which heartbeats move at each poll: of many ranks' traces only some are read in one."""
+    if not any(lane.state in ("starting", "restoring") or (lane.ended and not lane.step) for lane in leg.lanes.values()):
+        return leg.step
+    done = [[trace.steps.last for trace in each.traces.values() if trace.steps] for each in leg.history.attempts[:-1]]
+    return next((min(steps) for steps in reversed(done) if steps), leg.step)
 
 
 @contextmanager
