@@ -58,6 +58,8 @@ class FoundState:
         self._as_before = False
         """Whether `parameters` are in the first attempt's order even if the optimizers update all of them."""
         self._named: list[tuple[str, torch.nn.Parameter]] | None = None
+        self._since: dict[int, tuple[str, str]] = {}
+        """Of each of the modules, by id, what `held_since` says: asked once, as there may be thousands of parameters."""
         self._updated: set[int] = set()
         """The parameters, by id, that optimizers updated then."""
         self._kept: list[torch.optim.Optimizer] = []
@@ -116,6 +118,7 @@ class FoundState:
         """Every parameter, once, of the modules that optimizers update; in the optimizers' order if they update all of them."""
         if self._named is None:
             stepped = [p for optimizer in self.optimizers() for p in parameters_of(optimizer)]
+            self._since.clear()
             known, self._updated = {id(p) for root in self._roots for p in root.parameters()}, {id(p) for p in stepped}
             if any(id(p) not in known for p in stepped):
                 self._roots = holders(stepped) or self._roots
@@ -248,10 +251,15 @@ class FoundState:
         first = self._first.tensors if self._first else ()
         for number, root in enumerate(self._roots):
             prefix = f"{number}." if len(self._roots) > 1 else ""
-            before = [name.removeprefix(prefix) for name in first if name.startswith(prefix)]
-            less, more = held_since(before, [unwrapped(name) + part_of(each) for name, each in root.named_parameters()])
+            if id(root) not in self._since:
+                before = [name.removeprefix(prefix) for name in first if name.startswith(prefix)]
+                now = [unwrapped(name) + part_of(each) for name, each in root.named_parameters()]
+                self._since[id(root)] = held_since(before, now)
+            less, more = self._since[id(root)]
             for name, tensor in getattr(root, method)():
-                yield prefix + more + unwrapped(name).removeprefix(less), tensor
+                own = unwrapped(name)
+                # A buffer of the outer module's own may be called as one of the model.
+                yield prefix + more + (own[len(less) :] if own.startswith(less) else f"..{own}"), tensor
 
 
 def _digests_in_files(tensor: torch.Tensor) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils import parametrizations, prune
 
-from chaosrun.observe import hooks
+from chaosrun.observe import found_state, hooks
 from chaosrun.observe.contents import contents
 from chaosrun.observe.found_state import FoundState, names_of_optimizers, rates_of
 from chaosrun.observe.state import ObservedState
@@ -105,6 +105,21 @@ def test_the_folders_of_trained_models_are_told_by_their_values() -> None:
     assert found.trained_in(contents({"teacher": teacher.state_dict()})) == ()
     assert found.trained_in(contents(model.state_dict())) == ("",)
     assert FoundState(torch.nn.ReLU()).trained_in(contents(saved)) == (), "no parameter of its own"
+
+
+def test_a_buffer_of_a_module_that_now_holds_the_model_takes_no_name_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is called as before, when nothing was around it. How its names differ is asked once, not at every save."""
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.ones(2, 2))
+    model.register_buffer("scale", torch.ones(1))
+    outer = torch.nn.ModuleDict({"model": model})
+    outer.register_buffer("scale", torch.zeros(1))
+    found = FoundState(outer, cast(Any, SimpleNamespace(tensors=("weight",), in_part=False)))
+    monkeypatch.setattr(found, "optimizers", lambda: [torch.optim.SGD(outer.parameters())])
+    assert [name for name, _ in found.parameters()] == ["weight"]
+    monkeypatch.setattr(found_state, "held_since", None)
+    buffers = cast(dict[str, torch.Tensor], found.components()["buffers"])
+    assert {name: tensor.item() for name, tensor in buffers.items()} == {"scale": 1, "..scale": 0}
 
 
 def test_no_rate_is_equal_to_no_rate_in_the_records() -> None:
