@@ -120,6 +120,7 @@ def test_what_python_keeps_of_the_warnings_of_a_script_is_none_of_its_variables(
 
 def test_code_that_is_compiled_again_is_refused() -> None:
     """Which version runs depends on the inputs that came before: after a restart, others did."""
+    torch._dynamo.reset()  # another test may have compiled something
     quick = torch.compile(torch.nn.functional.leaky_relu, backend="eager")
     training: Any = types.SimpleNamespace(_dataloaders=[])
     try:
