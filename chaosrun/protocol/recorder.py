@@ -107,6 +107,7 @@ class Recorder(Steps):
         if self._preemption.due(position.step):
             if self._checkpointer.newest_step != position.step:
                 self._checkpoint(position)
+                self.observer.holdings(position.step + 1, settings=False)  # the reference saves nothing here
             self._wait_for_saves()
             self._preemption.leave(position.step)
         if saved or self._settling.is_due(position.step):

@@ -109,7 +109,9 @@ def _differing_names(drill: Drill, attempt: Attempt, rank: int) -> tuple[list[st
     trace, step = attempt.traces.get(rank), attempt.start_of(rank) + 1
     known, *again = _fault_free(drill, rank)
     here = _values_by_step(trace) if trace else {}
-    expected, seen = known.get(step, {}), here.get(step, {})
+    # After a save on notice, of which the reference knows nothing, what the script had as it left.
+    expected = next((held[step] for held in (known, *again) if step in held), {})
+    seen = here.get(step, {})
     changing = {name for held in known.values() for name in _differing(expected, held)}
     after = {at: held for at, held in here.items() if at > step}
     apart = _differing(expected, seen) & changing or _made_otherwise(known, expected, seen, after, step)

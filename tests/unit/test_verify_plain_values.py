@@ -29,6 +29,8 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
     ("reference", "again", "restarted", "told"),
     [
         ({"best": "0.5", "n": "9"}, {"best": "0.5"}, {"best": "inf", "n": "9"}, "the script had best = inf (reference: 0.5), "),
+        # A save on notice, where the reference saves nothing.
+        ({}, {"best": "0.5"}, {"best": "inf"}, "the script had best = inf (reference: 0.5), "),
         ({"best": "0.5"}, {"best": "0.5"}, {"best": "0.5"}, ""),
         ({"best": "0.5"}, {"best": "0.6"}, {"best": "0.7"}, ""),
         ({"begun": "0"}, {"begun": "0"}, {"begun": "4"}, ""),
@@ -66,7 +68,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ),
     ],
     ids=[
-        *("lost", "there", "wanders", "never changes", "drawn once", "not there yet", "rounds last"),
+        *("lost", "saved on notice", "there", "wanders", "never changes", "drawn once", "not there yet", "rounds last"),
         *(
             "unnamed rounds",
             "an unused scaler",
