@@ -87,10 +87,10 @@ class ScriptValues:
             functions, modules = of_functions(), of_modules(self._modules)
             functions |= _hidden(compared, functions)
             trained = [each for each in compared if isinstance(each, torch.nn.Module)]
-            heads = {id(value): name for name, value in reversed({**functions, **modules}.items())}
+            heads = {id(_bare(value)): name for name, value in reversed({**functions, **modules}.items())}
             kept = dict(islice(_kept(heads, trained), MOST_VALUES))
             hooks = dict(islice(_hooks(heads, trained, optimizers), MOST_VALUES // 2))  # the other half: what they hold
-            settings = dict(islice(_settings(heads, optimizers), MOST_VALUES // 4))
+            settings = dict(islice(_settings(heads, optimizers), MOST_VALUES))
             whole = {name: text for name, value in kept.items() if (text := _with_tensors(value))}
             known |= {id(kept[name]) for name in whole} | {
                 id(part) for each in trained if kept or hooks for part in each.modules()
@@ -157,6 +157,11 @@ def _hooks(
             yield from ((f"{head}.{path}/hooks/{number}", hook) for number, hook in hooks)
 
 
+def _bare(value: Any) -> Any:
+    """The optimizer inside accelerate's wrapper, or the value itself."""
+    return value.optimizer if issubclass(type(value), AcceleratedOptimizer) else value
+
+
 def _settings(names: Mapping[int, str], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Any]]:
     """What these optimizers' parameter groups are set to (weight decay, betas, …), by location. Learning rates are in each
     step's record."""
@@ -164,8 +169,8 @@ def _settings(names: Mapping[int, str], optimizers: Iterable[Optimizer]) -> Iter
         if not isinstance(optimizer, AcceleratedOptimizer):
             head = names.get(id(optimizer), type(optimizer).__name__)
             for number, group in enumerate(optimizer.param_groups):
-                wanted = optimizer.defaults.keys() & group.keys() - RATES_AND_WAYS
-                yield f"{head}.param_groups[{number}]", {name: group[name] for name in sorted(wanted)}
+                for name in sorted(optimizer.defaults.keys() & group.keys() - RATES_AND_WAYS):
+                    yield f"{head}.param_groups[{number}]/{name}", group[name]
 
 
 def _with_tensors(value: Any) -> str:

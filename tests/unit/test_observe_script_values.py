@@ -300,10 +300,12 @@ def test_what_a_script_puts_on_an_object_of_accelerate_is_told() -> None:
     accelerator: Any = Accelerator(cpu=True)
     model = torch.nn.Linear(2, 2)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
-    values = ScriptValues(lambda: [model, optimizer])
+    values = ScriptValues(lambda: [model, optimizer, optimizer.optimizer])
     assert not [name for name in values.changed() if name.startswith(("accelerator", "optimizer/"))]
     accelerator.best, optimizer.warm = 0.5, 3
     assert {"accelerator/best": "0.5", "optimizer/warm": "3"}.items() <= values.changed().items()
+    optimizer.param_groups[0]["momentum"] = 0.5
+    assert values.changed()["optimizer.param_groups[0]/momentum"] == "0.5"
 
 
 def test_numbers_that_are_not_pythons_own_are_told() -> None:
