@@ -55,16 +55,17 @@ def lineage(drill: Drill) -> CheckResult:
 def died_in(drill: Drill, rank: int) -> list[int]:
     """The steps that this rank of a script that resumes by itself took part in, but died before it could record: all other
     ranks of its attempt recorded them, as the reference did, and a later attempt went on from what one of them had saved."""
-    missing = drill.chaos_lineage.missing(rank, drill.reference_lineage.final_step)
-    return [step for step in missing if _died_in_it(drill, rank, step)]
+    steps = {attempt.start_of(rank) for attempt in _resumed_by_script(drill, rank)}
+    unrecorded = (step for step in sorted(steps) if step and drill.chaos_lineage.at(rank, step) is None)
+    return [step for step in unrecorded if _died_in_it(drill, rank, step)]
 
 
 def _died_in_it(drill: Drill, rank: int, step: int) -> bool:
     others = [drill.chaos_lineage.at(other, step) for other in drill.ranks if other != rank]
-    made = {record.attempt for record in others if record and _as_in_reference(drill, record)}
-    if not all(others) or len(made) != 1 or _resumed_ahead(drill, rank, [step]) is None:
+    made = {record.attempt if record and _as_in_reference(drill, record) else None for record in others}
+    if len(made) != 1 or (attempt := made.pop()) is None:
         return False
-    trace = drill.chaos.attempt(made.pop()).traces.get(rank)
+    trace = drill.chaos.attempt(attempt).traces.get(rank)
     return trace is not None and trace.start is not None and trace.end is None and trace.steps.last == step - 1
 
 
@@ -76,9 +77,13 @@ def _as_in_reference(drill: Drill, record: StepRecord) -> bool:
 def _resumed_ahead(drill: Drill, rank: int, missing: Sequence[int]) -> Attempt | None:
     """The attempt in which this rank of a script that resumes by itself went on from a later step than it had reached: from
     what another rank saved, which did not wait for it."""
-    restarted = [attempt for attempt in drill.chaos.attempts[1:] if attempt.by == "script" and rank in attempt.starts]
-    ahead = (attempt for attempt in restarted if attempt.start_of(rank) in missing)
-    return next(ahead, None) if len(drill.ranks) > 1 else None
+    return next((attempt for attempt in _resumed_by_script(drill, rank) if attempt.start_of(rank) in missing), None)
+
+
+def _resumed_by_script(drill: Drill, rank: int) -> list[Attempt]:
+    """The attempts in which this rank, one of several, resumed by the script's own code."""
+    several = len(drill.ranks) > 1
+    return [each for each in drill.chaos.attempts[1:] if several and each.by == "script" and rank in each.starts]
 
 
 def resume_points(drill: Drill) -> CheckResult:

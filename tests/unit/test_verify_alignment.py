@@ -812,6 +812,8 @@ def test_a_step_that_only_the_killed_rank_has_not_recorded_is_no_gap(
     verdict = judge(run)
     others = {check_of(verdict, name).status for name in ("data_order", "parameters", "resume_evidence")}
     assert check_of(verdict, "lineage").status == status and (status == "fail" or others == {"pass"})
+    edit_trace(run, "chaos", 1, 2, only("step", put(param="f" * 16), step=4))
+    assert check_of(judge(run), "lineage").status == "fail", "one of the others has other weights than the reference"
 
 
 def test_one_that_ends_early_after_a_restart(tmp_path: Path) -> None:
