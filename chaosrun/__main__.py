@@ -8,13 +8,10 @@ def main() -> int:
     try:
         from chaosrun.cli import main as command_line
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        from chaosrun.report.output import asks_for_json, write_json
+        from chaosrun.errors import InterruptedRunError
+        from chaosrun.report.output import report_error
 
-        if asks_for_json(sys.argv[1:]):
-            about = {"kind": "InterruptedRunError", "message": "interrupted", "hint": None, "exit_code": 130}
-            write_json({"v": 1, "error": about})
-        return 130
+        return report_error(sys.argv[1:], InterruptedRunError.__name__, "interrupted", None, InterruptedRunError.exit_code)
     return command_line()
 
 

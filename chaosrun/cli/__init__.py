@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 from chaosrun import __version__
 from chaosrun.cli import campaigns, drills, files, housekeeping, preflight, runs
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError, of_the_machine
-from chaosrun.report.output import asks_for_json, has_colour, write_error, write_json
+from chaosrun.report.output import report_error
 
 __all__ = ["app", "main"]
 
@@ -106,9 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exception(error)
             message = f"this is a bug in chaosrun {__version__}: {type(error).__name__}: {error}"
             hint = "please report it with the traceback above; the run's files are kept"
-            return _report(tokens, type(error).__name__, message, hint, EXIT_BUG)
+            return report_error(tokens, type(error).__name__, message, hint, EXIT_BUG)
         found = machine
-    return _report(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
+    return report_error(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
 
 
 def _only_asks(tokens: Sequence[str]) -> bool:
@@ -132,10 +132,3 @@ def _run(tokens: Sequence[str]) -> int | None:
         if "after" in unparsed:
             return command(*bound.args, **bound.kwargs, after=tuple(tokens[dashes + 1 :]))
     return app(tokens)
-
-
-def _report(tokens: Sequence[str], kind: str, message: str, hint: str | None, exit_code: int) -> int:
-    write_error(message, hint, colour=has_colour(sys.stderr, os.environ))
-    if asks_for_json(tokens):
-        write_json({"v": 1, "error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
-    return exit_code

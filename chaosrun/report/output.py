@@ -99,7 +99,15 @@ def _write(text: str) -> OSError | None:
     return None
 
 
-def asks_for_json(tokens: Sequence[str]) -> bool:
+def report_error(tokens: Sequence[str], kind: str, message: str, hint: str | None, exit_code: int) -> int:
+    """Write the error that ends a command, on stdout as well if its line asks for JSON. Returns the exit code."""
+    write_error(message, hint, colour=has_colour(sys.stderr, os.environ))
+    if _asks_for_json(tokens):
+        write_json({"v": 1, "error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
+    return exit_code
+
+
+def _asks_for_json(tokens: Sequence[str]) -> bool:
     """Whether the command line asks for JSON, even if it cannot be parsed."""
     own = tokens[: tokens.index("--")] if "--" in tokens else tokens
     pairs = zip(own, [*own[1:], ""], strict=False)
