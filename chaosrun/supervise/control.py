@@ -129,7 +129,7 @@ class ControlServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting commands; the directory is removed when this returns."""
+        """Stop accepting commands; the directory is removed when this returns, where its file system takes writes."""
         # This wakes the thread from `accept`, or from a client that is slow to send; closing alone would not.
         self._listener.shutdown(socket.SHUT_RDWR)
         client = self._client
@@ -138,7 +138,8 @@ class ControlServer:
                 client.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
-        _clear(self._directory)
+        with suppress(OSError):  # the next server removes it; why this one ends must not be lost
+            _clear(self._directory)
 
     def _serve(self) -> None:
         while True:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.errors import ChaosrunError, InterruptedRunError, RunTimeoutError, UsageError
+from chaosrun.errors import ChaosrunError, InterruptedRunError, ResourcesError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise import control
 from chaosrun.supervise.control import (
@@ -338,6 +338,17 @@ def test_a_run_goes_on_where_there_can_be_no_socket(tmp_path: Path) -> None:
     with serve(RunLayout(tmp_path), lambda command: Answer(), on_failure=said.append):
         pass
     assert len(said) == 1 and "no control socket" in said[0]
+
+
+def test_a_file_system_that_became_read_only_does_not_hide_why_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(directory))
+
+    with pytest.raises(ResourcesError), serve(RunLayout(tmp_path), lambda command: Answer(), on_failure=print):
+        monkeypatch.setattr(control, "_clear", refuse)
+        raise ResourcesError("the run's own files cannot be written")
 
 
 def test_a_cancel_is_a_sigint_to_the_main_thread() -> None:
