@@ -28,6 +28,8 @@ _HINTS = {
 }
 _LOOKED_AT = 200
 """At most so many files of a folder are read to find those of a kind."""
+LARGEST_BYTES = 4 << 20
+"""Of a job file or a suite: some 50,000 faults. A larger file is no such thing, and would take minutes to read."""
 NEAR = 0.65
 """How similar an existing name has to be to be suggested for a missing one, from 0 to 1."""
 
@@ -35,7 +37,8 @@ NEAR = 0.65
 def read_source(path: Path, what: str) -> SourceText:
     """The text of a file, `what` in words. Raises UsageError, or SpecError for one that is not UTF-8."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(LARGEST_BYTES + 1 if what in _KEYS else -1)
     except FileNotFoundError as error:
         raise UsageError(f"no such {what}: {path}", hint=files_like(path, what)) from error
     except IsADirectoryError as error:
@@ -46,6 +49,8 @@ def read_source(path: Path, what: str) -> SourceText:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
     except ValueError as error:
         raise UsageError(f"{str(path)!r} cannot be the path of a {what}", hint="no path holds such characters") from error
+    if what in _KEYS and len(data) > LARGEST_BYTES:
+        raise UsageError(f"{path} is not a {what}: it has more than {LARGEST_BYTES >> 20} MiB", hint=f"a {what} is YAML")
     if what in _KEYS and path.suffix in _OTHERS:
         found, then = _OTHERS[path.suffix]
         raise UsageError(f"{path} is {found}, not a {what}", hint=then.format(path=path))

@@ -234,6 +234,7 @@ class TestFiles:
             ("job.txt", "a note\nwith: two: colons\n", "job.txt is not a job file: it does not hold YAML", "ends in .yaml"),
             ("a.sh", "python train.py\n", "a.sh is a shell script, not a job file", "-- bash a.sh"),
             ("train.py", "import torch\n", "train.py is a Python script, not a job file", "chaosrun submit train.py"),
+            ("a.yaml", "a" * (5 << 20), "a.yaml is not a job file: it has more than 4 MiB", "YAML"),
             ("model.pt", "\udcff\0", "model.pt is not a job file: it holds no text", "YAML"),
         ],
     )
