@@ -162,14 +162,15 @@ def _observed(event: events.FaultObserved) -> str:
 
 
 def _unplanned(event: events.DeathUnplanned) -> str:
-    who = "attempt failed" if event.rank is None else f"unplanned death of rank {event.rank}"
+    if event.rank is None or not event.error:
+        return f"{'attempt failed' if event.rank is None else 'unplanned'}: {_first_line(event.reason)}"
     at = "" if event.step is None else f" at step {event.step}"
-    return f"{who}{at}: {_first_line(raised(event.error) or event.reason)}"
+    return f"unplanned death of rank {event.rank}{at}: {_first_line(raised(event.error) or '')}"
 
 
 def _stopped(event: events.AttemptStopped) -> str:
-    reason = f": {event.reason}" if event.reason else ""
-    return f"attempt {event.attempt} stopped{reason}" + (f"; stopped {rank_list(event.killed)}" if event.killed else "")
+    # Why, its neighbours say: the fault, the death, the hang, the alarm, or how the leg ended.
+    return f"attempt {event.attempt} stopped" + (f"; stopped {rank_list(event.killed)}" if event.killed else "")
 
 
 def _started(event: events.AttemptStarted) -> str:

@@ -71,7 +71,7 @@ class RunStatus:
 
 def _leg_json(leg: LegPicture) -> dict[str, object]:
     end, steps = leg.history.finished, {str(rank): lane.step for rank, lane in leg.lanes.items()}
-    begun = [event for event in leg.history.journal if isinstance(event, LegStarted | SupervisorResumed)]
+    begun = _supervisors(leg)
     landed = [
         event for event in leg.history.events(FaultObserved) if leg.faults.get(event.fault, FaultSeen()).state == "landed"
     ]
@@ -107,10 +107,10 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
     """
     follower = follower or RunFollower(run)
     follower.poll()
-    if not supervised:
-        follower.picture.end()
     verdict = read_object(run.verdict_json) if run.verdict_json.exists() else None
-    supervision = None if supervised else read_supervision(run, judged=verdict is not None)
+    supervision = read_supervision(run, judged=supervised or verdict is not None)
+    if not supervised or (supervision and supervision.began_s > _began_s(follower.picture)):
+        follower.picture.end()  # also while a new supervisor starts, which takes over later
     return RunStatus(
         run_id=run.run_id,
         path=run.path,
@@ -118,8 +118,18 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
         facts=read_facts(run),
         verdict=verdict,
         picture=follower.picture,
-        error=supervision and supervision.error and supervision.error.again(run),
+        error=supervision.error.again(run) if supervision and supervision.error and not supervised else None,
     )
+
+
+def _began_s(picture: RunPicture) -> float:
+    """When the newest supervisor began a leg, or continued one."""
+    begun = (event.time_s for leg in picture.legs.values() for event in _supervisors(leg))
+    return max(begun, default=float("inf"))
+
+
+def _supervisors(leg: LegPicture) -> list[LegStarted | SupervisorResumed]:
+    return [event for event in leg.history.journal if isinstance(event, LegStarted | SupervisorResumed)]
 
 
 def status_lines(status: RunStatus, *, now_s: float) -> list[str]:

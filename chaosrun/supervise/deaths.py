@@ -85,7 +85,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
         hint, error = f"a crash in native code; the Python traceback is in {log}", ("signal", signal_name(killed_by))
         return failed(message=message, hint=hint, outcome="user_error", error=error)
     if killed_by is not None:
-        message = f"rank {rank} was killed by {signal_name(killed_by)} at step {step}, and no fault was planned for it"
+        message = f"rank {rank} was killed by {signal_name(killed_by)} at step {step}"
         hint = f"the kernel (out of memory?), the cluster or a person did it; see {log}"
         if launchers:
             hint = f"its launcher ends ranks when another one fails: see {', '.join(map(str, launchers))}; or {hint}"
@@ -136,11 +136,9 @@ def _of_notice(end: WorkerEnd, told: int) -> Failure:
     return Failure(
         code="told_to_leave",
         message=(
-            f"rank {told} was told to leave (SIGTERM), and no fault was planned for it: "
-            f"all ranks took a checkpoint after step {end.step} and left"
+            f"rank {told} was told to leave (SIGTERM): all ranks took a checkpoint after step {end.step} and left"
             if end.handled is None
-            else f"rank {told} was told to leave ({end.handled}), and no fault was planned for it: "
-            f"it left after step {end.step}"
+            else f"rank {told} was told to leave ({end.handled}): it left after step {end.step}"
         ),
         hint="the cluster or a person took away its resources",
         rank=told,
@@ -294,7 +292,7 @@ def failure_of_launcher(failed: LauncherFailed, layout: AttemptLayout, world_siz
         message, hint = (text.format(**about) for text in _MISUSES[failed.code])
         return Failure(code="launcher_misused", message=message, hint=hint, outcome="user_error", refused=True)
     if failed.signal is not None:
-        message = f"the command was killed by {signal_name(failed.signal)}, and no fault was planned for it"
+        message = f"the command was killed by {signal_name(failed.signal)}"
         return Failure(code="killed", message=message, hint=f"the kernel (out of memory?) or a person did it; see {log}")
     began = f"after {count(failed.announced, 'rank')} had begun" if failed.announced else "before any rank began"
     message = f"the command ended with exit code {failed.exit_code} {began} to train"

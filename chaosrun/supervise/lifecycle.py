@@ -353,8 +353,8 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":
             return _finish(state, _ended_by(failure, message=failure.message + before))
-        died = ", ".join(map(str, (*state.unplanned, state.attempt)))
-        said = f"{failure.message} (died unplanned, without progress: attempt {died}; max_restarts is {state.max_restarts})"
+        died = f"attempt{'s' * bool(state.unplanned)} {', '.join(map(str, (*state.unplanned, state.attempt)))}"
+        said = f"{failure.message} (died unplanned, without progress: {died}; max_restarts is {state.max_restarts})"
         return _finish(state, _ended_by(failure, outcome="recovery_failed", message=said + before))
     return _restart(state, failure, from_older=spent)
 

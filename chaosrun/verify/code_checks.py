@@ -11,7 +11,7 @@ NOTICE_TAKEN = script("its own SIGTERM handler replaces the one by which chaosru
 NOTICE_TAKEN_HINT = (
     "leave SIGTERM to chaosrun, which saves a checkpoint at the end of the step and then ends all ranks; or plan kills"
 )
-_ENDED_AT = "the {leg} leg ended at step {step} on rank {rank}, expected was step {expected}"
+_ENDED_AT = "the {leg:leg} ended at step {step} on rank {rank}, expected was step {expected}"
 UNREPEATABLE_HINT = (
     "first make the script compute the same numbers twice without any fault: seeds, deterministic: strict, threads"
 )
@@ -77,7 +77,7 @@ _ANY: Mapping[str, Row] = {
     "ended_at_a_difference": Row(
         "the leg was ended at step {step} of {whole}, after the second checkpoint in a row that is not the reference's"
     ),
-    "end_not_recorded": Row("the {leg} leg has no end record of {who}", _NO_END),
+    "end_not_recorded": Row("the {leg:leg} has no end record of {who}", _NO_END),
     "no_attempt": Row("the chaos leg started no attempt", _NOT_FROM_THE_BEGINNING),
     "state_outside": Row(
         "the training changes state that no checkpoint holds: {what:6}; a restart loses it, but a drill notices only if the "
@@ -94,9 +94,9 @@ _PREMISES: Mapping[str, Row] = {
         machine("the run's files are damaged, by the storage or from outside", likely=True),
         "they cannot be judged: put the run's files back as they were, or submit the job again",
     ),
-    "leg_unfinished": Row("the {leg} leg has not finished"),
+    "leg_unfinished": Row("the {leg:leg} has not finished"),
     "stopped_at_alarm": Row("the run was stopped at the alarm, as `recovery.on_divergence: stop` has it"),
-    "leg_not_completed": Row("the {leg} leg ended with {outcome}: {message}"),
+    "leg_not_completed": Row("the {leg:leg} ended with {outcome}: {message}"),
     "inexact_restore": Row("the restored state is not the saved one: {message}"),
     "reference_ends_differ": Row(
         "the ranks of the reference leg ended at steps {steps:9}, not at one",

@@ -6,7 +6,7 @@ from chaosrun.verify.code_checks import NOTICE_TAKEN, NOTICE_TAKEN_HINT, UNREPEA
 from chaosrun.verify.row import OF_NO_STATE, Blame, Row, detail, machine, nobody, ours, plan, script, unknown
 
 _CHANGED = "that was restored is not what was saved, unless a hook of the script changes it on loading"
-_LEG = "{leg} leg: {message}"
+_LEG = "{leg:leg}: {message}"
 
 _ENDS: Mapping[str, Row] = {
     "step_missing.ahead": Row(
@@ -15,7 +15,7 @@ _ENDS: Mapping[str, Row] = {
         "a rank that did not wait for this one had saved there: train together (Lightning's Trainer takes one process for "
         "accelerator='cpu' without devices=), or with one worker; or give each rank files of its own",
     ),
-    "not_finished": Row("the {leg} leg has not finished", nobody("the run has not ended yet")),
+    "not_finished": Row("the {leg:leg} has not finished", nobody("the run has not ended yet")),
     "interrupted": Row(_LEG, nobody("the run was interrupted")),
     "script_failed": Row(_LEG, script("it failed, and no fault was the cause")),
     "out_of_memory": Row(

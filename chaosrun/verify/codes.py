@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from chaosrun.records.layout import RUN
 from chaosrun.verify.code_checks import CHECK_ROWS
 from chaosrun.verify.code_differences import DIFFERENCE_ROWS, QUANTITIES
 from chaosrun.verify.code_ends import END_ROWS
@@ -25,6 +26,8 @@ class _Words(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if isinstance(value, list | tuple):
             return listed([str(each) for each in value], int(format_spec or len(value)))
+        if format_spec == "leg":
+            return RUN if value == RUN else f"{value} leg"
         if isinstance(value, int) and format_spec.isalpha():
             return count(value, format_spec, "batches" if format_spec == "batch" else None)
         return format(str(value) if value is None else value, format_spec)

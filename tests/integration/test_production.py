@@ -172,7 +172,7 @@ def test_a_script_that_leaves_on_a_notice_of_the_cluster_has_not_completed(
     assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 5]
     (death,) = events(leg, "death.unplanned")
     assert (death["code"], death["step"]) == ("told_to_leave", 5)
-    told = f"rank 0 was told to leave ({notice}), and no fault was planned for it: it left after step 5"
+    told = f"rank 0 was told to leave ({notice}): it left after step 5"
     assert death["reason"] == told
 
 

@@ -184,7 +184,7 @@ def test_the_message_at_the_end_of_the_budget_names_the_attempts_that_used_it() 
     _, actions = run(*events, max_restarts=3)
     (finish,) = actions[-1]
     assert isinstance(finish, Finish)
-    assert finish.message == "attempt 5 hangs (died unplanned, without progress: attempt 2, 3, 4, 5; max_restarts is 3)"
+    assert finish.message == "attempt 5 hangs (died unplanned, without progress: attempts 2, 3, 4, 5; max_restarts is 3)"
 
 
 # Back-off
@@ -358,8 +358,8 @@ COMPLAINED = Finish(outcome="user_error", message=REDUCER.message, hint=REDUCER.
 
 
 def gave_up(*attempts: int, max_restarts: int) -> Finish:
-    died = ", ".join(map(str, attempts))
-    message = f"{KILLED.message} (died unplanned, without progress: attempt {died}; max_restarts is {max_restarts})"
+    died = f"attempt{'s' * (len(attempts) > 1)} {', '.join(map(str, attempts))}"
+    message = f"{KILLED.message} (died unplanned, without progress: {died}; max_restarts is {max_restarts})"
     return Finish(outcome="recovery_failed", message=message)
 
 

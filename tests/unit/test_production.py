@@ -292,7 +292,7 @@ def test_one_that_never_began_has_not_finished(tmp_path: Path) -> None:
     run.path.mkdir(parents=True)
     write_info(run, NO_FAULTS, kind="run", spec={"workers": 2})
     found = judge(run)
-    assert (found.status, found.code) == ("INCONCLUSIVE", "not_finished")
+    assert (found.status, found.code, found.cause) == ("INCONCLUSIVE", "not_finished", "the run has not finished")
     view = read_view(run, found)
     assert (view.killed, [each.label for each in view.commands]) == ("Nothing: the run never began.", ["look", "resume"])
     tell(run, {"event": "death.unplanned", "attempt": 1, "rank": 1, "step": 7, "reason": "killed"}, leg="run")
