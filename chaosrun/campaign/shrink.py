@@ -63,7 +63,8 @@ class FailedRun:
 
     def changed(self, schedule: Sequence[Entry]) -> list[str]:
         """The overrides of the job under these faults alone."""
-        return [*self.overrides, *cleared(self.job.spec), scheduled(schedule)]
+        kept = [override for override in self.overrides if not override.startswith("faults.schedule")]
+        return [*kept, *cleared(self.job.spec), scheduled(schedule)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,14 @@ class Injections:
         """Strike the command's faults as soon as their ranks run. Raises UsageError."""
         seed = secrets.randbelow(2**31) if command.seed is None else command.seed
         with self._lock:
-            spec = JobSpec.model_validate(read_run(self._run).spec)
-            supervisor = self._open_leg(spec)
+            info = read_run(self._run)
+            spec = JobSpec.model_validate(info.spec)
+            if info.kind == RUN and not spec.faults.allow_inject:
+                raise UsageError(
+                    f"run {self._run.run_id} is in production, and its job file does not allow faults",
+                    hint="for a game day, start it with faults.allow_inject=true; `chaosrun submit` drills the job",
+                )
+            supervisor = self._open_leg()
             plan = FaultPlan.read(self._run.plan_json)
             after_s = max(SOONEST_S, math.floor(supervisor.outside_faults.elapsed_s() * 1000) / 1000)
             about = {"kind": command.kind, "rank": command.rank, "settings": command.settings}
@@ -74,7 +80,7 @@ class Injections:
         told = [InjectedFault(id=each.id, kind=each.kind, rank=each.rank, what=each.describe()) for each in faults]
         return Answer(faults=tuple(told), seed=seed)
 
-    def _open_leg(self, spec: JobSpec) -> Supervisor:
+    def _open_leg(self) -> Supervisor:
         status = f"`chaosrun status {run_argument(self._run)}` shows where it is"
         if self._supervisor is None:
             where = "the leg under faults is over" if self._over else "no leg is running now"
@@ -86,11 +92,6 @@ class Injections:
             )
         if self._over:
             raise UsageError("the training under faults has just ended: there is no rank to strike", hint=status)
-        if self._supervisor.name == RUN and not spec.faults.allow_inject:
-            raise UsageError(
-                f"run {self._run.run_id} is in production, and its job file does not allow faults",
-                hint="for a game day, start it with faults.allow_inject=true; `chaosrun submit` drills the job",
-            )
         return self._supervisor
 
     def _permit(self, spec: JobSpec, faults: tuple[Fault, ...], supervisor: Supervisor) -> None:

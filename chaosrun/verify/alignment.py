@@ -50,6 +50,8 @@ class AttemptStart:
         of all wrong quantities, that step: a batch recurs in each epoch, and a rate stays for many steps."""
         held = {*self.held[quantity]}
         if quantity in self.wrong:
+            if quantity == "optimizer" and 0 in held:
+                return 0  # a new one, though an attempt before may have begun with a new one, too
             held &= set.intersection(*({*self.held[each]} or held for each in self.wrong)) or held
         return min(held, key=lambda step: abs(step - self.step), default=None)
 

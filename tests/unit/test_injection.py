@@ -206,6 +206,13 @@ class TestTheWayIn:
         assert "on the node of the supervisor" in refusal(kept, kind="drain")
 
 
+def test_a_run_in_production_says_whether_it_may_be_struck_before_its_ranks_are_there(tmp_path: Path) -> None:
+    run = RunLayout(tmp_path / "runs" / "small-2")
+    run.path.mkdir(parents=True)
+    write_info(run, PLAN, spec=SPEC.model_dump(mode="json"), kind="run")
+    assert "does not allow faults" in refusal(Injections(run, has_successor=False))
+
+
 def test_the_command_that_repeats_a_run_has_its_injected_faults(run: RunLayout) -> None:
     assert read_facts(run).injected == ()
     injections = Injections(run, has_successor=False)

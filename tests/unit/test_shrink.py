@@ -329,6 +329,7 @@ class TestCase:
         case = open_case(self.run(job, DIVERGED))
         assert (case.symptom, case.schedule) == ("FAIL: rng", ({"rank": 0, "at_step": 7},))
         assert open_case(self.run(job, None)).symptom is None
+        assert len(case.changed(case.schedule)) == 1  # the schedule that it replaces is not named, too
 
     def test_what_cannot_be_shrunk(self, job: Path) -> None:
         with pytest.raises(UsageError, match="did not fail: PASS"):

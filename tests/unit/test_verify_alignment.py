@@ -90,6 +90,15 @@ def test_what_agrees_with_no_step_says_what_it_is_nearest_to(
     assert "run.register" not in f"{verdict.hint}" and "chaosrun" not in verdict.blame.reason
 
 
+def test_a_new_optimizer_is_new_though_an_attempt_before_began_with_a_new_one_at_a_nearer_step(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(keep_optimizer=False))
+    for rank in range(3):
+        twice = only("start", lambda line: {**line, "found": {**line["found"], "optimizer": [0, 3]}})
+        edit_trace(run, "chaos", 2, rank, twice)
+    verdict = judge(run)
+    assert verdict.code == "optimizer_state_not_restored" and "the optimizer of step 0" in verdict.cause, verdict.cause
+
+
 @pytest.mark.parametrize(
     ("began", "rank", "name", "code"),
     [
