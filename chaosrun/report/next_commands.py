@@ -3,7 +3,7 @@
 import codecs
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict
 
 
+_MAY_DIFFER = "from the newest checkpoint, which may be of the attempt that differed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextCommand:
     label: str
     line: str
     note: str | None = None
-    """Why it cannot do what its label says."""
+    """What its label does not say, or why it cannot do that."""
 
 
 def next_commands(
@@ -47,7 +50,8 @@ def next_commands(
     diagnose = verdict.status == "FAIL" and unexplained and whose != "planned" and run.main != RUN
     further = [command("diagnose", "diagnose", *where)] if diagnose else []
     if verdict.code != "records_damaged" and can_go_on(verdict.outcome, in_production=run.main == RUN):
-        further.append(resume)
+        stopped = verdict.outcome == "diverged"
+        further.append(replace(resume, note=_MAY_DIFFER) if stopped else resume)
     return (inspect, *further, *([repeat] if repeat else []))
 
 

@@ -260,6 +260,13 @@ def test_what_a_person_can_mend_is_gone_on_with_rather_than_repeated(
     assert (f"\nresume    chaosrun resume {RUN_ID}\n" in text(ended, run)) == production
 
 
+def test_what_a_stopped_run_is_resumed_from_is_told(run: RunLayout) -> None:
+    (run.path / "run").mkdir()
+    resume = f"resume    chaosrun resume {RUN_ID}"
+    note = "from the newest checkpoint, which may be of the attempt that differed"
+    assert f"\n{resume}\n          ({note})\n" in text(replace(NOT_SHOWN, outcome="diverged"), run)
+
+
 def test_commands_join_the_cluster_again_that_the_run_had_joined(run: RunLayout) -> None:
     info = json.loads(run.run_json.read_text())
     run.run_json.write_text(json.dumps({**info, "address": "head:6379"}))
