@@ -19,7 +19,7 @@ from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult, PointResult
 from chaosrun.errors import UsageError
 from chaosrun.plan.points import Point
-from chaosrun.records.codec import DamagedRecordError, read_records
+from chaosrun.records.codec import DamagedRecordError, decoder_of, read_records
 from chaosrun.records.events import Event
 from chaosrun.records.folders import find_folder, new_folder
 from chaosrun.records.journal import write_durably
@@ -41,6 +41,7 @@ def plain(value: object) -> Any:
 
 def checked(kind: type[T], value: object) -> T:
     """The dataclass from which `plain` made the value. Raises ValueError for a value of another dataclass."""
+    decoder_of(kind)
     return msgspec.convert(value, kind, dec_hook=_special)
 
 

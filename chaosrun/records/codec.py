@@ -4,6 +4,8 @@ A file holds one JSON object, or one per line. A last line without a newline was
 does not match its type is damaged, and reported with file, line and field. Records of version 1 are not read.
 """
 
+import functools
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -38,6 +40,7 @@ class _Versioned(Struct):
 
 
 changed = msgspec.structs.replace
+_making = threading.Lock()
 
 
 def encode(record: object) -> bytes:
@@ -63,8 +66,17 @@ def to_plain(record: Struct) -> dict[str, Any]:
     return msgspec.to_builtins(record, str_keys=True)
 
 
+@functools.cache
+def decoder_of(type_: Any) -> msgspec.json.Decoder[Any]:
+    """The decoder of a type, made by one thread at a time: msgspec 0.22 looks up a type's fields at its first use, and two
+    threads at once end the process by SIGSEGV."""
+    with _making:
+        return msgspec.json.Decoder(type_)
+
+
 def convert(value: object, type_: Any) -> Any:
     """A record from JSON values. Raises ValueError."""
+    decoder_of(type_)
     return msgspec.convert(value, type_, strict=True, str_keys=True)
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from chaosrun.processes import start_ticks
-from chaosrun.records.codec import DamagedRecordError, Record, decode, encode
+from chaosrun.records.codec import DamagedRecordError, Record, decode, decoder_of, encode
 from chaosrun.records.events import RaisedError
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.journal import write_durably
@@ -123,7 +123,7 @@ def withdraw_marker(leg: LegLayout, fault: str) -> None:
 
 def read_note(leg: LegLayout, fault: str, of: type[_Note]) -> _Note | None:
     """The note of a fault; None if there is none, or the file is no note `of` the fault's kind."""
-    return _read(leg.notes / f"{fault}.json", msgspec.json.Decoder(of))
+    return _read(leg.notes / f"{fault}.json", decoder_of(of))
 
 
 def read_end(attempt: AttemptLayout, rank: int) -> WorkerEnd | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaosrun.records.codec import DamagedRecordError, Record, read_records, sound_records
+from chaosrun.records.codec import DamagedRecordError, Record, decoder_of, read_records, sound_records
 from chaosrun.records.events import EVENTS
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_reader import read_start
@@ -110,7 +110,7 @@ def _age(run: Path) -> float:
 
 def _script_of(run_json: Path) -> str | None:
     try:
-        return msgspec.json.decode(run_json.read_bytes(), type=_Script).script
+        return decoder_of(_Script).decode(run_json.read_bytes()).script
     except (OSError, ValueError):
         return None
 
