@@ -144,7 +144,7 @@ WAYS = {
     "within-a-step": 6,
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
-PASSES_BY_DAY = ("given", "warms-by-hand", "then-closures", "built-late")
+PASSES_BY_DAY = ("given", "warms-by-hand", "then-closures", "built-late", "built-in-turn")
 PASSES_BY_NIGHT = (
     *("per-sample", "perturbs", "samples", "attacks", "measures", "full-batch", "by-turns"),
     *("given-by-turns", "loads-late"),
