@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chaosrun.observe.held import file_of_module, is_installed, real_path
-from chaosrun.records.inputs import BETWEEN_VERSIONS, read_inputs
+from chaosrun.records.inputs import read_inputs, with_version
 from chaosrun.records.journal import write_durably
 
 
@@ -36,10 +36,7 @@ def record_sources(inputs: Path, script: Path) -> None:
     that was edited in between, or since an earlier attempt, has several versions there. Raises OSError if it cannot be
     written."""
     known = read_inputs(inputs) or {}
-    found = dict(known)
-    for name, digest in imported_files(script, inputs.parent).items():
-        versions = found[name].split(BETWEEN_VERSIONS) if name in found else []
-        if digest not in versions[-1:]:
-            found[name] = BETWEEN_VERSIONS.join([*versions, digest])
+    imported = imported_files(script, inputs.parent).items()
+    found = {**known, **{name: with_version(known.get(name), digest) for name, digest in imported}}
     if found != known:
         write_durably(inputs, json.dumps(found, indent=1).encode())

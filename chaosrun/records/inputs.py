@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chaosrun.records.run_file import read_json
 
-BETWEEN_VERSIONS = " "
+_BETWEEN_VERSIONS = " "
 
 
 def read_inputs(path: Path) -> Mapping[str, str] | None:
@@ -18,3 +18,14 @@ def read_inputs(path: Path) -> Mapping[str, str] | None:
         if isinstance(value, dict) and all(isinstance(digest, str) and "\0" not in name for name, digest in value.items()):
             return value
     return None
+
+
+def with_version(known: str | None, digest: str) -> str:
+    """The entry of a file that has this digest now."""
+    versions = known.split(_BETWEEN_VERSIONS) if known else []
+    return _BETWEEN_VERSIONS.join(versions if digest in versions[-1:] else [*versions, digest])
+
+
+def was_edited(entry: str) -> bool:
+    """Whether the file of this entry had several versions."""
+    return _BETWEEN_VERSIONS in entry

@@ -9,7 +9,7 @@ from itertools import permutations
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import TRAINED, FaultObserved, FaultRequested
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.inputs import BETWEEN_VERSIONS, read_inputs
+from chaosrun.records.inputs import read_inputs, was_edited
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
@@ -190,14 +190,14 @@ def _changed_sources(drill: Drill) -> list[tuple[str, str]]:
     found = ((leg.name, name, digest) for leg in legs for name, digest in (read_inputs(leg.layout.inputs) or {}).items())
     first: dict[str, str] = {}
     for leg, name, digest in found:
-        if BETWEEN_VERSIONS in digest or digest != ran.get(name, digest):
+        if was_edited(digest) or digest != ran.get(name, digest):
             first.setdefault(name, leg)
     return [(leg, name) for name, leg in first.items()]
 
 
 def edited_sources(leg: LegHistory) -> list[str]:
     """The job's own files of which this leg ran several versions."""
-    return [name for name, digest in (read_inputs(leg.layout.inputs) or {}).items() if BETWEEN_VERSIONS in digest]
+    return [name for name, digest in (read_inputs(leg.layout.inputs) or {}).items() if was_edited(digest)]
 
 
 def file_that_differs(drill: Drill) -> Cause | None:
