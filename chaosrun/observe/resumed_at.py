@@ -21,10 +21,12 @@ class RankStart(NamedTuple):
 
     weights: str
     optimizer: str
-    rates: Sequence[str] | None
+    rates: tuple[str, ...] | None
     """Rates, the random stream and the first inputs are None if the attempt ended without a forward pass."""
     rng: str | None
-    data: str | None
+    data: str | None = None
+    params: bytes = b""
+    """A digest of each of the weights, as in `records.traces.StartRecord`."""
 
 
 class Due(NamedTuple):
@@ -72,14 +74,13 @@ def _agreeing(start: RankStart, moments: Iterable[TraceMoment], *, alone: bool) 
     """By quantity, the steps after which it was equal. Data, stream and rates after a step are in the next step's record; rates
     that a loop sets between forward pass and optimizer step are, at the forward pass, still those of the step before."""
     found: dict[str, dict[int, None]] = {name: {} for name in QUANTITIES}
-    rates = None if start.rates is None else tuple(start.rates)
     for moment in moments:
         step = moment.step
         if start.weights in (moment.weights, moment.weights_after):
             found["weights"][step] = None
         if moment.optimizer == start.optimizer:
             found["optimizer"][step] = None
-        if rates is not None and rates in (moment.rates, moment.rates_after):
+        if start.rates is not None and start.rates in (moment.rates, moment.rates_after):
             found["rates"][step] = None
         if start.rng is not None and moment.rng_after == start.rng:
             found["rng"][step] = None

@@ -5,8 +5,7 @@ The protocol calls it as the script passes certain points; `records.traces` defi
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,10 +14,11 @@ import xxhash
 
 from chaosrun.observe.contents import input_digest
 from chaosrun.observe.environment import canary, record_environment
-from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, part_of, tensor_digests
+from chaosrun.observe.fingerprint import NONE_DIGEST, combined, fingerprint, part_of, tensor_digests
 from chaosrun.observe.module_settings import ModuleSettings
 from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
+from chaosrun.observe.resumed_at import RankStart
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_values import ScriptValues
 from chaosrun.observe.sources import record_sources
@@ -31,11 +31,9 @@ from chaosrun.records.traces import (
     TRACE_VERSION,
     CheckpointRecord,
     EndRecord,
-    Found,
     HoldingsRecord,
     Line,
     SaveRecord,
-    Source,
     StartRecord,
     StateRecord,
     StepRecord,
@@ -52,39 +50,6 @@ FEW_TENSORS = 8
 """For so few tensors, a digest of each takes no more room than the rest of a step's record."""
 Digests = dict[str, dict[str, str]]
 """Digests of a whole state, by component and by name inside it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    weights: Fingerprint
-    optimizer: str
-    rates: tuple[str, ...]
-    rng: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """How an attempt came to its first step."""
-
-    entered_s: float
-    """When the rank had built its training and began its restore."""
-    digests: Digests | None = None
-    """Digests of the state after a restore."""
-    source: Source = "storage"
-    found: Found | None = None
-    """The step from which a script resumed by itself."""
-    buffers: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the model's buffers at the beginning, by name."""
-    optimizers: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the optimizers' state at the beginning, if there are several."""
-    scheduled: bool = True
-    """Whether a scheduler sets the learning rates."""
-    in_part: bool = False
-    """Whether the optimizers so far update only some of the parameters."""
-    seeded: bool = True
-    """Whether the script seeds its random streams by itself."""
-    again: bool = False
-    """Whether an arrival was already recorded, too early; that record is void."""
 
 
 class Observer:
@@ -117,20 +82,23 @@ class Observer:
         """A checkpoint was taken after the last step, which itself changed nothing."""
         self._clear_window()
 
-    def beginning(self) -> Beginning:
+    def beginning(self) -> RankStart:
         """The state with which the attempt begins, before its first step."""
         self._named = self._state.parameters()
         self.parameters = [parameter for _, parameter in self._named]
-        return Beginning(
-            weights=fingerprint(self.parameters),
+        weights = fingerprint(self.parameters)
+        return RankStart(
+            weights=weights.value,
+            params=weights.each,
             optimizer=self._state.optimizer_digest(),
             rates=_hex_of(self._state.learning_rates()),
             rng=self._rng(),
         )
 
-    def begin(self, position: Position, at_start: Beginning, arrival: Arrival) -> None:
-        """Write the `start` line."""
-        if arrival.again:
+    def begin(self, position: Position, at_start: RankStart, *, again: bool = False, **about: Any) -> None:
+        """Write the `start` line. `again`: one was already written, too early, which is void; `about`: fields of it that
+        others know."""
+        if again:
             self._trace.empty()
         if self._order.rank == 0:
             # Here, as the script has chosen its device: reading the GPU's name earlier would initialise CUDA.
@@ -149,30 +117,22 @@ class Observer:
                 rank=self._order.rank,
                 world_size=self._order.world_size,
                 pid=os.getpid(),
-                entered_s=arrival.entered_s,
                 time_s=time.time(),
                 position=position,
                 restored=self._order.resume,
-                source=arrival.source,
-                rng=at_start.rng,
+                rng=at_start.rng or "",
                 canary=canary(self._device),
-                param=at_start.weights.value,
-                params=at_start.weights.each,
+                param=at_start.weights,
+                params=at_start.params,
                 tensors=tuple(name + part_of(parameter) for name, parameter in self._named),
                 sharded=any(part_of(parameter) for _, parameter in self._named),
-                in_part=arrival.in_part,
-                seeded=arrival.seeded,
                 parts=True,
-                digests=arrival.digests,
                 state=at_start.optimizer,
-                rates=at_start.rates,
-                buffers=arrival.buffers,
-                optimizers=arrival.optimizers,
-                scheduled=arrival.scheduled,
-                found=arrival.found,
+                rates=at_start.rates or (),
+                **about,
             )
         )
-        self._weights = at_start.weights.value
+        self._weights = at_start.weights
         if self._inspector:
             self._inspector.begin(position, self._named)
 

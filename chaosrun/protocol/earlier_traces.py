@@ -5,7 +5,7 @@ from pathlib import Path
 
 from chaosrun.observe.found_state import FoundState
 from chaosrun.observe.resumed_at import RankStart, ResumePlace, find
-from chaosrun.observe.trace import Beginning, Observer
+from chaosrun.observe.trace import Observer
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace_reader import TraceMoment, read_moments, read_start
@@ -30,7 +30,7 @@ class EarlierTraces:
 
     def begin(
         self, state: FoundState, observer: Observer, data: str | None, *, at_end: bool
-    ) -> tuple[Beginning, ResumePlace | None]:
+    ) -> tuple[RankStart, ResumePlace | None]:
         """What an attempt begins with, and its place. A script may build the optimizers of all phases of its training at a
         restart: those of earlier phases are left out if the reference had replaced them by then, which shows in what agrees."""
         began = observer.beginning()
@@ -88,9 +88,8 @@ class EarlierTraces:
             yield (own if attempt == 1 else [*beginning, *own]), True
 
 
-def _rank_start(began: Beginning, data: str | None, *, at_end: bool) -> RankStart:
-    rates, rng = (None, None) if at_end else (began.rates, began.rng)
-    return RankStart(weights=began.weights.value, optimizer=began.optimizer, rates=rates, rng=rng, data=data)
+def _rank_start(began: RankStart, data: str | None, *, at_end: bool) -> RankStart:
+    return began._replace(rates=None, rng=None, data=data) if at_end else began._replace(data=data)
 
 
 def _rates_agree(place: ResumePlace) -> bool:

@@ -10,7 +10,6 @@ from accelerate import Accelerator
 
 from chaosrun.observe.found_state import names_of_optimizers
 from chaosrun.observe.hooks import hook_each_step, parameters_of, uncompiled
-from chaosrun.observe.trace import Arrival
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.context import WorkerContext
@@ -53,8 +52,8 @@ class Recorder(Steps):
             self.heart.beat("restoring", step)
             self.faults.reach("restore.begin", step)
             position = self._checkpointer.restore(self.order.resume, job)
-        arrival = Arrival(entered_s=entered_s, digests=self._checkpointer.digests, source=self._checkpointer.source)
-        self.start(position, self.observer.beginning(), arrival)
+        restored = {"digests": self._checkpointer.digests, "source": self._checkpointer.source}
+        self.start(position, self.observer.beginning(), entered_s=entered_s, **restored)
         self._preemption.use_store()
         self._settling.begin()
         if self.order.resume:

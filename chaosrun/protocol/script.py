@@ -29,7 +29,6 @@ from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.modes import outside_modes
 from chaosrun.observe.resumed_at import Due
 from chaosrun.observe.saves import SaveWatch
-from chaosrun.observe.trace import Arrival
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.determinism import seeds
@@ -299,18 +298,18 @@ class ScriptTraining:
             # reference then show in the steps.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
-        again = self._steps is not None
-        arrival = Arrival(
+        steps.start(
+            self.position,
+            began,
             entered_s=self._started_s,
             found=found,
             buffers=state.buffers() if found else {},
             optimizers=state.optimizer_digests() if found else {},
             scheduled=self._order.attempt == 1 and state.scheduled(),
             in_part=state.in_part,
-            again=again,
+            again=self._steps is not None,
             seeded=seeds.seeded,
         )
-        steps.start(self.position, began, arrival)
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
         self._early, self._builds, self._passes, self._due = None, True, 0, place.due if place else None
         if place:

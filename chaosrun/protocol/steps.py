@@ -10,7 +10,8 @@ import torch
 
 from chaosrun.errors import MisuseError
 from chaosrun.observe.hooks import is_captured
-from chaosrun.observe.trace import Arrival, Beginning, Observer
+from chaosrun.observe.resumed_at import RankStart
+from chaosrun.observe.trace import Observer
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.position import Position
@@ -83,11 +84,11 @@ class Steps:
         """Touched by a rank that saves: where a restart may go on, all of them look at the script's values."""
         self._heard_ns = 0
 
-    def start(self, position: Position, began: Beginning, arrival: Arrival) -> None:
-        """Write the `start` line."""
+    def start(self, position: Position, began: RankStart, **about: Any) -> None:
+        """Write the `start` line; `about`: see `Observer.begin`."""
         self.done = position.step
         self.heart.beat("restored", position.step)
-        self.observer.begin(position, began, arrival)
+        self.observer.begin(position, began, **about)
         if self._files:
             # The script's imports are done by now.
             self._files.wrap_native_readers()
