@@ -298,16 +298,20 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a state dict or a batch, at any depth of lists and mappings."""
+    return (each for each in leaves(value) if isinstance(each, torch.Tensor))
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The values of a state dict or a batch, at any depth of lists and mappings."""
     match value:
-        case torch.Tensor():
-            yield value
         case Mapping():
             for item in value.values():
-                yield from tensors_in(item)
+                yield from leaves(item)
         case list() | tuple():
             for item in value:
-                yield from tensors_in(item)
+                yield from leaves(item)
+        case _:
+            yield value
 
 
 def batch_tensors(batch: Any) -> list[torch.Tensor]:

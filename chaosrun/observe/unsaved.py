@@ -22,7 +22,7 @@ import xxhash
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import Dataset, Sampler
 
-from chaosrun.observe.contents import Components, address_of
+from chaosrun.observe.contents import Components, address_of, leaves
 from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.loop_variables import loop_variables
 from chaosrun.observe.plain_values import generator_of, is_passed_over
@@ -184,28 +184,14 @@ def _readable(value: Memory) -> Memory | None:
 
 
 def _memory_in(value: Any) -> Iterator[Memory]:
-    match value:
-        case torch.Tensor() | numpy.ndarray():
-            if (here := _readable(value)) is not None:
-                yield here
-        case Mapping():
-            yield from (each for item in value.values() for each in _memory_in(item))
-        case list() | tuple():
-            yield from (each for item in value for each in _memory_in(item))
+    return (here for each in leaves(value) if isinstance(each, Memory) and (here := _readable(each)) is not None)
 
 
 def _size_of(value: Any, left_out: Collection[int] = ()) -> int:
     """How many numbers and letters a state has, without the memory at the addresses `left_out`."""
-    match value:
-        case torch.Tensor() | numpy.ndarray():
-            here = _readable(value)
-            return 0 if here is None or _address(here) in left_out else math.prod(here.shape)
-        case Mapping():
-            return sum(_size_of(item, left_out) for item in value.values())
-        case list() | tuple():
-            return sum(_size_of(item, left_out) for item in value)
-        case _:
-            return len(value) if isinstance(value, str | bytes) else 1
+    plain = [each for each in leaves(value) if not isinstance(each, Memory)]
+    letters = sum(len(each) if isinstance(each, str | bytes) else 1 for each in plain)
+    return letters + sum(math.prod(each.shape) for each in _memory_in(value) if _address(each) not in left_out)
 
 
 def _address(value: Memory) -> int:
