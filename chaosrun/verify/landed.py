@@ -9,21 +9,7 @@ from chaosrun.faults.observed import Disproof
 from chaosrun.records.events import AttemptStarting, FaultInjected, FaultObserved, FaultRequested, LegStarted
 from chaosrun.records.history import LegHistory
 from chaosrun.verify.check import CheckResult, Drill, inconclusive, passed
-from chaosrun.verify.codes import Cause, Params
-
-NAMED = frozenset(
-    (
-        "unread",
-        "used",
-        "no_such_file",
-        "nothing_to_strike",
-        "fewer_operations",
-        "no_loader_worker",
-        "trained_on",
-        "notice_taken",
-    )
-)
-"""Problems that have their own row."""
+from chaosrun.verify.codes import TABLE, Cause, Params
 
 
 def faults_landed(drill: Drill) -> CheckResult:
@@ -65,7 +51,7 @@ def _because(fault: Fault, problem: Disproof, drill: Drill) -> tuple[str | None,
         if fault.id in late.get("late", ()):
             return "never_due", late
         return ("never_due_by_time" if fault.phase is None else "never_reached"), {}
-    if problem.code in NAMED:
+    if f"fault_not_shown.{problem.code}" in TABLE:
         return problem.code, {}
     attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked.attempt), None)
     struck = any(entry.attempt == asked.attempt and entry.how != "note" for entry in drill.chaos.events(FaultObserved))

@@ -94,9 +94,9 @@ FOLDER = Path(chaosrun.verify.__path__[0])
 
 
 def named_codes() -> set[str]:
-    """Codes that the sources name, and those that are made of a part's name."""
+    """Codes that the sources name, those of faults that did not land among them, and those that are made of a part's name."""
     found: set[str] = set()
-    for path in FOLDER.glob("*.py"):
+    for path in (*FOLDER.glob("*.py"), *(FOLDER.parent / "faults").glob("*.py")):
         texts = {node.value for node in ast.walk(parsed(path.read_text())) if isinstance(node, ast.Constant)}
         if path.name[:5] != "code_":
             found |= {text for text in texts if isinstance(text, str)}
