@@ -18,9 +18,9 @@ from chaosrun.spec.places import Problem, spec_error
 from chaosrun.spec.suite import Comparison, Expectation, SuiteDrill
 from chaosrun.spec.tree import find
 from chaosrun.spec.validation import nearest
+from chaosrun.verify.check import Divergence
 from chaosrun.verify.codes import public_codes
 from chaosrun.verify.compare import Kind, exact_weights
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES, PASS_CODES, VerdictStatus
 from chaosrun.verify.trajectory import LossDifference, compare_trajectories, trajectory
 from chaosrun.verify.verdict import Verdict

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from chaosrun.records.events import Outcome
     from chaosrun.spec.model import JobSpec
     from chaosrun.verify.account import AttemptSummary, FaultOutcome
-    from chaosrun.verify.check import CheckResult
-    from chaosrun.verify.divergence import Divergence
+    from chaosrun.verify.check import CheckResult, Divergence
     from chaosrun.verify.ruling import VerdictStatus
     from chaosrun.verify.verdict import Verdict
 

@@ -24,10 +24,10 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import LegRunner, leg_of, remove_leg, run_files
 from chaosrun.supervise.reference import changed_inputs
 from chaosrun.supervise.workers import order_template
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.confirm import NO_FAULTS
 from chaosrun.verify.diagnosis import Diagnosis, Replay, Target, hint_of, repeats, target_of
-from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.divergence import first_divergence
 from chaosrun.verify.hazards import hazard_of
 from chaosrun.verify.inspection import InspectionComparison, compare_inspections
 from chaosrun.verify.verdict import judge

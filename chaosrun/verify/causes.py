@@ -82,7 +82,7 @@ def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
     if not moment.restored:
         return Cause.of("initial_weights")
     if seen == reference_parameters(drill, rank, 0):
-        return Cause.of("weights_not_restored", because="initial")
+        return Cause.of("weights_not_restored", because="of_the_beginning")
     if seen == reference_parameters(drill, rank, moment.step - 1):
         return Cause.of("weights_not_restored", because="unchanged")
     for step in range(1, drill.reference_lineage.final_step + 1):

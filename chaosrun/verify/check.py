@@ -1,4 +1,5 @@
-"""The result of a check, and the drill that it examines. A check is a function `(Drill) -> Check`, listed in `checks`. Pure."""
+"""The result of a check, the drill that it examines, and a difference in it. A check is a function `(Drill) -> Check`, and
+listed in `checks`. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,6 +21,7 @@ from chaosrun.verify.compare import (
     EXACT,
     FIELDS,
     Field,
+    Kind,
     Mismatch,
     alike,
     comes_to_the_same,
@@ -74,6 +76,41 @@ def _found(status: Status, code: str, because: str | None, evidence: Params) -> 
 
 def skipped(summary: str, **evidence: Any) -> CheckResult:
     return CheckResult(status="skip", summary=summary, evidence=evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    step: int
+    ranks: tuple[int, ...]
+    """Ranks on which this kind differs at this step, the lowest first."""
+    attempt: int
+    kind: Kind
+    reason: Cause
+    tensor: str | None = None
+    micro_batch: int | None = None
+    expected: Any = None
+    seen: Any = None
+
+    @property
+    def rank(self) -> int:
+        return self.ranks[0]
+
+    @property
+    def code(self) -> str:
+        return self.reason.code
+
+    @property
+    def cause(self) -> str:
+        """In a few words: "RNG not restored", "1 batch skipped", "gradient reduction (bucket layout)"."""
+        return self.reason.sentence
+
+    @property
+    def hint(self) -> str:
+        return self.reason.hint or ""
+
+    def to_json(self) -> dict[str, object]:
+        names = ("step", "rank", "ranks", "attempt", "kind", "code", "cause", "hint")
+        return {name: getattr(self, name) for name in (*names, "tensor", "micro_batch", "expected", "seen")}
 
 
 @dataclass(frozen=True, kw_only=True)

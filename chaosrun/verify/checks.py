@@ -56,14 +56,10 @@ SCRIPT_CHECKS: tuple[Callable[[Drill], CheckResult], ...] = tuple(
 PREMISES = frozenset({"records", "reference", "environment", "own_files", "reproducible"})
 """Without these, no difference between the legs can be blamed on recovery."""
 
-REQUIRED = frozenset(
-    {
-        *("records", "completed", "early_end", "reference", "environment", "own_files"),
-        *("faults_landed", "lineage", "resume_points"),
-        *("data_order", "rng", "losses", "lr", "gradients", "parameters"),
-        *("final_weights", "final_rng", "final_position", "final_checkpoint"),
-    }
-)
+REQUIRED = frozenset({check.__name__ for check in CHECKS}) - {
+    *("reproducible", "checkpointed_state", "rank_agreement", "replay_agreement", "bucket_layout"),
+    *("final_optimizer", "final_scheduler", "final_registered"),
+}
 """These must pass, not merely be skipped, for the verdict to be PASS."""
 
 SCRIPT_REQUIRED = REQUIRED & {check.__name__ for check in SCRIPT_CHECKS} | {"resume_evidence"}

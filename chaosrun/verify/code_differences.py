@@ -23,10 +23,6 @@ QUANTITIES: Mapping[str, str] = {"forward_pass": "loss", "gradient": "gradient",
 FRESHLY_SEEDED = "the random streams are as before step 1: freshly seeded instead of restored"
 
 
-def _restored(sentence: str) -> Blame:
-    return ours(f"{sentence}, unless a hook of the script changes it on loading", likely=True)
-
-
 _OTHER_LOSS = script("it computes another loss from the same data, weights and random numbers", likely=True)
 _OTHER_CHANGE = script("it changed the weights between two steps otherwise than without faults", likely=True)
 _OTHER_GRADIENT = script("it computes another gradient from the same data, weights and loss")
@@ -235,11 +231,11 @@ def _of_parts() -> Iterator[tuple[str, Row]]:
 
 
 def _state(code: str, sentence: str, hint: str, hazard: str) -> tuple[str, Row]:
-    return code, Row(sentence, _OF_SCRIPT.get(code, _restored(sentence)), hint, hazard)
+    ours_likely = ours(f"{sentence}, unless a hook of the script changes it on loading", likely=True)
+    return code, Row(sentence, _OF_SCRIPT.get(code, ours_likely), hint, hazard)
 
 
 _STATE_DETAILS: Mapping[str, Row] = {
-    "weights_not_restored.initial": detail(hint="the weights are the initial ones: the checkpoint was not loaded"),
     "weights_not_restored.unchanged": detail(
         hint="the weights are as the optimizer left them, but in the reference run the script changes them before its next "
         "step (it clips or rounds them, or copies them from others): they were saved before that, and the change was not "

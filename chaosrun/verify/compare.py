@@ -1,9 +1,9 @@
 """Field-by-field comparison of two step records: what "equal" means, bitwise or within a tolerance. Pure."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any, Literal
 
 from chaosrun.records.history import LegHistory
@@ -197,10 +197,10 @@ def close(expected: float, seen: float, tolerance: Tolerance) -> bool:
     return expected == seen or abs(seen - expected) <= tolerance.atol + tolerance.rtol * scale
 
 
-def first_difference(expected: Sequence[Any], seen: Sequence[Any]) -> int | None:
-    """Index of the first element that differs, a missing one included; None when the sequences are equal."""
+def first_difference(expected: Sequence[Any], seen: Sequence[Any], *, alike: Callable[[Any, Any], bool] = eq) -> int | None:
+    """Index of the first element that is not alike, a missing one included; None when the sequences are alike."""
     for index, (left, right) in enumerate(zip(expected, seen, strict=False)):
-        if left != right:
+        if not alike(left, right):
             return index
     return None if len(expected) == len(seen) else min(len(expected), len(seen))
 
@@ -249,34 +249,30 @@ def _ids(expected: StepRecord, seen: StepRecord, history: LegHistory) -> Mismatc
         return _mismatch("ids", seen, f"{len(expected.ids)} micro-batches", f"{len(seen.ids)} micro-batches")
     for index, (left, right) in enumerate(zip(*ids, strict=True), start=max(-fewer, 0)):
         if left is not None and right is not None and left != right:
-            if history.by_script and _same_contents(expected.batch[index + fewer :], seen.batch[index:]):
+            contents = expected.batch[index + fewer :][:1]
+            if history.by_script and contents == seen.batch[index:][:1] not in ((), (NO_INPUTS,)):
                 continue
             return _mismatch("ids", seen, left, right, micro_batch=index)
     return None
 
 
-def _same_contents(expected: Sequence[str], seen: Sequence[str]) -> bool:
-    """Whether the first batches are equal."""
-    return expected[:1] == seen[:1] not in ((), (NO_INPUTS,))
-
-
-def _sequence(field: Field, seen: StepRecord, left: Sequence[str], right: Sequence[str]) -> Mismatch | None:
-    return _at(field, seen, left, right, first_difference(left, right))
-
-
-def _at(field: Field, seen: StepRecord, left: Sequence[str], right: Sequence[str], index: int | None) -> Mismatch | None:
-    if index is None:
+def _sequence(
+    field: Field, seen: StepRecord, left: Sequence[str], right: Sequence[str], alike: Callable[[str, str], bool] = eq
+) -> Mismatch | None:
+    if (index := first_difference(left, right, alike=alike)) is None:
         return None
     value = [values[index] if index < len(values) else None for values in (left, right)]
     return _mismatch(field, seen, value[0], value[1], micro_batch=index)
 
 
 def _loss(expected: StepRecord, seen: StepRecord, tolerance: Tolerance) -> Mismatch | None:
-    left, right = expected.loss, seen.loss
-    if len(left) != len(right) or tolerance.exact:
-        return _sequence("loss", seen, left, right)
-    pairs = enumerate(zip(map(float.fromhex, left), map(float.fromhex, right), strict=True))
-    return _at("loss", seen, left, right, next((index for index, pair in pairs if not close(*pair, tolerance)), None))
+    if len(expected.loss) != len(seen.loss) or tolerance.exact:
+        return _sequence("loss", seen, expected.loss, seen.loss)
+
+    def alike(one: str, other: str) -> bool:
+        return close(float.fromhex(one), float.fromhex(other), tolerance)
+
+    return _sequence("loss", seen, expected.loss, seen.loss, alike)
 
 
 def _fingerprint(

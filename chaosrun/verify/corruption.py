@@ -15,10 +15,10 @@ from chaosrun.faults.storage_damage import DamageNote
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.verify import finals
-from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive
+from chaosrun.verify.check import CheckResult, Divergence, Drill, failed, inconclusive
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import FIELDS, Field
-from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.divergence import first_divergence
 from chaosrun.verify.replicas import Drift, chaos_drift
 
 FINALS = (finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_registered)

@@ -14,9 +14,8 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import Phase
 from chaosrun.faults.landed import requests_of
 from chaosrun.records.history import Attempt
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.codes import REMEDIES
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.inspection import Candidate, InspectionComparison
 from chaosrun.verify.verdict import Verdict

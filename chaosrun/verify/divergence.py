@@ -4,7 +4,7 @@ First in time: for each attempt the restored state, its steps (also those rolled
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from chaosrun.records.codec import to_plain
@@ -12,52 +12,17 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord
 from chaosrun.verify import causes
 from chaosrun.verify.alignment import QUANTITIES, AttemptStart, attempt_start, cause_of, saved_while_training
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, Mismatch, first_difference
 from chaosrun.verify.draws import may_explain, past_the_order
-from chaosrun.verify.kept import KeptDifference, comparable, first_kept_difference
+from chaosrun.verify.kept import comparable, first_kept_difference
 from chaosrun.verify.ledger import of_turns, of_updates
 from chaosrun.verify.left import left_difference
 from chaosrun.verify.moment import Moment
 from chaosrun.verify.plain_values import values_restored
 from chaosrun.verify.restored import COMPONENTS, StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import parameters_expected
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
-    step: int
-    ranks: tuple[int, ...]
-    """Ranks on which this kind differs at this step, the lowest first."""
-    attempt: int
-    kind: Kind
-    reason: Cause
-    tensor: str | None = None
-    micro_batch: int | None = None
-    expected: Any = None
-    seen: Any = None
-
-    @property
-    def rank(self) -> int:
-        return self.ranks[0]
-
-    @property
-    def code(self) -> str:
-        return self.reason.code
-
-    @property
-    def cause(self) -> str:
-        """In a few words: "RNG not restored", "1 batch skipped", "gradient reduction (bucket layout)"."""
-        return self.reason.sentence
-
-    @property
-    def hint(self) -> str:
-        return self.reason.hint or ""
-
-    def to_json(self) -> dict[str, object]:
-        names = ("step", "rank", "ranks", "attempt", "kind", "code", "cause", "hint")
-        return {name: getattr(self, name) for name in (*names, "tensor", "micro_batch", "expected", "seen")}
 
 
 def _found(moment: Moment, kind: Kind, ranks: Iterable[int], reason: Cause, **seen: Any) -> Divergence:
@@ -71,9 +36,8 @@ def first_divergence(drill: Drill) -> Divergence | None:
         return found
     # Differences that only checkpoints show.
     if drill.by_script and (kept := first_kept_difference(drill, drill.chaos.attempts, comparable(drill))):
-        return _of_saved(drill, *kept)
-    left = left_difference(drill)
-    return left and _of_saved(drill, drill.chaos.attempts[-1], drill.chaos_lineage.final_step, left)
+        return kept
+    return left_difference(drill)
 
 
 def divergence_of(drill: Drill, attempts: Iterable[Attempt]) -> Divergence | None:
@@ -101,7 +65,8 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
     for step in (step for step in steps if step in saved or step in began or step in apart):
         moment = Moment(drill=drill, attempt=attempt, step=step, records=steps[step] if step in apart else {})
         if step in began or step in apart:
-            yield _at_step(moment), "step"
+            found = _in_step(moment)
+            yield found and (_of_streams(moment, found) or found), "step"
         if step in saved:
             yield _at_checkpoint(moment), "checkpoint"
     if not steps:
@@ -195,17 +160,6 @@ def _at_checkpoint(moment: Moment) -> Divergence | None:
     if difference is None:
         return None
     return _of_state(moment, difference, causes.of_saved_state(moment, difference))
-
-
-def _of_saved(drill: Drill, attempt: Attempt, step: int, found: KeptDifference) -> Divergence:
-    moment = Moment(drill=drill, attempt=attempt, step=step, records={})
-    seen = {"tensor": found.name, "expected": found.expected, "seen": found.seen}
-    return _found(moment, "saved state", [found.rank], found.cause, **seen)
-
-
-def _at_step(moment: Moment) -> Divergence | None:
-    found = _in_step(moment)
-    return found and (_of_streams(moment, found) or found)
 
 
 def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:

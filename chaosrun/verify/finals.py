@@ -70,7 +70,7 @@ def final_position(drill: Drill) -> CheckResult:
 def final_files(drill: Drill) -> CheckResult:
     """Files of tensors that the script left, if every run without faults leaves them equal; skipped if there are none."""
     if found := left_difference(drill):
-        return failed(found.cause.code, because=found.cause.because, **found.cause.params)
+        return failed(found.code, because=found.reason.because, **found.reason.params)
     if not (paths := compared(drill)):
         return skipped("no file of tensors that both legs must leave alike")
     return passed(f"{listed(paths, 3)} as every fault-free run leaves {'it' if len(paths) == 1 else 'them'}", files=paths)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from chaosrun.records.inspection import Quantity
-from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.check import Divergence
 from chaosrun.verify.inspection import QuantityDifference
 from chaosrun.verify.restored import is_scaler, is_setting
 

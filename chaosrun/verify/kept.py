@@ -5,13 +5,12 @@ those that the first attempt saved, and for saves that it did not reach, those o
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt
 from chaosrun.records.tensor_files import unnumbered
 from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
-from chaosrun.verify.check import CheckResult, Drill, failed, passed, skipped
+from chaosrun.verify.check import CheckResult, Divergence, Drill, failed, passed, skipped
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.own_saves import named_since, renames_in
@@ -38,21 +37,11 @@ _FOLDERS = frozenset({"meta", "metadata", "info", "log", "logs", "extra", "state
 started anew: its values then look like those of a process start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptDifference:
-    rank: int
-    name: str
-    expected: str
-    seen: str
-    cause: Cause
-
-
 def own_checkpoints(drill: Drill) -> CheckResult:
     """A script's own checkpoints after a restart equal those of the same steps in runs without faults."""
     among, saves, held = comparable(drill), 0, 0
     if found := first_kept_difference(drill, drill.chaos.attempts[1:], among):
-        *_, difference = found
-        return failed(difference.cause.code, **difference.cause.params)
+        return failed(found.code, **found.reason.params)
     for attempt in drill.chaos.attempts[1:]:
         for rank in sorted(attempt.traces):
             for expected, seen in _pairs(drill, attempt, rank):
@@ -79,7 +68,8 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
             apart |= {(_kind(seen), name) for name in differing}
             alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}
     if drill.spec.verify.confirm and not drill.confirmed:
-        alike |= _not_seen_before(drill)
+        # Saves that come later, or only at the end: if one differs, a confirming leg shows whether a restart is the reason.
+        alike |= _saved(drill.reference.traces) - _saved(drill.chaos.attempts[0].traces.values())
     return frozenset(alike - apart)
 
 
@@ -92,12 +82,6 @@ def _differing(expected: Mapping[str, str], seen: Mapping[str, str]) -> list[str
         return bool(one and other) and (one <= other or other <= one)
 
     return [name for name in differing_keys(expected, seen) if not (ALIVE in name and nested(name))]
-
-
-def _not_seen_before(drill: Drill) -> set[tuple[str, str]]:
-    """Entries that the reference saved and the first attempt did not: their saves come later, or only at the end. If one of
-    them differs, a confirming leg is run and shows whether the restart is the reason."""
-    return _saved(drill.reference.traces) - _saved(drill.chaos.attempts[0].traces.values())
 
 
 def _saved(traces: Iterable[RankTrace]) -> set[tuple[str, str]]:
@@ -155,40 +139,45 @@ def _tells_its_start(drill: Drill, kind: str, name: str) -> bool:
     return any(len(each) == 1 and each <= {-1, 0, 1} for each in offsets)
 
 
-def first_kept_difference(
-    drill: Drill, attempts: Iterable[Attempt], among: frozenset[tuple[str, str]]
-) -> tuple[Attempt, int, KeptDifference] | None:
-    """The first of these attempts, and its first step, after which it saved one of these entries differently. Reads no step
-    records."""
+def first_kept_difference(drill: Drill, attempts: Iterable[Attempt], among: frozenset[tuple[str, str]]) -> Divergence | None:
+    """In the first of these attempts, and after its first step, after which it saved one of these entries differently. Reads no
+    step records."""
     for attempt in attempts:
         saved = {save.step for trace in attempt.traces.values() for save in trace.saves if save.held}
         for step in sorted(saved & attempt.steps.keys()):
             if found := _kept_difference(drill, attempt, step, among):
-                return attempt, step, found
+                return found
     return None
 
 
-def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
+def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> Divergence | None:
     """The first of these entries that differs in this attempt's save after `step`; entries whose part of the state is known
     come first."""
     saved_before = {kind for kind, _ in _saved(drill.chaos.attempts[0].traces.values())}
     earlier = _saved(trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values())
     differences = [
-        _difference(drill, rank, names, expected, seen, earlier)
-        for rank in sorted(attempt.traces)
+        _difference(drill, trace, names, expected, seen, earlier)
+        for rank, trace in sorted(attempt.traces.items())
         for expected, seen in _pairs(drill, attempt, rank)
         if seen.step == step
         and (expected.step == step or _kind(seen) in saved_before)
         and (names := [name for name in _differing(expected.held, seen.held) if (_kind(seen), name) in among])
         and (names := [name for name in names if not _is_of_its_process(drill, _kind(seen), name)])
     ]
-    return min(differences, key=lambda each: (each.cause.code == _UNKNOWN, ALIVE in each.name), default=None)
+    return min(differences, key=lambda each: (each.code == _UNKNOWN, ALIVE in str(each.tensor)), default=None)
+
+
+def saved_otherwise(attempt: int, reason: Cause, name: str, expected: str, seen: str) -> Divergence:
+    """A difference that only a file of the script shows; `reason` says after which step, and on which rank."""
+    where = {"step": reason.params["step"], "ranks": (reason.params["rank"],), "attempt": attempt}
+    return Divergence(**where, kind="saved state", reason=reason, tensor=name, expected=expected, seen=seen)
 
 
 def _difference(
-    drill: Drill, rank: int, names: list[str], expected: SaveRecord, seen: SaveRecord, earlier: set[tuple[str, str]]
-) -> KeptDifference:
+    drill: Drill, trace: RankTrace, names: list[str], expected: SaveRecord, seen: SaveRecord, earlier: set[tuple[str, str]]
+) -> Divergence:
     """`earlier`: the saves of the attempts before, which a restart could load."""
+    rank = trace.rank
     buffers = drill.reference.ends[rank].digests.get("buffers", {}) if rank in drill.reference.ends else {}
     split = {each: each.split("/") for each in names}
     own = {each for each, (*_, last) in split.items() if last in buffers}
@@ -199,8 +188,7 @@ def _difference(
     lost = "drifted" if parts[name] == "buffers" and buffers_came_back(drill, rank) else "not_restored"
     code = f"{parts[name]}_{lost}" if parts[name] else _UNKNOWN
     values = [each.held.get(name, "not there") for each in (expected, seen)]
-    beside = next((trace.saves for trace in drill.chaos.traces if trace.rank == rank and seen in trace.saves), ())
-    path = named_since(seen, renames_in(beside))
+    path = named_since(seen, renames_in(trace.saves))
     where = f"{name} is {values[1]} when {path} is saved after step {seen.step} (reference: {values[0]})"
     because = "made" if code == _UNKNOWN and (_kind(seen), name) not in earlier else None
     if expected.step != seen.step:
@@ -208,7 +196,7 @@ def _difference(
         where, because = f"{path} is saved after {values[1]} (reference: after {values[0]})", "when"
     named = path if because == "when" else f"{path}: {name}"
     about = {"name": named, "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
-    return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about, because))
+    return saved_otherwise(trace.attempt, Cause(code, about, because), name, *values)
 
 
 def _part(name: str, held: Iterable[str]) -> str | None:

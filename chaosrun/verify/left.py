@@ -12,9 +12,9 @@ from chaosrun.records.figures import SUFFIXES
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.tensor_files import Entry, unnumbered
 from chaosrun.records.traces import RankTrace
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.kept import KeptDifference
+from chaosrun.verify.kept import saved_otherwise
 from chaosrun.verify.own_saves import REMOVED
 from chaosrun.verify.rhythm import FileSaves, is_of_its_start
 
@@ -69,7 +69,7 @@ class _File:
         return unnumbered(path) if self.by_kind else path
 
 
-def left_difference(drill: Drill) -> KeptDifference | None:
+def left_difference(drill: Drill) -> Divergence | None:
     """The first entry that differs in a file which a restarted attempt wrote, or the first file that only one leg has; None if
     there is none, or if it cannot be decided."""
     if not _is_judged(drill):
@@ -85,7 +85,7 @@ def compared(drill: Drill) -> list[str]:
     return [path for path, held in alike if _comparable(drill, _File(path=path), held) is not None]
 
 
-def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = False) -> KeptDifference | None:
+def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = False) -> Divergence | None:
     for path, held, expected, confirmed in files:
         # An entry of another size is collected while the script runs (losses, samples): not compared.
         differing = [
@@ -101,7 +101,7 @@ def _of_contents(drill: Drill, files: Iterable[_Compared], *, by_kind: bool = Fa
     return None
 
 
-def _of_names(drill: Drill) -> KeptDifference | None:
+def _of_names(drill: Drill) -> Divergence | None:
     """A missing file or, if names contain steps (best-00036.pt), extra ones. Older files that a restart which saved at the same
     steps has not removed (see `left_over`) do not count."""
     for expected, seen in _by_kind(drill):
@@ -228,13 +228,13 @@ def _by_kind(drill: Drill) -> Iterator[tuple[set[str], set[str]]]:
 
 def _left_difference(
     drill: Drill, rank: int, path: str, where: str, differing: list[str], *, because: str = "left", **values: str
-) -> KeptDifference:
+) -> Divergence:
     step = drill.chaos_lineage.final_step
     about = {"name": values["name"], "path": path, "step": step, "rank": rank, "where": where, "differing": differing}
     cause = Cause("kept_state_not_restored", about, because)
     if not drill.by_script:
         cause = Cause("result_differs", {**about, "what": drill.outside}, "outside" if drill.outside else None)
-    return KeptDifference(rank=rank, cause=cause, **values)
+    return saved_otherwise(drill.chaos.attempts[-1].number, cause, **values)
 
 
 def _comparable(drill: Drill, file: _File, entries: Iterable[str], *, same_saves: bool = True) -> int | None:

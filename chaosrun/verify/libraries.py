@@ -13,11 +13,10 @@ from chaosrun.records.events import FaultObserved, OutputsReplaced
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import SaveRecord, StepRecord
 from chaosrun.verify.alignment import AttemptStart, attempt_start, scheduled
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.code_resume import OF_RATES
 from chaosrun.verify.codes import TABLE, Cause, Params
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.draws import past_the_order
 from chaosrun.verify.ledger import SHIFTED
 from chaosrun.verify.suspects import saved_beside, saved_last
@@ -298,6 +297,7 @@ def with_library_bug(divergence: Divergence, drill: Drill) -> Divergence:
     """The divergence in these words, with the library bug that it looks like, advice for the library's users, and the entries
     that are suspects."""
     reason, bug = for_own_resume(divergence.reason), known_of(divergence, drill)
+    began = drill.chaos.attempt(divergence.attempt).starts.keys()
     # The hint for constant rates fits both: a scheduler of an optimizer that wraps another is not recorded.
     if f"{reason.code}.by_hand" in TABLE and reason.because != "still" and not scheduled(drill):
         seen, _ = OF_RATES.get(reason.because or "", (reason.params.get("where"), ""))
@@ -316,7 +316,7 @@ def with_library_bug(divergence: Divergence, drill: Drill) -> Divergence:
         reason = reason.explained("of_none", also_saved=held)
     elif reason.because in (None, "rest_of_epoch") and _saved_before_update(drill, divergence):
         reason = replace(reason, because="before_update")
-    elif reason.code in SHIFTED and reason.because is None and (right := _right_ranks(drill, divergence)):
+    elif reason.code in SHIFTED and reason.because is None and (right := sorted(began - {*divergence.ranks})):
         about = {"others": rank_list(divergence.ranks), "right": rank_list(right)}
         reason = reason.explained("on_some_ranks", **about)
     elif (
@@ -357,11 +357,6 @@ def _saved_before_update(drill: Drill, found: Divergence) -> bool:
     if found.reason.code != "batches_skipped" or began is None or began.wrong != ("data", "rng"):
         return False
     return all(began.step + 1 in began.held[quantity] for quantity in began.wrong)
-
-
-def _right_ranks(drill: Drill, found: Divergence) -> list[int]:
-    """The ranks of the attempt that do not show this difference."""
-    return [rank for rank in drill.chaos.attempt(found.attempt).starts if rank not in found.ranks]
 
 
 def _returned(drill: Drill, found: Divergence) -> Params:

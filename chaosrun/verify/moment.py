@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import StartRecord, StepRecord
+from chaosrun.records.traces import StepRecord
 from chaosrun.verify.alignment import attempt_start
 from chaosrun.verify.check import Drill
 from chaosrun.verify.restored import reference_state, restored_difference, saved_before
@@ -31,12 +31,10 @@ class Moment:
         if self.attempt.by == "script":
             found = attempt_start(self.drill, self.attempt)
             return found is not None and found.wrong in ((), ("rng",))  # random streams that matter have their own cause
-        starts = [start for start in self.attempt.starts.values() if start.digests]
-        known = starts and all(
-            reference_state(self.drill, start.rank, start.position.step) or self._restored_own(start) for start in starts
-        )
-        return bool(known) and restored_difference(self.drill, self.attempt) is None
-
-    def _restored_own(self, start: StartRecord) -> bool:
-        saved = saved_before(self.drill, self.attempt, start.rank, start.position.step)
-        return saved is not None and saved.digests == start.digests
+        drill, attempt = self.drill, self.attempt
+        starts = [start for start in attempt.starts.values() if start.digests]
+        for start in starts:
+            own = saved_before(drill, attempt, start.rank, start.position.step)
+            if not reference_state(drill, start.rank, start.position.step) and (own is None or own.digests != start.digests):
+                return False
+        return bool(starts) and restored_difference(drill, attempt) is None

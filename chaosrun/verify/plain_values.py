@@ -3,18 +3,14 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import RankTrace
 from chaosrun.verify.alignment import attempt_start
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.code_differences import PARTS, QUANTITIES
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.wording import listed
-
-if TYPE_CHECKING:
-    from chaosrun.verify.divergence import Divergence
 
 _OF_VALUES = (
     *(*QUANTITIES, "learning_rate", "lr_scheduler_not_restored", "optimizer_settings_not_restored", "other_optimizer_stepped"),
@@ -41,7 +37,7 @@ _COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
 """Names of counts in a learning rate scheduler, and in a gradient scaler; each with another name that is stored with it."""
 
 
-def with_values(drill: Drill, found: "Divergence") -> "Divergence":
+def with_values(drill: Drill, found: Divergence) -> Divergence:
     """Add the script's plain values that differed from the reference run's when the restart resumed."""
     attempt, reason = drill.chaos.attempt(found.attempt), found.reason
     if attempt.number < 2 or not (reason.code in _OF_VALUES or _draws_otherwise(drill, attempt, reason)):

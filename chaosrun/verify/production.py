@@ -11,10 +11,10 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import RankTrace, Source
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify import alignment, landed, libraries, recovery, replicas
-from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed
+from chaosrun.verify.check import CheckResult, Divergence, Drill, failed, inconclusive, passed
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.divergence import Divergence, divergence_of
+from chaosrun.verify.divergence import divergence_of
 from chaosrun.verify.lineage import Lineage, lineage
 from chaosrun.verify.premises import bits_differ, canaries, not_ended, records_damaged
 from chaosrun.verify.restored import reference_state

@@ -45,7 +45,9 @@ def lineage(drill: Drill) -> CheckResult:
         if missing or beyond:
             code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
             about: Params = {"rank": rank, "step": step, "final": final, "missing": missing, "beyond": beyond}
-            if ahead := _resumed_ahead(drill, rank, missing):
+            # It went on from what another rank had saved, which did not wait for it.
+            ahead = next((attempt for attempt in _resumed_by_script(drill, rank) if attempt.start_of(rank) in missing), None)
+            if ahead:
                 about |= {"made": step - 1, "base": ahead.start_of(rank), "attempt": ahead.number}
             return failed(code, because="ahead" if ahead else None, **about)
     own = f", up to {drill.given} the reference's own" if drill.given else ""
@@ -72,12 +74,6 @@ def _died_in_it(drill: Drill, rank: int, step: int) -> bool:
 def _as_in_reference(drill: Drill, record: StepRecord) -> bool:
     due = drill.reference_lineage.at(record.rank, record.step)
     return due is not None and (due.param, due.state) == (record.param, record.state)
-
-
-def _resumed_ahead(drill: Drill, rank: int, missing: Sequence[int]) -> Attempt | None:
-    """The attempt in which this rank of a script that resumes by itself went on from a later step than it had reached: from
-    what another rank saved, which did not wait for it."""
-    return next((attempt for attempt in _resumed_by_script(drill, rank) if attempt.start_of(rank) in missing), None)
 
 
 def _resumed_by_script(drill: Drill, rank: int) -> list[Attempt]:

@@ -14,12 +14,12 @@ from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
 from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.alignment import never_saves
-from chaosrun.verify.check import CheckResult, Drill, Status
+from chaosrun.verify.check import CheckResult, Divergence, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.corruption import damage_taken, explained
-from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.divergence import first_divergence
 from chaosrun.verify.early_end import early_end, settled_step, up_to
 from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.own_saves import cut_short

@@ -167,13 +167,6 @@ def _wrong_restore(drill: Drill) -> CheckResult | None:
     return None
 
 
-def parameters_as_begun(drill: Drill, rank: int, step: int) -> str | None:
-    """Fingerprint of the reference's parameters at the beginning of the next step: those after this step, or as the script then
-    changed them (it clips them, draws some anew, copies them from others). None if it recorded none."""
-    following = drill.reference_lineage.at(rank, step + 1)
-    return (following.began if following else "") or reference_parameters(drill, rank, step)
-
-
 def parameters_expected(drill: Drill, attempt: Attempt, rank: int) -> str | None:
     """Fingerprint of the parameters that an attempt should have begun with, if it began with others; None if they are right. If
     the reference saved no checkpoint there, or ended there, changes by the script after `run.step` are not recorded: then the
@@ -181,11 +174,13 @@ def parameters_expected(drill: Drill, attempt: Attempt, rank: int) -> str | None
     """
     start = attempt.starts[rank]
     step = start.position.step
-    expected = parameters_as_begun(drill, rank, step)
+    following = drill.reference_lineage.at(rank, step + 1)
+    # The script may have changed them before its next step: it clips them, draws some anew, copies them from others.
+    expected = (following.began if following else "") or reference_parameters(drill, rank, step)
     if expected in (None, start.param):
         return None
     held = reference_state(drill, rank, step)
-    if held is None or drill.reference_lineage.at(rank, step + 1) is None:
+    if held is None or following is None:
         own = saved_before(drill, attempt, rank, step)
         held = held or (own.digests if own and not own.changed else None)
         if held and start.digests and held["model"] == start.digests["model"]:

@@ -8,11 +8,10 @@ from pathlib import PurePath
 from chaosrun.records.history import Attempt
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.traces import ALIVE, CHANGES_OFTEN, RankTrace, SaveRecord
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.code_data import DATA
 from chaosrun.verify.code_differences import QUANTITIES
 from chaosrun.verify.codes import Params
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.own_saves import named_since, renames_in
 from chaosrun.verify.restored import restored_difference
 

@@ -15,11 +15,10 @@ from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.run_file import RunInfo, read_object, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
-from chaosrun.verify.check import CheckResult, Drill
+from chaosrun.verify.check import CheckResult, Divergence, Drill
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.early_end import EARLY, up_to
 from chaosrun.verify.premises import edited_sources
 from chaosrun.verify.production import judge_run

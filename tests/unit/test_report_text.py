@@ -20,9 +20,8 @@ from chaosrun.report.text import job_sentence, render_line, render_plan, render_
 from chaosrun.report.view import read_view
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
-from chaosrun.verify.check import CheckResult
+from chaosrun.verify.check import CheckResult, Divergence
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 from tests.unit.run_files import tell, write_info
 

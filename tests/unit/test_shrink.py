@@ -24,9 +24,8 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, flow, scheduled
 from chaosrun.spec.job_file import load_job
-from chaosrun.verify.check import CheckResult
+from chaosrun.verify.check import CheckResult, Divergence
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 
 

@@ -14,8 +14,8 @@ from chaosrun.campaign.results import DrillResult, SuiteResult, drill_result, su
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.suite import Expectation
+from chaosrun.verify.check import Divergence
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 from tests.unit.run_files import write_info
 

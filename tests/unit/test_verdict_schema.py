@@ -10,8 +10,7 @@ import pytest
 from legs import Bugs, drop, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
-from chaosrun.verify.check import CheckResult
-from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.check import CheckResult, Divergence
 from chaosrun.verify.row import Blame
 from chaosrun.verify.schema import verdict_schema
 from chaosrun.verify.verdict import Verdict, judge

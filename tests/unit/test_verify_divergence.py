@@ -12,9 +12,9 @@ from legs import Bugs, copy_run, drop, edit_ranks, edit_trace, only, put, write_
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.divergence import Divergence, _first_tensor
+from chaosrun.verify.divergence import _first_tensor
 from chaosrun.verify.verdict import judge, judge_drill, spec_of
 from tests.records import read_lines
 

@@ -8,9 +8,9 @@ import pytest
 import chaosrun.verify
 from chaosrun.records.inspection import QUANTITIES
 from chaosrun.verify import hazards
+from chaosrun.verify.check import Divergence
 from chaosrun.verify.code_differences import DIFFERENCE_ROWS
 from chaosrun.verify.codes import TABLE, Cause
-from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import HAZARDS, hazard_of
 from chaosrun.verify.inspection import QuantityDifference
 
