@@ -82,13 +82,13 @@ def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
         after = next(iter(later), None)
         # If a script's attempt never began to train, the step that it would have resumed at is unknown.
         following = next((each for each in later if each.by == "chaosrun" or each.starts), None)
-        steps = attempt.steps
+        steps, own = attempt.steps, attempt.by == "script" and attempt.went_on
         newer = passed_over(drill, attempt) if drill.by_script and attempt.number > 1 and attempt.starts else None
         reached = max(steps, default=attempt.resume_step)
         summaries.append(
             AttemptSummary(
                 attempt=attempt.number,
-                resumed_from=_went_on_from(attempt),
+                resumed_from=f"step {attempt.resume_step} (its own checkpoint)" if own else attempt.resume,
                 resumed_step=attempt.resume_step,
                 first_step=min(steps, default=None),
                 last_step=max(steps, default=None),
@@ -102,12 +102,6 @@ def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
             )
         )
     return tuple(summaries)
-
-
-def _went_on_from(attempt: Attempt) -> str | None:
-    if attempt.by == "script" and attempt.went_on:
-        return f"step {attempt.resume_step} (its own checkpoint)"
-    return attempt.resume
 
 
 def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:

@@ -14,8 +14,6 @@ from chaosrun.verify.verdict import Verdict
 NO_FAULTS = FaultPlan(seed=0, faults=())
 COMPARABLE = PREMISES | {"completed", "lineage"}
 """If one of these is undecided, nothing can be compared. A second run would not decide the other checks either."""
-WITHIN_A_LEG = frozenset({"rank_agreement"})
-"""Checks that compare no two legs: ranks that drift apart do so in every run."""
 DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
 
 
@@ -45,8 +43,8 @@ def fault_free_difference(reference: LegLayout, second: LegLayout, spec: JobSpec
     if divergence is not None:
         return f"{divergence.kind} at step {divergence.step}, rank {divergence.rank}", divergence.kind
     for check in run_checks(drill):
-        if check.name in WITHIN_A_LEG:
-            continue
+        if check.name == "rank_agreement":
+            continue  # it compares no two legs: ranks that drift apart do so in every run
         if check.status == "fail" or (check.status == "inconclusive" and check.name in COMPARABLE):
             return f"{check.name}: {check.summary}", None
     return None

@@ -255,7 +255,10 @@ def _never_restored(
     others = {
         path
         for path in apart - counts
-        if not _is_of_a_loop(path) and {each[path] for each in seen.values() if path in each} != {resumed_at}
+        # Not what counts the rounds of a loop, or has no effect.
+        if path.rpartition("/")[2] not in _ROUNDS
+        and not path.endswith(_OF_NO_EFFECT)
+        and {each[path] for each in seen.values() if path in each} != {resumed_at}
     }
     # Without a second run a clock cannot be distinguished.
     others &= {path for each in (seen, *earlier) for path in _lasting(known, each)} if others and any(again) else set[str]()
@@ -270,11 +273,6 @@ def _lasting(known: _ByStep, seen: _ByStep) -> set[str]:
     if len(steps) < 2:
         return set()
     return _differing(known[min(steps)], seen[min(steps)]) & _differing(known[max(steps)], seen[max(steps)])
-
-
-def _is_of_a_loop(path: str) -> bool:
-    """Whether it counts the rounds of a loop, or has no effect."""
-    return path.rpartition("/")[2] in _ROUNDS or path.endswith(_OF_NO_EFFECT)
 
 
 def _is_count(path: str, held: Mapping[str, str]) -> bool:

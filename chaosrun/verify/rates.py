@@ -104,16 +104,13 @@ def _starts_over(expected: _Rates, seen: _Rates, start: int) -> bool:
     its first."""
     if 1 not in expected or start + 1 not in seen or all(rates == seen[start + 1] for rates in seen.values()):
         return False
-    pairs = [(rates, expected[step - start]) for step, rates in seen.items() if step - start in expected]
+    kept, origin = seen[start + 1], expected[1]
+    pairs = [(rates, kept, expected[step - start], origin) for step, rates in seen.items() if step - start in expected]
     return all(
-        math.isclose(_value(now) * _value(origin), _value(kept) * _value(then), rel_tol=_ROUNDED)
-        for rates, others in pairs
-        for now, kept, then, origin in zip(rates, seen[start + 1], others, expected[1], strict=False)
+        math.isclose(now * first, before * then, rel_tol=_ROUNDED)
+        for rates in pairs
+        for now, before, then, first in (map(float.fromhex, each) for each in zip(*rates, strict=False))
     )
-
-
-def _value(rate: str) -> float:
-    return float.fromhex(rate)
 
 
 def schedule_behind(drill: Drill) -> Iterator[str]:

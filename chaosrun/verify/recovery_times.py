@@ -81,7 +81,8 @@ def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attem
     whole = bool(known) and len(known) == len(attempt.pids or attempt.traces)
     gone = events.AttemptStopped | events.SupervisorResumed
     gone_s = next((record.time_s for record in how if isinstance(record, gone)), None)
-    began_s, told_s = _end_of(how) or (_last_step_s(ended), gone_s)
+    last_s = max((trace.steps[trace.steps.last].time_s for trace in ended.traces.values() if trace.steps), default=None)
+    began_s, told_s = _end_of(how) or (last_s, gone_s)
     moments = (
         began_s,
         told_s,
@@ -97,11 +98,6 @@ def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attem
         **{f"{phase}_s": span for phase, span in zip(PHASES, spans, strict=True)},
         total_s=_span(moments[0], moments[-1]),
     )
-
-
-def _last_step_s(attempt: Attempt) -> float | None:
-    last = [trace.steps[trace.steps.last].time_s for trace in attempt.traces.values() if trace.steps]
-    return max(last, default=None)
 
 
 def _end_of(attempt: Sequence[events.JournalEvent]) -> tuple[float | None, float] | None:

@@ -46,8 +46,8 @@ class LossDifference:
 
     def to_json(self) -> dict[str, object]:
         """Numbers that JSON cannot hold (infinity, NaN) are null; `first_beyond` then shows the difference."""
-        numbers = {name: _finite(getattr(self, name)) for name in ("largest", "mean", "expected", "seen")}
-        return {**asdict(self), **numbers, "within": self.within}
+        told = {**asdict(self), "within": self.within}
+        return {name: None if isinstance(each, float) and not math.isfinite(each) else each for name, each in told.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,3 @@ def _distance(expected: float, seen: float) -> float:
 
 def _at(losses: Sequence[float], step: int | None) -> float | None:
     return losses[step - 1] if step is not None and step <= len(losses) else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
