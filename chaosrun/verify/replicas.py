@@ -3,10 +3,11 @@ sharded model, ranks are replicas if they hold the same part of a tensor, by its
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
+from operator import attrgetter
 
 from chaosrun.records.grouping import grouped
 from chaosrun.records.history import Attempt, LegHistory
@@ -94,11 +95,12 @@ class Replicas:
         attempt = next(iter(self._leg.attempts), None)
         if attempt is None:
             return {}
-        began = _words_by_name(attempt, {rank: start.params for rank, start in attempt.starts.items()})
+        names = attrgetter("tensors")
+        began = _words_by_name(attempt, {rank: start.params for rank, start in attempt.starts.items()}, names)
         unlike = {name: by_rank for name, by_rank in began.items() if len({*by_rank.values()}) > 1}
         own: dict[str, Mapping[int, int]] = {}
         for records in islice(attempt.steps.values(), OWN_STEPS) if unlike else ():
-            gradients = _words_by_name(attempt, {rank: record.grads for rank, record in records.items()})
+            gradients = _words_by_name(attempt, {rank: record.grads for rank, record in records.items()}, names)
             for name in [each for each in unlike if each not in own]:
                 if len({*gradients.get(name, {}).values()}) > 1:
                     first = {word: rank for rank, word in sorted(unlike[name].items(), reverse=True)}
@@ -166,18 +168,12 @@ class Replicas:
 
     def _apart_in(self, attempt: Attempt, records: Mapping[int, StartRecord | StepRecord]) -> WeightMismatch | None:
         """The first tensor that differs between ranks that share some, if digests of single tensors were recorded."""
-        words: dict[str, dict[int, tuple[int, int]]] = {}
-        for rank, record in records.items():
-            start = attempt.starts.get(rank)
-            values = memoryview(record.params).cast("I") if record.params else ()
-            for index, (name, word) in enumerate(zip(self._held(start) if start else (), values, strict=False)):
-                words.setdefault(name, {})[rank] = (index, word)
-        for by_rank in words.values():
-            if len({word for _, word in by_rank.values()}) > 1:
-                index = next(iter(by_rank.values()))[0]
-                return WeightMismatch(
-                    records=records, values={rank: f"{word:08x}" for rank, (_, word) in by_rank.items()}, index=index
-                )
+        words = _words_by_name(attempt, {rank: record.params for rank, record in records.items()}, self._held)
+        for name, by_rank in words.items():
+            if len({*by_rank.values()}) > 1:
+                index = self._held(attempt.starts[next(iter(by_rank))]).index(name)
+                values = {rank: f"{word:08x}" for rank, word in by_rank.items()}
+                return WeightMismatch(records=records, values=values, index=index)
         return None
 
 
@@ -245,12 +241,14 @@ def is_sharded(leg: LegHistory) -> bool:
     return any(trace.start is not None and trace.start.sharded for trace in leg.traces)
 
 
-def _words_by_name(attempt: Attempt, words: Mapping[int, bytes]) -> dict[str, dict[int, int]]:
-    """Digests of each tensor, by rank, as far as they were recorded."""
+def _words_by_name(
+    attempt: Attempt, words: Mapping[int, bytes], names: Callable[[StartRecord], Sequence[str]]
+) -> dict[str, dict[int, int]]:
+    """Digests of each tensor, by rank, as far as they were recorded. `names`: of a rank's tensors."""
     found: dict[str, dict[int, int]] = {}
     for rank, packed in words.items():
         start = attempt.starts.get(rank)
-        for name, word in zip(start.tensors if start else (), memoryview(packed).cast("I") if packed else (), strict=False):
+        for name, word in zip(names(start) if start else (), memoryview(packed).cast("I") if packed else (), strict=False):
             found.setdefault(name, {})[rank] = word
     return found
 
