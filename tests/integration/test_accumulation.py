@@ -150,7 +150,7 @@ def test_synchronisation_held_back_on_the_wrong_micro_batch(drills: Drills, two_
     assert found.first_beyond == 2 and found.largest > 100 * ATOL
 
 
-@pytest.mark.parametrize(("accumulation", "told"), [(1, "1, 0"), (2, "2, 1")])
+@pytest.mark.parametrize(("accumulation", "told"), [(1, "1, 0"), pytest.param(2, "2, 1", marks=pytest.mark.nightly)])
 def test_ranks_with_different_numbers_of_batches(drills: Drills, accumulation: int, told: str) -> None:
     # A rank that has none at all says so too, or the others would wait for it.
     verdict = drills(2, 4, accumulation, "--samples", 16, "--uneven").verdict

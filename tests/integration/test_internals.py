@@ -164,13 +164,10 @@ CONTROLS = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("D8", "D12", "D15-batches", "R1") else pytest.param(name, marks=pytest.mark.nightly)
-        for name in CONTROLS
-    ],
+    "name", [name if name in ("D8", "D12") else pytest.param(name, marks=pytest.mark.nightly) for name in CONTROLS]
 )
 def test_what_accelerate_gets_wrong_is_found(drills: Drills, name: str) -> None:
+    """By day oracle/test_mutants.py has the causes of D15-batches and R1: epochs not set, random streams not restored."""
     control = CONTROLS[name]
     verdict = drills(f"{control.args} --stock {control.stock}", control.workers)
     assert (verdict.status, verdict.exit_code) == ("FAIL", 3), verdict.cause
@@ -186,7 +183,7 @@ def test_what_accelerate_gets_wrong_is_found(drills: Drills, name: str) -> None:
     ("args", "workers", "told"),
     [
         ("--ending short", 2, r"different numbers of batches \(4, 3\)"),
-        ("--ending short --split", 3, r"different numbers of batches \(4, 3, 3\)"),
+        pytest.param("--ending short --split", 3, r"different numbers of batches \(4, 3, 3\)", marks=pytest.mark.nightly),
         ("--source global", 2, "GlobalSampler draws from the global random stream"),
         ("--source buffer", 2, r"shuffles in a buffer \(ShufflerIterDataPipe\)"),
     ],

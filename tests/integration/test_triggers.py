@@ -124,7 +124,9 @@ faults: {schedule: [{rank: all, after: 1s}]}
 """
 
 
+@pytest.mark.nightly
 def test_several_ranks_struck_from_outside_die_in_one_attempt(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    """By day all ranks are struck at once at a point above, and a rank from outside in test_node_faults.py."""
     result = warm_drills(job_file(JOB + TOGETHER, tmp_path), root=tmp_path / "root")
     assert result.verdict.status == "PASS", result.verdict.cause
     assert [(fault.attempt, fault.rank, fault.landed) for fault in result.verdict.faults] == [(1, 0, True), (1, 1, True)]
