@@ -23,8 +23,10 @@ import os
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a disk, or of a user's share of it, that is full."""
-DISK_FAILS = (*DISK_FULL, errno.EIO)
-"""Those of a disk that takes no more, full or failing."""
+WRITES_REFUSED = (*DISK_FULL, errno.EROFS)
+"""Those of a disk that takes no more: full, or read-only, as it becomes after an error."""
+DISK_FAILS = (*WRITES_REFUSED, errno.EIO)
+"""Those of a disk that takes no more, or is failing."""
 LIMITS = {
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
     errno.EMFILE: "raise the limit on open files (`ulimit -n`)",

@@ -34,10 +34,15 @@ _HINTS = {
 }
 
 
-def is_full(folder: Path) -> bool:
-    """Whether the file system of `folder` has almost no space, or almost no inodes, left."""
+def refusal(folder: Path) -> OSError | None:
+    """The kernel's error for a write to `folder` where its file system is read-only, or has almost no space, or almost no
+    inodes, left; None where it takes writes."""
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES or _lacks_inodes(status)
+    if status.f_flag & os.ST_RDONLY:
+        return OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+    if status.f_bavail * status.f_frsize < FULL_BELOW_BYTES or _lacks_inodes(status):
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    return None
 
 
 def _lacks_inodes(status: os.statvfs_result) -> bool:

@@ -4,7 +4,6 @@ Owns Ray's life (if it started it), the placement group and the agents' handles.
 restarts are off, and the processes that train are the agents' children, not Ray's workers. Decides nothing about attempts.
 """
 
-import errno
 import os
 import queue
 import threading
@@ -20,7 +19,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from chaosrun.checkpoint.storage_errors import is_full
+from chaosrun.checkpoint.storage_errors import refusal
 from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.agent_client import AgentClient, look_after
 from chaosrun.cluster.connection import connect, cpu_count, no_room_for_ray
@@ -215,9 +214,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
     def _no_placement(self, bundle: Mapping[str, float], avoid: Collection[str], *, waited_s: float) -> ResourcesError:
         files = Path(self.mark.rpartition("#")[0]).parent
-        if self.kind == "private" and waited_s and is_full(files):
+        if self.kind == "private" and waited_s and (refused := refusal(files)):
             # Its workers die of it at their start, and say nothing: the agents seem to wait for a place.
-            return no_room_for_ray(files, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            return no_room_for_ray(files, refused)
         usable = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoid]
         usable = [node for node in usable if not self._only_on or node["NodeID"] in self._only_on]
         total = {name: sum(node["Resources"].get(name, 0.0) for node in usable) for name in bundle}

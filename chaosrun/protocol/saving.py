@@ -5,9 +5,7 @@ manifest; all ranks pass `precommit`; rank 0 renames. A rank that dies before th
 after it leaves a whole one. The store handles files, this module the ranks.
 """
 
-import errno
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from safetensors import SafetensorError
 
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.checkpoint.object_store import checkpoint_store
-from chaosrun.checkpoint.storage_errors import is_full, storage_errors
+from chaosrun.checkpoint.storage_errors import refusal, storage_errors
 from chaosrun.checkpoint.store import written_back
 from chaosrun.faults.points import DiskPoints, FaultPoints
 from chaosrun.records.codec import to_plain
@@ -240,11 +238,11 @@ def _unpacked(packed: bytes) -> RankFiles:
 
 @contextmanager
 def _full_disk(staging: Path) -> Iterator[None]:
-    """torch and safetensors report a full disk with their own errors, without errno: check the disk, and raise the kernel's
-    error."""
+    """torch and safetensors report a disk that takes no more with their own errors, without errno: check the disk, and raise
+    the kernel's error."""
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
-        if not is_full(staging):
+        if (refused := refusal(staging)) is None:
             raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging)) from error
+        raise refused from error

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from chaosrun.checkpoint.storage_errors import before_again, place_of
-from chaosrun.errors import DISK_FULL, ChaosrunError, ResourcesError, UserScriptError
+from chaosrun.errors import WRITES_REFUSED, ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.observe.file_guard import FileGuard
 from chaosrun.observe.ledger import listen
@@ -97,7 +97,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     try:
         _write_end(context, end)
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        if error.errno not in WRITES_REFUSED:
             raise
         # No more can be reported; the supervisor checks the disk.
         return ResourcesError.exit_code
@@ -284,7 +284,7 @@ def _raised(status: str, error: BaseException, order: WorkerOrder) -> WorkerEnd:
 
 
 def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
+    if isinstance(error, OSError) and error.errno in WRITES_REFUSED:
         leg = Path(order.leg_path)
         return RaisedError(
             type=type(error).__name__,

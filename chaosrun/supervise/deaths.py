@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from chaosrun import errors
-from chaosrun.checkpoint.storage_errors import is_full
+from chaosrun.checkpoint.storage_errors import before_again, refusal
 from chaosrun.cluster.messages import Exited, LauncherFailed
 from chaosrun.faults.observed import signal_name
 from chaosrun.records.announcements import LauncherCode
@@ -96,9 +96,9 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
         return failed(code="node_lost", message=message, hint=f"see {log}", of_node=True)
-    if exit_code == errors.ResourcesError.exit_code and is_full(leg.path):
-        message = f"rank {rank} stopped at step {step}: no space is left for its records in {leg.path}"
-        hint = "free some space there, or put the run elsewhere with --root"
+    if exit_code == errors.ResourcesError.exit_code and (refused := refusal(leg.path)):
+        message = f"rank {rank} stopped at step {step}: its records cannot be written to {leg.path}: {refused.strerror}"
+        hint = f"{before_again(refused, leg.path)}, or put the run elsewhere with --root"
         return failed(message=message, hint=hint, outcome="resources")
     message = f"rank {rank} left with exit code {exit_code} at step {step}, before the training was complete"
     hint, error = f"os._exit or a crash in native code; see {log}", ("exit", str(exit_code))

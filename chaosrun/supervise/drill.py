@@ -3,7 +3,6 @@
 Every step leaves files behind; a drill whose supervisor was killed is continued from them.
 """
 
-import errno
 import json
 import shutil
 import time
@@ -46,9 +45,6 @@ from chaosrun.wording import count
 
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
-
-UNWRITABLE = (*DISK_FAILS, errno.EROFS)
-"""What a disk answers that takes no more of the supervisor's records."""
 
 
 def lock_run(run: RunLayout) -> AbstractContextManager[int]:
@@ -361,7 +357,7 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
                 f"the run's files were removed while it ran: {run.path}",
                 hint="start again, and leave a run's folder alone until it has ended: `chaosrun cancel RUN` ends it",
             ) from error
-        if isinstance(error, UsageError) or error.errno not in UNWRITABLE:
+        if isinstance(error, UsageError) or error.errno not in DISK_FAILS:
             raise
         again = f"`chaosrun {command} {run_argument(run)}`, or start again with --root elsewhere"
         raise ResourcesError(

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from chaosrun.cluster.workers import ClusterWorkers
-from chaosrun.errors import ChaosrunError
+from chaosrun.errors import DISK_FAILS, ChaosrunError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import EventRecord
@@ -23,7 +23,6 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec, RecoverySpec
-from chaosrun.supervise.drill import UNWRITABLE
 from chaosrun.supervise.supervisor import Supervisor
 from tests.records import order_of
 from tests.simulation.cluster import Network, Ray, SimulatedCluster
@@ -422,7 +421,7 @@ class Simulation:
         try:
             result = self.supervisor.run()
         except (ChaosrunError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in UNWRITABLE:
+            if isinstance(error, OSError) and error.errno not in DISK_FAILS:
                 raise
             cluster.close()
             self.is_supervisor_alive = False

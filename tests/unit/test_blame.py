@@ -2,9 +2,11 @@
 
 import ast
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from string import Formatter
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -21,6 +23,7 @@ from chaosrun.errors import (
     OptimizerCastError,
     ParameterOrderError,
     RegisteredStateError,
+    ResourcesError,
     RestoreMismatchError,
     UnsafeCheckpointError,
 )
@@ -324,6 +327,29 @@ def test_who_had_left_is_told_of_a_rank_that_was_left_alone(
         attempt.heartbeat(rank).touch()
     failure = failed_as(LegLayout(tmp_path), exit_code=4, rank=0, status="raised", step=20, time_s=2.0, error=error)
     assert ("rank 1 had left at step 20 with exit code 0; the traceback is in" in (failure.hint or "")) is told
+
+
+@pytest.mark.parametrize(
+    ("flags", "free", "told"),
+    [
+        (os.ST_RDONLY, 1 << 30, ("Read-only file system", "make it writable again")),
+        (0, 0, ("No space left on device", "free some space there")),
+        (0, 1 << 30, None),
+    ],
+)
+def test_a_rank_that_could_not_record_its_end_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, free: int, told: tuple[str, str] | None
+) -> None:
+    leg = LegLayout(tmp_path)
+    status = SimpleNamespace(f_flag=flags, f_bavail=free, f_frsize=4096, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    failure = failed_as(leg, exit_code=ResourcesError.exit_code)
+    if told is None:
+        assert (failure.outcome, failure.message.split(" at ")[0]) == ("user_error", "rank 1 left with exit code 7")
+        return
+    assert failure.outcome == "resources"
+    assert failure.message == f"rank 1 stopped at step 0: its records cannot be written to {tmp_path}: {told[0]}"
+    assert failure.hint and failure.hint.startswith(told[1])
 
 
 def test_deaths_that_nobody_planned(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Whose code raised what ended a worker: chaosrun's own, or the script's and what both of them call."""
 
+import errno
 import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +15,13 @@ import pytest
 import torch
 
 from chaosrun.cli.options import one_or_more
-from chaosrun.errors import MisuseError, UsageError
+from chaosrun.errors import MisuseError, ResourcesError, UsageError
 from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.protocol import worker
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import encode
+from chaosrun.records.layout import LegLayout
 from tests.integration.ranks import make_orders
 
 ORDER = make_orders(Path("/nowhere"), "", workers=1)[0]
@@ -89,6 +94,7 @@ class Unspeakable(Exception):
         (ValueError("no such file: \udcff.bin"), "no such file: \udcff.bin"),
         (MisuseError("not loaded: \udcff.bin"), "not loaded: \udcff.bin"),
         (OSError(28, "No space left", "/nowhere/\udcff.bin"), "rank 0 could not write to /nowhere/\udcff.bin: No space left"),
+        (OSError(30, "Read-only file system", "/data/a"), "rank 0 could not write to /data/a: Read-only file system"),
         (Unspeakable(), "its __str__ raised KeyError"),
     ],
 )
@@ -96,6 +102,31 @@ def test_an_error_is_recorded_whatever_its_text_holds(error: Exception, message:
     described = worker._describe(error, ORDER)
     assert described.message == message
     assert encode(described)
+
+
+RANK_ON_A_REFUSING_DISK = """
+import os, pickle, sys
+from chaosrun.protocol import worker
+
+number = int(sys.argv[2])
+
+def refuse(*_):
+    raise OSError(number, "refused")
+
+worker.write_durably = refuse
+with open(sys.argv[1], "rb") as file:
+    os._exit(worker.main(pickle.load(file), None))
+"""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_rank_that_cannot_write_down_its_end_leaves_with_the_code_for_that(tmp_path: Path, number: int) -> None:
+    (tmp_path / "train.py").write_text("raise OSError('no more')\n")
+    order = make_orders(tmp_path, str(tmp_path / "train.py"), workers=2)[1]
+    LegLayout(Path(order.leg_path)).attempt(1).path.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "order").write_bytes(pickle.dumps(order))
+    done = subprocess.run([sys.executable, "-c", RANK_ON_A_REFUSING_DISK, str(tmp_path / "order"), str(number)], timeout=300)
+    assert done.returncode == ResourcesError.exit_code
 
 
 @pytest.mark.parametrize("code", ["no more data", Unspeakable()])

@@ -163,7 +163,8 @@ def test_a_ray_without_room_for_its_files_is_not_taken_for_a_busy_one(monkeypatc
     """Its workers die at their start, so that the agents never are: no other job holds their places."""
     cluster = Cluster()
     cluster.kind, cluster.mark = "private", "/tmp/small/chaosrun-ray-x#1"
-    monkeypatch.setattr(ray_cluster, "is_full", lambda folder: folder == Path("/tmp/small"))
+    full = {Path("/tmp/small"): OSError(28, "No space left on device")}
+    monkeypatch.setattr(ray_cluster, "refusal", full.get)
     error = cluster._no_placement({"CPU": 1.0}, (), waited_s=60)
     assert error.message == "Ray cannot be started with its files below /tmp/small: No space left on device"
     assert error.hint is not None and "TMPDIR" in error.hint
