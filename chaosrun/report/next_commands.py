@@ -66,6 +66,7 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> NextCommand | None:
         notes.append("what was injected strikes at its time after the start again, not at its step")
     if any(LEFT_OUT in override for override in facts.overrides):
         notes.append("with what was left out of its changes")
+    replaced = {each.split("=")[0] for each in injected}
     words = facts.typed or (shortest(Path(facts.job)),)
     dashes = words.index("--") if "--" in words else len(words)
     if facts.typed and facts.directory not in (None, os.getcwd()):
@@ -74,7 +75,7 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> NextCommand | None:
         "repeat",
         "run" if facts.in_production else "submit",
         *words[:dashes],
-        *facts.overrides,
+        *(each for each in facts.overrides if each.split("=")[0] not in replaced),
         *injected,
         *where,
         *facts.joining,

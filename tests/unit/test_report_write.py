@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,8 @@ from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.report import write
+from chaosrun.report.facts import RunFacts
+from chaosrun.report.next_commands import repeat_command
 from chaosrun.report.view import RunView
 from chaosrun.report.write import make_report, write_reports
 from chaosrun.verify.verdict import judge
@@ -267,6 +270,14 @@ def test_a_job_file_that_is_not_what_it_was_is_told_beside_the_command(run: RunL
     # Of a typed command line there is none, but the run's own, which a moved run names at its old place.
     run.run_json.write_text(json.dumps({**info, "job": str(job), "typed": ["train.py"]}))
     assert all("own copy" not in text and "submit train.py" in text for text in told(run).values())
+
+
+def test_the_command_that_repeats_a_run_names_its_schedule_once(run: RunLayout) -> None:
+    """What was injected replaces the schedule that the command named."""
+    overrides, injected = ("workers=3", "faults.schedule=[{rank: 1}]"), ("faults.schedule=[{rank: 2}]",)
+    command = repeat_command(run, RunFacts(job="job.yaml", overrides=overrides, injected=injected))
+    assert command is not None
+    assert shlex.split(command.line)[3:5] == ["workers=3", "faults.schedule=[{rank: 2}]"]
 
 
 def test_injected_faults_are_not_called_planned(run: RunLayout) -> None:
