@@ -142,6 +142,11 @@ def cpu_and_state(pid: int) -> tuple[float, str | None]:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0].decode()
 
 
+def where_stopped(pid: int) -> str | None:
+    """What to do about a process that is stopped (Ctrl-Z, SIGSTOP); None for one that is not."""
+    return f"its process is stopped: `kill -CONT {pid}` lets it go on" if cpu_and_state(pid)[1] == "T" else None
+
+
 def catches(identity: ProcessIdentity, number: int) -> bool:
     """Whether this process has a handler for a signal."""
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from chaosrun.records.events import TRAINED
+from chaosrun.records.events import RESUMABLE, TRAINED, Outcome
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.picture import Lane, LegPicture, RunPicture
 from chaosrun.wording import count, span
@@ -117,7 +117,7 @@ def _legs(run: RunPicture) -> Text:
     parts: list[str] = []
     for name, leg in run.legs.items():
         ended = leg.outcome
-        words = name if ended in (None, "completed") else f"{name} {ended.replace('_', ' ')}"
+        words = name if ended in (None, "completed") else f"{name} {_word(ended)}"
         if ended in TRAINED and leg.final_step:
             words += f" {count(leg.final_step, 'step')}"
         cached = f", from {run.facts.reference_from}" if name == "reference" and run.facts.reference_source else ""
@@ -125,6 +125,11 @@ def _legs(run: RunPicture) -> Text:
     if "chaos" not in run.legs and "reference" in run.legs:
         parts.append(f"then chaos, {count(len(run.faults), 'fault')}")
     return _row("legs", "   ".join(parts))
+
+
+def _word(ended: Outcome) -> str:
+    """As `status` says it of the run: what can go on is interrupted, for want of resources, too."""
+    return "interrupted" if ended in RESUMABLE else ended.replace("_", " ")
 
 
 def _steps(run: RunPicture, leg: LegPicture, axis: _Axis | None) -> Text:

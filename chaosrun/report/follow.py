@@ -37,7 +37,12 @@ class RunFollower:
         self.picture = RunPicture(run_id=run.run_id)
         self._info: RunInfo | None = None
         self._written: tuple[int, ...] = ()
-        self._legs = {name: _LegFollower(name, run.leg(name)) for name in legs}
+        self._legs: dict[str, _LegFollower] = {}
+        for name in legs:
+            self.add(name)
+
+    def add(self, leg: str) -> None:
+        self._legs[leg] = _LegFollower(leg, self.run.leg(leg))
 
     def poll_events(self) -> list[EventText]:
         """The new events of the journals and markers: all that line output needs."""

@@ -207,9 +207,10 @@ class LiveProgress:
                 self._display.refresh()
                 self._display.follow(RunFollower(run), past=True)
         elif leg and follower is not None and leg not in follower.legs:
-            # The replays of a diagnosis: additional legs.
-            others = tuple(name for name in follower.legs if "/" in name)
-            self._display.follow(RunFollower(follower.run, legs=(*others, leg)), past=True)
+            # The replays of a diagnosis, in place of the run's own legs.
+            if not any("/" in name for name in follower.legs):
+                self._display.follow(follower := RunFollower(follower.run, legs=()), past=True)
+            follower.add(leg)
         if "seq" not in record and (follower is None or event != "reference.cached"):
             self._display.say(EventText.notice(record))
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.faults.fault import Fault
+from chaosrun.processes import where_stopped
 from chaosrun.records.events import FaultObserved, LegStarted, SupervisorResumed
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_arguments
@@ -36,6 +37,8 @@ class RunStatus:
     picture: RunPicture
     error: ChaosrunError | None = None
     """The error that ended its last supervisor; None while it is supervised, and when it reached a verdict."""
+    stopped: str | None = None
+    """What to do about its supervisor if that is stopped (Ctrl-Z, SIGSTOP)."""
 
     @property
     def legs(self) -> tuple[LegPicture, ...]:
@@ -119,6 +122,7 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
         verdict=verdict,
         picture=follower.picture,
         error=supervision.error.again(run) if supervision and supervision.error and not supervised else None,
+        stopped=where_stopped(supervision.pid) if supervision and supervised else None,
     )
 
 
@@ -169,4 +173,6 @@ def _state_sentence(status: RunStatus) -> str:
         cause = status.verdict.get("cause")
         return f"finished: {status.verdict.get('status')}" + (f", {cause}" if cause else "")
     remaining_s = status.remaining_s
+    if status.stopped:
+        return f"{status.state}, but {status.stopped}"
     return status.state + ("" if remaining_s is None else f", about {span(remaining_s)} to go")

@@ -26,7 +26,7 @@ import msgspec
 
 from chaosrun.checkpoint.storage_errors import place_of
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError, error_named, name_of, of_the_machine
-from chaosrun.processes import cpu_and_state
+from chaosrun.processes import where_stopped
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
@@ -248,11 +248,6 @@ def _exchange(run: RunLayout, connection: socket.socket, command: Command) -> An
             "the command was taken back, unless it had begun",
             hint=f"{first}unless `chaosrun status {run_argument(run)}` shows that it was done, say it again{kill}",
         ) from error
-
-
-def where_stopped(pid: int) -> str | None:
-    """What to do about a process that is stopped (Ctrl-Z, SIGSTOP); None for one that is not."""
-    return f"its process is stopped: `kill -CONT {pid}` lets it go on" if cpu_and_state(pid)[1] == "T" else None
 
 
 def peer_uid(connection: socket.socket) -> int:

@@ -9,20 +9,12 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
+from chaosrun.processes import where_stopped
 from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.locks import wait_until_free
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import is_supervised, read_supervision
-from chaosrun.supervise.control import (
-    Answer,
-    Cancel,
-    Command,
-    Inject,
-    NobodyListensError,
-    control_directory,
-    request,
-    where_stopped,
-)
+from chaosrun.supervise.control import Answer, Cancel, Command, Inject, NobodyListensError, control_directory, request
 from chaosrun.supervise.drill import has_ended
 from chaosrun.verify.verdict import Verdict, judge
 

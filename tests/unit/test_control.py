@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from chaosrun import processes
 from chaosrun.errors import ChaosrunError, InterruptedRunError, ResourcesError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise import control
@@ -246,8 +247,8 @@ def test_a_stopped_supervisor_for_which_too_many_wait_is_told(tmp_path: Path, mo
 @pytest.mark.parametrize(("state", "told"), [("T", True), ("t", False), ("S", False), (None, False)])
 def test_who_can_be_let_go_on(monkeypatch: pytest.MonkeyPatch, state: str | None, told: bool) -> None:
     """What a debugger holds (t) does not go on by SIGCONT."""
-    monkeypatch.setattr(control, "cpu_and_state", lambda pid: (0.0, state))
-    assert (control.where_stopped(7) == "its process is stopped: `kill -CONT 7` lets it go on") == told
+    monkeypatch.setattr(processes, "cpu_and_state", lambda pid: (0.0, state))
+    assert (processes.where_stopped(7) == "its process is stopped: `kill -CONT 7` lets it go on") == told
 
 
 def test_a_text_that_utf_8_cannot_hold_ends_neither_side(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from chaosrun import processes
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.events import JournalEvent, NodePlace, NotPreloaded, RaisedError
@@ -288,6 +290,16 @@ class TestPicture:
             until(lambda: "diagnosis/chaos, attempt 1" in self.screen(stream))
             until(lambda: "rank 0      step 7 training" in self.screen(stream))
 
+    def test_the_second_replay_does_not_tell_the_first_again(self, run: RunLayout) -> None:
+        stream = io.StringIO()
+        legs = ("diagnosis/reference", "diagnosis/chaos")
+        with LiveProgress(stream, terminal=False, run=run) as live:
+            for leg in legs:
+                tell(run, CHAOS[0], leg=leg)
+                live.on_event({**CHAOS[0], "leg": leg, "seq": 1})
+                until(lambda leg=leg: f"{leg}: started" in stream.getvalue())
+        assert [stream.getvalue().count(f"{leg}: started") for leg in legs] == [1, 1]
+
     def test_is_drawn_at_most_as_often_as_said(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.2)
         stream, number = Screenless(), 0
@@ -451,6 +463,19 @@ class TestStatus:
         run.verdict_json.write_text(json.dumps({"v": 1, "status": "INCONCLUSIVE", "cause": "interrupted"}))
         assert read_status(run, supervised=False).state == "interrupted"
         assert read_status(run, supervised=True).state == "running"
+
+    def test_a_leg_that_can_go_on_is_interrupted_in_one_word(self, run: RunLayout) -> None:
+        tell(run, *CHAOS, {**FINISHED, "outcome": "resources", "message": "the disk is full"})
+        lines = status_lines(read_status(run, supervised=False), now_s=0)
+        assert lines[1:3] == ["state       interrupted", "legs        ◇ chaos interrupted"]
+
+    def test_a_supervisor_that_is_stopped_is_told_so(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+        tell(run, *CHAOS)
+        with supervision(run):
+            monkeypatch.setattr(processes, "cpu_and_state", lambda pid: (0.0, "T" if pid == os.getpid() else "S"))
+            stopped = status_lines(read_status(run, supervised=True), now_s=0)
+        assert stopped[1] == f"state       running, but its process is stopped: `kill -CONT {os.getpid()}` lets it go on"
+        assert "is stopped" not in "".join(status_lines(read_status(run, supervised=False), now_s=0))
 
     def test_not_started(self, tmp_path: Path) -> None:
         status = read_status(RunLayout(tmp_path), supervised=False)
