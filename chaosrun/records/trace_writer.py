@@ -4,7 +4,8 @@ import os
 import threading
 from pathlib import Path
 
-from chaosrun.records.filesystem import write_all
+from chaosrun.records.filesystem import Filesystem, write_all
+from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace_blocks import Names, Scribe, framed, packed_footer, packed_record, summed
 from chaosrun.records.traces import BLOCK_STEPS, CheckpointRecord, EndRecord, Line, SaveRecord, StepRecord
 
@@ -66,3 +67,16 @@ class TraceWriter:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def sync_traces(leg: LegLayout, ranks: int) -> None:
+    """Have the traces of all attempts survive a power cut, before the journal says that the leg was trained to its end. Raises
+    OSError."""
+    disk = Filesystem()
+    traces = (leg.attempt(number).trace(rank) for number in leg.attempts() for rank in range(ranks))
+    for trace in filter(Path.exists, traces):
+        file = disk.open(trace)
+        try:
+            disk.sync(trace, file)
+        finally:
+            os.close(file)

@@ -21,6 +21,7 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.markers import read_end, read_markers
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.trace_writer import sync_traces
 from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import early_end, lifecycle
 from chaosrun.supervise.deaths import failure_of_launcher, last_step, went_on_from
@@ -380,6 +381,8 @@ class Supervisor:
         self._observations.conclude()
         for found in self._judge.close() if self._judge else ():
             self._record_judgement(found)
+        if action.outcome in recorded.TRAINED:
+            sync_traces(self._leg, self._template.world_size)
         how = {"outcome": action.outcome, "code": action.code, "message": action.message, "hint": action.hint}
         finished = recorded.LegFinished(by=self._template.by, final_step=self._final_step(), **how)
         self._record(finished)

@@ -81,7 +81,7 @@ class Cause:
     def sentence(self) -> str:
         own = [f"{self.code}.{because}" for because in (self.because, OWN)]
         said = (TABLE[name].sentence for name in self._names() if name in own)
-        return self._filled(next(filter(None, said), TABLE[self.code].sentence))
+        return self._filled(next(filter(None, said), _row(self.code).sentence))
 
     @property
     def hint(self) -> str | None:
@@ -124,6 +124,11 @@ class Cause:
     def _filled(self, template: str) -> str:
         usual = {"code": self.code, "scope": "", "by_all": "", "of_rank": "", **REMEDIES[self.params.get("by", "chaosrun")]}
         return _WORDS.vformat(template, (), {**usual, **self.params})
+
+
+def _row(code: str) -> Row:
+    assert code in TABLE, f"{code} is not in the table of causes"
+    return TABLE[code]
 
 
 def public_codes() -> tuple[str, ...]:

@@ -5,10 +5,12 @@ while a checkpoint is written, between write and commit, after the commit, right
 """
 
 import math
+import os
 from pathlib import Path
 
 import pytest
 
+from chaosrun.records.layout import LegLayout
 from tests.conftest import REPOSITORY, WarmDrills, job_file
 
 STEPS_AN_EPOCH = 8
@@ -49,8 +51,9 @@ def job(name: str, workers: int, loader_workers: int) -> str:
     )
 
 
-def assert_exact(drills: WarmDrills, text: str, workers: int, folder: Path) -> None:
-    verdict = drills(job_file(text, folder), root=folder / "root").verdict
+def assert_exact(drills: WarmDrills, text: str, workers: int, folder: Path) -> LegLayout:
+    result = drills(job_file(text, folder), root=folder / "root")
+    verdict = result.verdict
     assert verdict.status == "PASS", verdict.cause
     assert verdict.exit_code == 0
     faults = 10 if workers > 1 else 9
@@ -61,6 +64,7 @@ def assert_exact(drills: WarmDrills, text: str, workers: int, folder: Path) -> N
     incomparable = {"rank_agreement", "bucket_layout"} if workers == 1 else set()
     incomparable |= {"final_registered"} if "bytelm" in text else set()
     assert {check.name for check in verdict.checks if check.status == "skip"} == incomparable
+    return result.run.leg("chaos")
 
 
 CASES = [(name, workers) for workers in (1, 2, 3, 4) for name in ("bytelm", "digits")]
@@ -72,10 +76,22 @@ FEW = [pytest.param(*case, marks=pytest.mark.nightly) if case != ("bytelm", 3) e
 @pytest.mark.parametrize("other_loader", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("name", "workers"), FEW)
 def test_kills_everywhere_leave_no_trace(
-    warm_drills: WarmDrills, tmp_path: Path, name: str, workers: int, other_loader: bool
+    warm_drills: WarmDrills, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, workers: int, other_loader: bool
 ) -> None:
+    synced: list[Path] = []
+    sync = os.fsync
+
+    def told(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", told)
     loader_workers = 2 if ((workers % 2 == 0) == (name == "bytelm")) != other_loader else 0
-    assert_exact(warm_drills, job(name, workers, loader_workers), workers, tmp_path)
+    leg = assert_exact(warm_drills, job(name, workers, loader_workers), workers, tmp_path)
+    # A power cut after the journal says "completed" must leave the traces that show it.
+    before = synced[: max(place for place, path in enumerate(synced) if path == leg.journal)]
+    traces = {leg.attempt(number).trace(rank) for number in leg.attempts() for rank in range(workers)}
+    assert {trace for trace in traces if trace.exists()} <= {*before}
 
 
 @pytest.mark.ray
