@@ -187,7 +187,7 @@ _DRAWN = (
     "and restored before the loader is iterated (torch.get_rng_state, or the loader's generator), or a generator seeded by "
     "the epoch"
 )
-_COUNTED = "a source that counts its own passes needs that count restored"
+_COUNTED = "a source that counts its own passes needs that count restored (a loader with a state_dict: save and load that)"
 _BY_LIBRARY: Mapping[str, Row] = {
     "sampler_epoch_not_set.accelerate": detail(
         hint=f"{OF_EPOCH}: call set_epoch in every epoch, also on a loader that skips; accelerate passes it to a sampler that "

@@ -274,7 +274,7 @@ def test_an_order_that_came_again_is_laid_to_the_random_streams_first_where_they
     verdict = judged(tmp_path, {}, Bugs(set_epoch=False, keep_rng=keep_rng))
     assert (verdict.code, verdict.headline) == ("sampler_epoch_not_set", "an earlier epoch's order again")
     hint = f"{verdict.hint}"
-    assert "those of epoch 0" in hint and "counts its own passes" in hint
+    assert "those of epoch 0" in hint and "counts its own passes" in hint and "a loader with a state_dict" in hint
     assert (hint.index("set_epoch") < hint.index("torch.get_rng_state")) == keep_rng
     assert ("the random streams are not where they should be" in hint) == (not keep_rng)
     verdict = judged(tmp_path / "accelerate", {"accelerate": "1.15.0"}, Bugs(set_epoch=False, keep_rng=keep_rng))
