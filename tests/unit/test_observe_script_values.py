@@ -416,6 +416,11 @@ def test_of_a_progress_bar_what_it_goes_through_counts() -> None:
     assert {name: told[name] for name in told if name.startswith("progress/")} == {"progress/iterable": "list of 3: 1, 2, 3"}
 
 
+def test_of_a_drawn_figure_nothing_counts() -> None:
+    axes = type("Axes", (Meter,), {"__module__": "matplotlib.axes._axes"})
+    assert "sum" in dict(children(Meter())) and not dict(children(axes()))
+
+
 def test_of_a_queue_its_items_count_and_of_a_pool_nothing() -> None:
     todo, pool = Queue(), ThreadPoolExecutor(1)
     todo.put(7)
