@@ -213,10 +213,9 @@ def ping(run: RunLayout) -> dict[str, object]:
 
 def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> "tuple[Landed, ...]":
     """Wait until it is certain where these faults have landed, the leg is over, or `timeout_s` have passed; say where."""
-    from chaosrun.report.landings import read_landings
-    from chaosrun.supervise import remote
+    from chaosrun.report import landings
 
-    return remote.until_certain(run, lambda: read_landings(run, faults), timeout_s=timeout_s)
+    return landings.landings(run, faults, timeout_s=timeout_s)
 
 
 def wait(run: RunLayout, *, timeout_s: float | None = None) -> "RunResult":

@@ -12,6 +12,8 @@ import functools
 import os
 import select
 import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -30,6 +32,7 @@ SHARED_MEMORY = Path("/dev/shm")
 # Written by torch's and Python's shared memory, Python's and loky's semaphores, NCCL.
 SHARED_MEMORY_PREFIXES = ("torch_", "psm_", "sem.mp-", "sem.loky-", "loky-", "nccl-")
 
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
 
@@ -329,6 +332,12 @@ def _shared_memory_in_use() -> set[int]:
                     if os.readlink(link).startswith(root):
                         used.add(os.stat(link).st_ino)
     return used
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket, as reported by the kernel."""
+    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
 
 
 def with_package(environment: Mapping[str, str]) -> dict[str, str]:

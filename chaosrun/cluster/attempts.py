@@ -66,11 +66,10 @@ class RunningAttempt:
         for seen in ended:
             with suppress(ChildProcessError):  # the child of a launcher
                 os.waitid(os.P_PID, seen.pid, os.WEXITED | os.WNOHANG)
-            how = {"exit_code": seen.exit_code, "signal": seen.signal, "collected": seen.is_unknown}
+            how = {"exit_code": seen.exit_code, "signal": seen.signal, "collected": seen.is_unknown, "died_s": died_s}
             # A rank that exited just before the signal reached it was not killed by it.
             killed = seen.rank in self.killed and seen.exit_code is None
-            told = {"completed": seen.rank in completed, "killed": killed, "died_s": died_s}
-            send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, **how, **told))
+            send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, killed=killed, **how))
         return completed
 
     def _are_leaving(self) -> bool:

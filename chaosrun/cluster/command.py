@@ -33,6 +33,7 @@ from chaosrun.processes import (
     identify,
     kill_marked,
     outlive_parent,
+    peer,
     stat_fields,
 )
 from chaosrun.records.announcements import VARIABLE, Announcement, LauncherCode, Startup, StartupAnswer, decode_announcement
@@ -47,7 +48,6 @@ NOT_FOUND_EXIT_CODE = 127
 ANNOUNCEMENT_LIMIT_S = 5.0
 SAID_BYTES, SAID_LINES = 8192, 12
 
-_PEER = struct.Struct("3i")
 _INFO = struct.Struct("QQ11Ii")
 _INFO_EXIT = 1 << 3
 _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
@@ -211,7 +211,7 @@ class Command:
         connection, _ = self._socket.accept()
         with connection, suppress(OSError, ValueError):
             connection.settimeout(ANNOUNCEMENT_LIMIT_S)
-            pid, user, _group = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            pid, user = peer(connection)
             if user != os.getuid():
                 return None
             with connection.makefile("rb") as lines:

@@ -97,7 +97,6 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     pid: int
     exit_code: int | None = None
     signal: int | None = None
-    completed: bool = False
     killed: bool = False
     """Whether its fork server killed it."""
     collected: bool = False

@@ -14,7 +14,6 @@ import secrets
 import select
 import socket
 import stat
-import struct
 import threading
 import time
 import traceback
@@ -26,7 +25,7 @@ import msgspec
 
 from chaosrun.checkpoint.storage_errors import place_of
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError, error_named, name_of, of_the_machine
-from chaosrun.processes import where_stopped
+from chaosrun.processes import peer, where_stopped
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
@@ -36,7 +35,6 @@ MESSAGE_LIMIT_BYTES = 64 * 1024
 PATIENCE_S = 5.0
 """For one client, from its connection to its answer."""
 BACKLOG = 16
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"):
@@ -152,7 +150,7 @@ class ControlServer:
                 self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:
-        if peer_uid(connection) != os.geteuid():
+        if peer(connection)[1] != os.geteuid():
             return
         try:
             command = decode_command(_read_line(connection))
@@ -210,7 +208,7 @@ def request(run: RunLayout, command: Command) -> Answer:
             connection.settimeout(PATIENCE_S)
             with _short(directory) as short:
                 connection.connect(f"{short}/socket")
-            if peer_uid(connection) != os.geteuid():
+            if peer(connection)[1] != os.geteuid():
                 raise UsageError(f"{directory}/socket is served by another user", hint="do not trust this run's directory")
             answer = _exchange(run, connection, msgspec.structs.replace(command, token=token))
     except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -239,7 +237,7 @@ def _exchange(run: RunLayout, connection: socket.socket, command: Command) -> An
         connection.sendall(encode(command) + b"\n")
         return decode_answer(_read_line(connection))
     except TimeoutError as error:
-        pid = _peer(connection)[0]  # 0: of another pid namespace
+        pid = peer(connection)[0]  # 0: of another pid namespace
         stopped = where_stopped(pid) if pid else None
         first = f"{stopped}; then, " if stopped else ""
         kill = f"; if it hangs, `kill -9 {pid}` ends it, and the run can be resumed" if pid and not stopped else ""
@@ -248,18 +246,6 @@ def _exchange(run: RunLayout, connection: socket.socket, command: Command) -> An
             "the command was taken back, unless it had begun",
             hint=f"{first}unless `chaosrun status {run_argument(run)}` shows that it was done, say it again{kill}",
         ) from error
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """The user at the other end, as reported by the kernel."""
-    return _peer(connection)[1]
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
-    return pid, uid
 
 
 def _has_left(connection: socket.socket) -> bool:

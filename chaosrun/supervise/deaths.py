@@ -150,16 +150,12 @@ def _of_notice(end: WorkerEnd, told: int) -> Failure:
 def _code_of(error: RaisedError, outcome: Outcome) -> EndCode | None:
     """A more precise code than the outcome: from the error's type, and for the script's own errors from words of the
     message."""
-    match outcome:
-        case "inexact_restore":
-            return _OF_TYPES.get(error.type)
-        case "user_error" if error.ours:
-            return "failed_inside_chaosrun"
-        case "user_error":
-            memory = error.type in ("OutOfMemoryError", "MemoryError") or _SHORT_OF.search(error.message)
-            return "out_of_memory" if memory else None
-        case _:
-            return _OF_TYPES.get(error.type)
+    if outcome != "user_error":
+        return _OF_TYPES.get(error.type)
+    if error.ours:
+        return "failed_inside_chaosrun"
+    memory = error.type in ("OutOfMemoryError", "MemoryError") or _SHORT_OF.search(error.message)
+    return "out_of_memory" if memory else None
 
 
 _OF_TYPES: Mapping[str, EndCode] = {

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from chaosrun.cluster.messages import RankStack
 from chaosrun.records.events import HangDeclared, SilentRank
+from chaosrun.records.grouping import grouped
 from chaosrun.records.heartbeat import STAGES, Activity, Heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import SHORTEST_HANG_S, RecoverySpec
@@ -263,12 +264,11 @@ class Standstill:
         waiting = [seen for seen in self.ranks[1:] if seen not in self.also_stopped()]
         if not waiting:
             return ""
-        places: dict[str, list[int]] = {}
-        for seen in waiting:
-            places.setdefault(seen.words, []).append(seen.rank)
+        places = grouped(waiting, lambda seen: seen.words)
         if len(places) == 1 and len(waiting) > 1:
             return f"; the others waited for it {waiting[0].words}"
-        return "; " + ", ".join(f"{rank_list(each)} waited for it {words}" for words, each in places.items())
+        told = ((rank_list(seen.rank for seen in each), words) for words, each in places.items())
+        return "; " + ", ".join(f"{ranks} waited for it {words}" for ranks, words in told)
 
     def declared(self, message: str) -> HangDeclared:
         return HangDeclared(

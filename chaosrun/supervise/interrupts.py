@@ -150,7 +150,7 @@ def follow(process: "SupervisorProcess", show: Callable[[], None]) -> bool:
                     if answer == "detach" and process.detach():
                         return True
                     if answer == "cancel":
-                        process.cancel()
+                        process.interrupt()
                         cancelled = True
                         _say(CANCELLING)
                 show()
@@ -158,7 +158,7 @@ def follow(process: "SupervisorProcess", show: Callable[[], None]) -> bool:
             except KeyboardInterrupt:
                 if asking or cancelled:
                     # Interrupted between the two, or again: nothing is left to ask.
-                    process.cancel()
+                    process.interrupt()
                     cancelled, asking = True, False
                     _say(CANCELLING)
                 else:
@@ -222,7 +222,7 @@ def _say(text: str) -> None:
 def _signals(process: "SupervisorProcess") -> Iterator[None]:
     """SIGTERM cancels. SIGINT interrupts, even if the parent process had it ignored (a shell does, in the background)."""
     former: dict[int, Any] = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.cancel()),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.interrupt()),
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
     }
     try:

@@ -35,10 +35,9 @@ class LegEvent(msgspec.Struct, frozen=True):
 
 
 class Resume(LegEvent, frozen=True):
-    """A supervisor takes a leg over: attempts so far and faults that have fired."""
+    """A supervisor takes a leg over, which has had so many attempts."""
 
     attempt: int
-    fired: frozenset[str]
 
 
 class Placed(LegEvent, frozen=True):
@@ -162,7 +161,6 @@ class LegState:
     """Nothing is done to this leg on purpose, and after a restart it is no reference."""
     phase: Phase = "placing"
     attempt: int = 0
-    fired: frozenset[str] = frozenset()
     unplanned: tuple[int, ...] = ()
     """Attempts since the job last made progress that died unplanned and were followed by another."""
     resume: str | None = None
@@ -211,7 +209,7 @@ def decide(state: LegState, event: LegEvent) -> tuple[LegState, tuple[Action, ..
     match event:
         case Resume():
             assert state.phase == "placing" and state.attempt == 0
-            return replace(state, attempt=event.attempt, fired=event.fired), ()
+            return replace(state, attempt=event.attempt), ()
         case Placed():
             assert state.phase == "placing"
             return replace(state, phase="auditing", agent_lost=False), (Audit(),)
@@ -276,7 +274,7 @@ def _death(state: LegState, event: RankDeath) -> tuple[LegState, tuple[Action, .
     if event.fault is not None:
         if event.stopped and state.failure is not None:
             # A rank had reached the fault's point when an unplanned failure ended the attempt.
-            return replace(state, fired=state.fired | {event.fault}), ()
+            return state, ()
         return _planned(state, event.fault, leaving=event.leaving)
     if event.failure is None:
         return replace(state, completed=state.completed | {event.rank}), ()
@@ -301,7 +299,7 @@ def _cause(first_seen: Failure | None, other: Failure) -> Failure | None:
 
 def _planned(state: LegState, fault: str, *, leaving: bool = False) -> tuple[LegState, tuple[Action, ...]]:
     # Further deaths in this attempt are consequences: survivors notice a lost peer within milliseconds.
-    state = replace(state, fired=state.fired | {fault}, planned=fault, failure=None)
+    state = replace(state, planned=fault, failure=None)
     return (state, ()) if leaving else _stop(state, f"planned fault {fault}")
 
 

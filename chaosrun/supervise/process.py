@@ -66,10 +66,8 @@ class Detach(msgspec.Struct, frozen=True, tag="detach", tag_field="say"):
     """Go on alone."""
 
 
-class Supervising(msgspec.Struct, frozen=True, kw_only=True, tag="supervising", tag_field="say"):
+class Supervising(msgspec.Struct, frozen=True, tag="supervising", tag_field="say"):
     """This process holds the run's lock, and the drill is under way."""
-
-    pid: int
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded", tag_field="say"):
@@ -174,13 +172,10 @@ class SupervisorProcess:
         code = self._process.returncode
         return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
-    def cancel(self) -> None:
+    def interrupt(self) -> None:
         """End the drill cleanly; does not wait. May be called from a signal handler."""
         self._say(CancelDrill())
         self.watchdog.limit_s = time.time() + CANCELLED_S
-
-    interrupt = cancel
-    """The name under which `supervise.interrupts` calls a leg's supervisor."""
 
     def detach(self) -> bool:
         """Let the drill go on without this process. False when it had already ended."""
@@ -317,7 +312,7 @@ def main(supervise: Supervise | None = None) -> int:
 def _tied(run: RunLayout, task: SupervisorTask, pipes: SupervisorPipes, supervise: Supervise) -> int:
     def on_record(record: EventRecord) -> None:
         if record["event"] == "run.created":
-            pipes.tell(Supervising(pid=os.getpid()))
+            pipes.tell(Supervising())
 
     return supervise(run, task.address, on_record)
 

@@ -4,7 +4,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -47,7 +47,21 @@ def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
     UsageError when the run no longer exists.
     """
     try:
-        return _outcome(run)
+        ended = has_ended(run)
+        seen = read_supervision(run, judged=ended)
+        error = None if seen is None or seen.error is None else seen.error.again(run)
+        warnings = () if seen is None else seen.warnings
+        if ended:
+            late = () if error is None else (f"its reports were not all written: {error.message}",)
+            return judge(run), (*warnings, *late)
+        if error is not None:
+            raise error
+        if seen is not None and seen.ended_s is not None and run.verdict_json.is_file():
+            return judge(run), warnings
+        who = "nobody has supervised it" if seen is None else f"the process that supervised it (pid {seen.pid}) was killed"
+        raise InterruptedRunError(
+            f"run {run.run_id} has come to no verdict: {who}", hint=f"`chaosrun resume {run_argument(run)}` continues the run"
+        )
     finally:
         # Checked last: what was read while the run was being removed is not reliable.
         if not run.run_json.is_file():
@@ -55,24 +69,6 @@ def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
                 f"run {run.run_id} has ended and no longer exists",
                 hint="`chaosrun sweep` removes its drills that pass, without --keep, and `chaosrun shrink` all of its own",
             )
-
-
-def _outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
-    ended = has_ended(run)
-    seen = read_supervision(run, judged=ended)
-    error = None if seen is None or seen.error is None else seen.error.again(run)
-    warnings = () if seen is None else seen.warnings
-    if ended:
-        late = () if error is None else (f"its reports were not all written: {error.message}",)
-        return judge(run), (*warnings, *late)
-    if error is not None:
-        raise error
-    if seen is not None and seen.ended_s is not None and run.verdict_json.is_file():
-        return judge(run), warnings
-    who = "nobody has supervised it" if seen is None else f"the process that supervised it (pid {seen.pid}) was killed"
-    raise InterruptedRunError(
-        f"run {run.run_id} has come to no verdict: {who}", hint=f"`chaosrun resume {run_argument(run)}` continues the run"
-    )
 
 
 def wait(run: RunLayout, timeout_s: float | None) -> tuple[Verdict, tuple[str, ...]]:
@@ -160,24 +156,3 @@ def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = ()
         seed = secrets.randbelow(2**31)
     answer = send_command(run, Inject(kind=kind, rank=rank, settings=tuple(settings), seed=seed))
     return {"faults": [msgspec.to_builtins(fault) for fault in answer.faults], "seed": answer.seed}
-
-
-class Certain(Protocol):
-    @property
-    def is_certain(self) -> bool: ...
-
-
-_Each = TypeVar("_Each", bound=Certain)
-
-
-def until_certain(run: RunLayout, read: Callable[[], tuple[_Each, ...]], *, timeout_s: float) -> tuple[_Each, ...]:
-    """The result of `read` on a run's files, as soon as all of it is certain, the run is no longer supervised, or `timeout_s`
-    has passed."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        # Checked before the files are read, so that they hold everything written until then.
-        over = time.monotonic() > deadline or not is_supervised(run)
-        found = read()
-        if over or all(each.is_certain for each in found):
-            return found
-        time.sleep(LOOK_EVERY_S)

@@ -68,7 +68,7 @@ def take_over(
         if step and (aside := store.set_aside(step, f"{fault} fired after it, and nobody saw it")):
             record_quarantined(aside)
     attempts = [record.attempt for record in past if isinstance(record, recorded.AttemptStarting)]
-    return Resume(attempt=max(attempts, default=0), fired=frozenset(observations.observed))
+    return Resume(attempt=max(attempts, default=0))
 
 
 def _left_over(past: Sequence[JournalEvent], leg: LegLayout) -> Iterator[ProcessIdentity]:

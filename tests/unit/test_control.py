@@ -267,7 +267,7 @@ def test_a_text_that_utf_8_cannot_hold_ends_neither_side(tmp_path: Path) -> None
 
 def test_another_user_is_not_listened_to(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.geteuid()
-    monkeypatch.setattr(control, "peer_uid", lambda connection: real + 1)
+    monkeypatch.setattr(control, "peer", lambda connection: (os.getpid(), real + 1))
     message = json.dumps({"token": served.token, "command": "cancel"}).encode() + b"\n"
     assert served.send(message) == b""
     assert not served.cancelled.is_set()
@@ -277,7 +277,7 @@ def test_another_user_is_not_listened_to(served: Served, monkeypatch: pytest.Mon
 
 def test_the_kernel_says_who_calls() -> None:
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    assert [control.peer_uid(end) for end in ends] == [os.getuid()] * 2
+    assert [control.peer(end) for end in ends] == [(os.getpid(), os.getuid())] * 2
     for end in ends:
         end.close()
 
@@ -423,7 +423,7 @@ process.SupervisorPipes = lambda: pipes
 def stuck(run, address, listener):
     with Interrupts() as interrupts:
         with interrupts.postponed():
-            pipes.tell(process.Supervising(pid=0))
+            pipes.tell(process.Supervising())
             if sys.argv[1] == "socket":
                 for after in (0.1, 0.5):
                     threading.Timer(after, interrupts.request).start()
@@ -445,7 +445,7 @@ def test_a_start_that_hangs_is_ended_by_a_second_cancel(tmp_path: Path, how: str
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps({"say": "task", "run": str(tmp_path), "root": "", "address": None}) + "\n")
     process.stdin.flush()
-    assert json.loads(process.stdout.readline()) == {"say": "supervising", "pid": 0}
+    assert json.loads(process.stdout.readline()) == {"say": "supervising"}
     for pause_s in {"twice": (1.0, 1.0), "once and away": (0.3,), "socket": ()}[how]:
         process.stdin.write('{"say": "cancel"}\n')
         process.stdin.flush()

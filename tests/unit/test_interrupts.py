@@ -31,7 +31,7 @@ class SupervisorProcess:
         print("WAITING", flush=True)
         while not self.over.is_set():
             time.sleep(0.01)  # an interrupted wait of an Event may raise RuntimeError
-    def cancel(self):
+    def interrupt(self):
         self.told.append("cancel")
         threading.Timer(0.2, self.end).start()
     def end(self):

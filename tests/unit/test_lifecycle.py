@@ -48,7 +48,7 @@ def test_a_planned_fault_restarts_from_the_newest_checkpoint_and_costs_no_budget
     state, actions = run(life.Placed(), *started(), PLANNED, life.Stopped(), *started("step-00000005", 5))
     again = Start(attempt=2, resume="step-00000005", resume_step=5)
     assert actions[4:] == [(Stop(attempt=1, reason="planned fault F1"),), (Audit(),), (again,), ()]
-    assert (state.restarts, state.fired) == (0, frozenset({"F1"}))
+    assert (state.restarts, state.failure, state.planned) == (0, None, None)
 
 
 def test_of_two_errors_seen_together_the_first_raised_is_the_cause() -> None:
@@ -112,7 +112,7 @@ def test_ranks_that_leave_on_a_planned_notice_are_waited_for() -> None:
     for deaths in ((life.RankDeath(rank=0, failure=LEFT), notice), (notice, life.RankDeath(rank=0, failure=LEFT))):
         state, actions = run(life.Placed(), *started(), *deaths, life.Stopped())
         assert actions[-3:] == [(), (), (Audit(),)]
-        assert (state.fired, state.failure, state.restarts) == (frozenset({"F1"}), None, 0)
+        assert (state.planned, state.failure, state.restarts) == ("F1", None, 0)
 
 
 def test_a_notice_that_nobody_planned_costs_a_restart_until_the_job_is_further() -> None:
@@ -141,7 +141,7 @@ def test_a_planned_hang_costs_nothing_and_an_unplanned_one_names_its_rank() -> N
     planned = life.Hang(message="rank 1 stopped first", rank=1, step=7, fault="F1")
     state, actions = run(life.Placed(), *started(), planned, life.Stopped())
     assert actions[-2:] == [(Stop(attempt=1, reason="planned fault F1"),), (Audit(),)]
-    assert (state.restarts, state.failure, state.fired) == (0, None, frozenset({"F1"}))
+    assert (state.restarts, state.failure, state.planned) == (0, None, "F1")
     state, _ = run(life.Placed(), *started(), msgspec.structs.replace(planned, fault=None))
     assert state.failure is not None
     assert (state.failure.rank, state.failure.step) == (1, 7)
@@ -372,7 +372,7 @@ def gave_up(*attempts: int, max_restarts: int) -> Finish:
         # Rank 1 waited for others at its fault when rank 0 failed of itself, and was killed with the attempt.
         (
             [P, *S, life.RankDeath(rank=0, failure=RAISED), AT_ITS_POINT, STOPPED], {}, [(Audit(),)],
-            {"failure": RAISED, "restarts": 1, "fired": frozenset({"F1"})},
+            {"failure": RAISED, "restarts": 1, "planned": None},
         ),
         # A lost node is the cause of what its peers raise: no user error, and nothing against the checkpoint.
         (
@@ -415,7 +415,7 @@ def gave_up(*attempts: int, max_restarts: int) -> Finish:
         ),
         # A resumed leg goes on counting attempts.
         (
-            [life.Resume(attempt=3, fired=frozenset({"F1"})), P, *started(*C5)], {},
+            [life.Resume(attempt=3), P, *started(*C5)], {},
             [(Start(attempt=4, resume=C5[0], resume_step=5),), ()], {},
         ),
         # Complaints of DDP's reducer: without restarts to spend, at a later step, and a death of something else in DETAIL.
