@@ -23,7 +23,7 @@ INJECTED = "inject"
 BY_DEFAULT = "the default plan"
 _HINT = "the plan was written by another version of chaosrun, or by hand"
 
-_MOMENTS: dict[str, tuple[str, str]] = {
+_MOMENTS: dict[str, tuple[str, ...]] = {
     "rendezvous": ("at the rendezvous", "at its {nth} rendezvous"),
     "restore.begin": ("before restoring the checkpoint of step {step}", "before its {nth} restore"),
     "restore.end": ("right after restoring the checkpoint of step {step}", "right after its {nth} restore"),
@@ -32,22 +32,19 @@ _MOMENTS: dict[str, tuple[str, str]] = {
     "reduce": ("inside the gradient all-reduce of step {step}", "inside its {nth} gradient all-reduce"),
     "optimizer": ("before the optimizer applies step {step}", "before the optimizer applies its {nth} step"),
     "record": ("right after the record of step {step}", "right after the record of its {nth} step"),
-    "checkpoint.begin": ("before it writes {saved}", "before it writes {saved}"),
-    "checkpoint.file": ("while it writes {saved}", "while it writes {saved}"),
+    "checkpoint.begin": ("before it writes {saved}",),
+    "checkpoint.file": ("while it writes {saved}",),
     "checkpoint.fsync.before": ("before the {again}fsync of {file} in {saved}", "before its {nth} fsync of {file}"),
     "checkpoint.fsync.after": ("after the {again}fsync of {file} in {saved}", "after its {nth} fsync of {file}"),
-    "checkpoint.precommit": ("between write and commit of {saved}", "between write and commit of {saved}"),
-    "checkpoint.rename.before": (
-        "right before the rename that commits {saved}",
-        "right before the rename that commits {saved}",
-    ),
-    "checkpoint.rename.after": ("after the rename that commits {saved}", "after the rename that commits {saved}"),
-    "checkpoint.postcommit": ("right after the commit of {saved}", "right after the commit of {saved}"),
-    "checkpoint.retention": ("after the retention that follows {saved}", "after the retention that follows {saved}"),
+    "checkpoint.precommit": ("between write and commit of {saved}",),
+    "checkpoint.rename.before": ("right before the rename that commits {saved}",),
+    "checkpoint.rename.after": ("after the rename that commits {saved}",),
+    "checkpoint.postcommit": ("right after the commit of {saved}",),
+    "checkpoint.retention": ("after the retention that follows {saved}",),
     "step": ("after step {step}", "after its {nth} step"),
     "save": ("inside the script's save after step {step}", "inside the script's {nth} save"),
 }
-"""Per phase, the words for a fault at a given step and for the n-th time."""
+"""Per phase, the words for a fault at a given step and for the n-th time; once where they are the same."""
 _ONCE_AN_ATTEMPT: dict[str, str] = {
     "rendezvous": "at the rendezvous of attempt {attempt}",
     "restore.begin": "before the restore of attempt {attempt}",
@@ -109,9 +106,8 @@ class Fault:
             return f"{self.after_s:g} s after the start"
         if self.attempt is not None and self.at_step is None and self.occurrence == 1 and self.phase in _ONCE_AN_ATTEMPT:
             return _ONCE_AN_ATTEMPT[self.phase].format(attempt=self.attempt)
-        at, nth = _MOMENTS[self.phase]
         order = _ordinal(self.occurrence)
-        words = (nth if self.at_step is None else at).format(
+        words = _MOMENTS[self.phase][-1 if self.at_step is None else 0].format(
             step=self.at_step,
             nth=order,
             again="" if self.occurrence == 1 else f"{order} ",

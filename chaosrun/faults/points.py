@@ -102,13 +102,9 @@ class FaultPoints:
         if not armed:
             return []
         self._seen.update({(phase, each, at) for each in (None, target) for at in (None, step)})
-        return [fault for fault in armed if self._agrees(fault, step, target)]
-
-    def _agrees(self, fault: Fault, step: int, target: str | None) -> bool:
-        if fault.at_step not in (None, step) or fault.target not in (None, target):
-            return False
+        here = [fault for fault in armed if fault.at_step in (None, step) and fault.target in (None, target)]
         # "Or later": a fault that has struck is disarmed, so one that is still armed after its n-th time is overdue.
-        return self._seen[fault.phase or "", fault.target, fault.at_step] >= fault.occurrence
+        return [fault for fault in here if self._seen[phase, fault.target, fault.at_step] >= fault.occurrence]
 
     def fire(self, fault: Fault, step: int, **at: Any) -> None:
         """Claim the fault durably, wait for the others of its group, then strike."""

@@ -207,21 +207,12 @@ def _describe_late(seen: Observation) -> str:
     return f"{seen.process}: {lacked} that were new, and are still there"
 
 
-_by_requests = partial(
-    Kind,
-    family="storage",
-    beside=True,
-    phases=frozenset({"checkpoint.begin"}),
-    default_phase="checkpoint.begin",
-    needs_objects=True,
-    evidence="note",
-    note=RequestNote,
-    shows=_accepted,
+_of_storage = partial(
+    Kind, family="storage", beside=True, phases=frozenset({"checkpoint.begin"}), default_phase="checkpoint.begin"
 )
+_by_requests = partial(_of_storage, needs_objects=True, evidence="note", note=RequestNote, shows=_accepted)
 _while_it_writes = partial(
-    Kind,
-    family="storage",
-    beside=True,
+    _of_storage,
     phases=frozenset({"checkpoint.file", "checkpoint.fsync.before"}),
     default_phase="checkpoint.file",
     exit_code=ResourcesError.exit_code,
@@ -243,14 +234,10 @@ KINDS = (
         inside=io_error,
         shows=_failed_by(errno.EIO),
     ),
-    Kind(
+    _of_storage(
         name="slow_storage",
-        family="storage",
-        beside=True,
         words="{rank} waits {duration_s:g} s for the storage at every fsync of a checkpoint",
         proof="the waits were counted and timed",
-        phases=frozenset({"checkpoint.begin"}),
-        default_phase="checkpoint.begin",
         options={"duration_s": 0.2},
         inside=slow_storage,
         evidence="note",

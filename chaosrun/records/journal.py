@@ -36,7 +36,8 @@ class Journal:
         self._disk.make_directories_durably(path.parent, above=1)
         if path.exists():
             whole = path.read_bytes()
-            self._size = _sound_bytes(whole)
+            # Whole lines before any hole: a power cut may leave zeros for a page that was not synced, before a later page.
+            self._size = whole.partition(b"\0")[0].rfind(b"\n") + 1
             if self._size != len(whole):
                 self._disk.truncate(path, self._size)
             for record in read_records(path, _NUMBERS):
@@ -61,11 +62,6 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._file)
-
-
-def _sound_bytes(whole: bytes) -> int:
-    """Bytes of whole lines before any hole: a power cut may leave zeros for a page that was not synced, before a later page."""
-    return whole.partition(b"\0")[0].rfind(b"\n") + 1
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -32,10 +32,10 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
     @classmethod
     def of(cls, error: BaseException, run: RunLayout) -> "ToldError":
         """An error of another type is a bug, or an interrupt, which has no message yet."""
+        again = f"`chaosrun resume {run_argument(run)}` continues the run"
         if isinstance(error, KeyboardInterrupt):
-            error = InterruptedRunError("interrupted", hint=f"`chaosrun resume {run_argument(run)}` continues the run")
+            error = InterruptedRunError("interrupted", hint=again)
         if (machine := of_the_machine(error)) is not None:
-            again = f"`chaosrun resume {run_argument(run)}` continues the run"
             error = ResourcesError(machine.message, hint=f"{machine.hint}; then {again}")
         if not isinstance(error, ChaosrunError):
             error = ChaosrunError(
