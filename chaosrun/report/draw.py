@@ -91,7 +91,7 @@ def _leg(run: RunPicture, leg: LegPicture, now_s: float, width: int, live: bool)
     room = max(LEAST_TRACK, width - LABEL - VALUE - 1)
     axis = _Axis(max(1, leg.reached, run.last_step), room) if run.last_step else None
     yield _legs(run)
-    spinner = SPINNER[int(now_s * TURNS_A_SECOND) % len(SPINNER)] if live and not axis and not leg.is_over else ""
+    spinner = SPINNER[int(now_s * TURNS_A_SECOND) % len(SPINNER)] if live and not axis and not leg.history.finished else ""
     yield _steps(run, leg, axis).append(f"  {spinner}" if spinner else "")
     yield _row("last", leg.damage[0] if leg.damage else f"{leg.last}, {span(max(0.0, now_s - leg.last_s))} ago")
     seen = [run.seen(fault) for fault in run.faults]
@@ -116,7 +116,7 @@ def _leg(run: RunPicture, leg: LegPicture, now_s: float, width: int, live: bool)
 def _legs(run: RunPicture) -> Text:
     parts: list[str] = []
     for name, leg in run.legs.items():
-        ended = leg.outcome
+        ended = leg.history.outcome
         words = name if ended in (None, "completed") else f"{name} {_word(ended)}"
         if ended in TRAINED and leg.final_step:
             words += f" {count(leg.final_step, 'step')}"
@@ -134,7 +134,7 @@ def _word(ended: Outcome) -> str:
 
 def _steps(run: RunPicture, leg: LegPicture, axis: _Axis | None) -> Text:
     value = f"{leg.step}" + (f" of {run.last_step}" if run.last_step else "")
-    if leg.step_s and not leg.is_over:
+    if leg.step_s and not leg.history.finished:
         rate = 1 / leg.step_s
         value += f"  {rate:.0f}/s" if rate >= 10 else f"  {rate:.2g}/s"
     return _row("steps", value, axis.bar(leg.step) if axis else None)

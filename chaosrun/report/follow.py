@@ -145,13 +145,14 @@ class _LegFollower:
         return [] if self._is_copy else [event for event in fresh if self._is_news(event)]
 
     def _read_journal(self) -> Iterator[recorded.JournalEvent]:
-        while lines := _lines(self._journal, POLL_BYTES):
-            for line in lines:
-                self._lines += 1
-                try:
-                    yield decode(line, recorded.EVENTS)
-                except DamagedRecordError as error:
-                    self._damage.setdefault(self._layout.journal, f"line {self._lines}: {error.message}")
+        with suppress(OSError):
+            while lines := self._journal.lines(POLL_BYTES):
+                for line in lines:
+                    self._lines += 1
+                    try:
+                        yield decode(line, recorded.EVENTS)
+                    except DamagedRecordError as error:
+                        self._damage.setdefault(self._layout.journal, f"line {self._lines}: {error.message}")
 
     def _is_news(self, event: recorded.JournalEvent) -> bool:
         """A request is reported once, from its marker or the journal; and again after it was withdrawn."""
@@ -285,10 +286,3 @@ def _written(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _lines(tail: Tail, limit: int) -> list[bytes]:
-    try:
-        return tail.lines(limit)
-    except OSError:
-        return []

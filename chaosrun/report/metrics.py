@@ -66,7 +66,7 @@ class RunCollector:
             self._before = key, work_of(earlier, lineage(whole)).kept_s
         newest = [(trace.start, trace.steps) for trace in attempts[-1].traces.values() if trace.start and trace.steps]
         kept_s = self._before[1] + max((steps[steps.last].time_s - start.time_s for start, steps in newest), default=0.0)
-        until_s = journal[-1].time_s if leg.is_over else time.time()
+        until_s = journal[-1].time_s if leg.history.finished else time.time()
         wall_s = until_s - journal[0].time_s - sum(end - begin for begin, end in pauses(journal))
         return min(1.0, kept_s / wall_s) if wall_s > 0 else None
 

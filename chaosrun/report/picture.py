@@ -79,14 +79,6 @@ class LegPicture:
         return self.history.attempts[-1].resume_step if self.history.attempts else 0
 
     @property
-    def is_over(self) -> bool:
-        return self.history.finished is not None
-
-    @property
-    def outcome(self) -> recorded.Outcome | None:
-        return self.history.outcome
-
-    @property
     def final_step(self) -> int | None:
         return self.history.finished.final_step if self.history.finished else None
 
@@ -271,12 +263,13 @@ class RunPicture:
     @property
     def leg(self) -> LegPicture | None:
         """The running leg, else the newest."""
-        return next((leg for leg in reversed(self.legs.values()) if not leg.is_over), next(reversed(self.legs.values()), None))
+        newest = list(reversed(self.legs.values()))
+        return next((leg for leg in newest if not leg.history.finished), newest[0] if newest else None)
 
     @property
     def last_step(self) -> int | None:
         """The last step of the legs: from the reference run, or until that is over from the spec."""
-        ends = [leg.final_step for leg in self.legs.values() if leg.outcome == "completed"]
+        ends = [leg.final_step for leg in self.legs.values() if leg.history.outcome == "completed"]
         return next((end for end in ends if end), None) or self.facts.max_steps
 
     def seen(self, fault: Fault) -> FaultSeen:
@@ -286,7 +279,7 @@ class RunPicture:
     def remaining_s(self) -> float | None:
         """Seconds to the end of the chaos leg at the pace of the leg that runs, without restarts; None: not known."""
         leg, last = self.leg, self.last_step
-        if leg is None or last is None or leg.is_over:
+        if leg is None or last is None or leg.history.finished:
             return None
         paces = [known for known in (leg.step_s, *(other.step_s for other in self.legs.values())) if known is not None]
         if not paces or not math.isfinite(paces[0]):

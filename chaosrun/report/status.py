@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chaosrun.errors import ChaosrunError, UsageError
-from chaosrun.faults.fault import Fault
 from chaosrun.processes import where_stopped
 from chaosrun.records.events import FaultObserved, LegStarted, SupervisorResumed
 from chaosrun.records.layout import RunLayout
@@ -60,16 +59,15 @@ class RunStatus:
             "v": 1,
             **about,
             "legs": [_leg_json(leg) for leg in self.legs],
-            "schedule": [self._fault_json(fault) for fault in self.picture.faults],
+            "schedule": [
+                {"fault": fault.id, "kind": fault.kind, "description": fault.describe(), **asdict(self.picture.seen(fault))}
+                for fault in self.picture.faults
+            ],
             "eta_s": None if remaining_s is None else round(remaining_s, 1),
             "verdict": (self.verdict or {}).get("status"),
             "error": self.error and {key: getattr(self.error, key) for key in ("message", "hint", "exit_code")},
             "damaged": list(self.damaged),
         }
-
-    def _fault_json(self, fault: Fault) -> dict[str, object]:
-        about = {"fault": fault.id, "kind": fault.kind, "description": fault.describe()}
-        return {**about, **asdict(self.picture.seen(fault))}
 
 
 def _leg_json(leg: LegPicture) -> dict[str, object]:
@@ -84,12 +82,15 @@ def _leg_json(leg: LegPicture) -> dict[str, object]:
         | {"error": raised(death.error), "traceback": death.error and death.error.traceback}
         for death in leg.unplanned
     ]
-    shown = ("attempt", "resumed_step", "outcome", "last", "last_s", "restarts", "lost_steps")
+    shown = ("last", "last_s", "restarts", "lost_steps")
     return {
         "leg": leg.name,
         "workers": next((event.workers for event in leg.history.events(LegStarted)), None),
         "supervisor_pid": begun[-1].supervisor_pid if begun else None,
         "resumed_from": leg.history.attempts[-1].resume if leg.history.attempts else None,
+        "attempt": leg.attempt,
+        "resumed_step": leg.resumed_step,
+        "outcome": leg.history.outcome,
         **{key: getattr(leg, key) for key in shown},
         **{key: getattr(end, key, None) for key in ("message", "hint", "final_step")},
         "landed": [{key: getattr(event, key) for key in about} for event in landed],
@@ -161,7 +162,7 @@ def status_lines(status: RunStatus, *, now_s: float) -> list[str]:
 def _state(picture: RunPicture, verdict: dict[str, object] | None, *, supervised: bool) -> RunState:
     if supervised:
         return "running"
-    if any(leg.outcome == "interrupted" for leg in picture.legs.values()):
+    if any(leg.history.outcome == "interrupted" for leg in picture.legs.values()):
         return "interrupted"
     if verdict is not None:
         return "judged"

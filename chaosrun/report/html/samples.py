@@ -73,7 +73,7 @@ def _rows(
     for micro in range(count):
         pair = [values[micro] if micro < len(values) else None for values in (left, right)]
         alike = pair[0] == pair[1]
-        places = [] if alike or pair[1] is None else sorted(origins.get(_key(pair[1]), ()), key=lambda place: abs(place - step))
+        places = [] if alike or pair[1] is None else sorted(origins.get(repr(pair[1]), ()), key=lambda place: abs(place - step))
         yield {
             "step": step,
             "micro_batch": micro if count > 1 else None,
@@ -97,12 +97,8 @@ def _origins(expected: Lineage, rank: int, by_ids: bool) -> Mapping[Any, list[in
     found: dict[Any, list[int]] = {}
     for step, record in expected.of(rank).items():
         for batch in _batches(record, by_ids):
-            found.setdefault(_key(batch), []).append(step)
+            found.setdefault(repr(batch), []).append(step)
     return found
-
-
-def _key(batch: Any) -> str:
-    return repr(batch)
 
 
 def _words(batch: Any, other: Any) -> str:
