@@ -31,8 +31,8 @@ FEW = 16
 """A list of more may be one of samples."""
 LARGEST_ARRAY = 1 << 16
 """Bytes of an array that is told, as a digest."""
-MACHINERY = frozenset({"_io", "asyncio", "concurrent", "logging", "subprocess", "threading"})
-"""Packages of Python whose objects hold how a program runs, not what it trains."""
+MACHINERY = frozenset({"_io", "asyncio", "concurrent", "logging", "matplotlib", "subprocess", "threading"})
+"""Packages whose objects hold how a program runs, or what it shows, not what it trains."""
 
 
 def plain_values(roots: Mapping[str, object], saved: Collection[int], most: int, shared: Collection[int]) -> Values:

@@ -268,7 +268,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(info, types.MethodDescriptorType) and is_own(value.__module__ or ""):
         yield "cache", info(value).currsize  # how often it was asked begins anew in every process
     top = kind.__module__.partition(".")[0]
-    if top in ("ray", "logging", "threading", "chaosrun", "accelerate", "matplotlib", "_thread", "builtins"):
+    if top in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         yield from _put_on(value) if top == "accelerate" else ()
         return
     parts = attributes(value)
