@@ -51,6 +51,10 @@ def pause_from_outside(strike: OutsideStrike) -> None:
     strike.note(convert(delayed_signal.pause(strike.victim, strike.option("duration_s")), PauseNote))
 
 
+def stop(strike: Strike) -> None:
+    os.kill(strike.pid, signal.SIGSTOP)
+
+
 def slow(strike: Strike) -> None:
     """Make each of the next `steps` steps take `factor` times as long as the steps so far."""
     if not strike.pace.took:
@@ -138,7 +142,7 @@ KINDS = (
         name="stop",
         words="SIGSTOP {rank}",
         proof="its process was seen stopped (state T) when the hang was declared",
-        inside=lambda strike: os.kill(strike.pid, signal.SIGSTOP),
+        inside=stop,
         outside=lambda strike: strike.signal(signal.SIGSTOP),
         evidence="hang",
         shows=_stopped,

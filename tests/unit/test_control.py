@@ -210,7 +210,7 @@ sys.stdin.read()
             request(run, Cancel())
         hint = f"{refused.value.hint}"
         assert f"kill -CONT {process.pid}" in hint and "chaosrun status" in hint and "say it again" in hint
-        monkeypatch.setattr(control, "_peer", lambda connection: (0, os.geteuid()))  # of another pid namespace
+        monkeypatch.setattr(control, "peer", lambda connection: (0, os.geteuid()))  # of another pid namespace
         with pytest.raises(UsageError, match="taken back") as refused:
             request(run, Cancel())
         assert "kill" not in f"{refused.value.hint}" and "chaosrun status" in f"{refused.value.hint}"
