@@ -16,8 +16,6 @@ import ray
 from chaosrun.cluster import command
 from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, RanksStopped
 from chaosrun.cluster.ray_cluster import RayCluster
-from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import read_end
 from tests.integration.ranks import TARGET, make_orders, notes_of
 from tests.integration.raylets import add, raylets
 
@@ -79,8 +77,7 @@ def run_command(cluster: RayCluster, leg: Path) -> dict[str, Any]:
             case Announced():
                 where[event.rank] = node_id
             case Exited():
-                end = read_end(LegLayout(leg).attempt(2), event.rank)
-                completed[event.rank] = end is not None and end.completed
+                completed[event.rank] = event.completed
             case LauncherFailed():
                 failed.append(f"{event.code}: {event.said}")
             case RanksStopped() if event.attempt == 2:
