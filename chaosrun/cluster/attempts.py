@@ -66,10 +66,11 @@ class RunningAttempt:
         for seen in ended:
             with suppress(ChildProcessError):  # the child of a launcher
                 os.waitid(os.P_PID, seen.pid, os.WEXITED | os.WNOHANG)
-            how = {"exit_code": seen.exit_code, "signal": seen.signal, "collected": seen.is_unknown, "died_s": died_s}
+            how = {"exit_code": seen.exit_code, "signal": seen.signal, "collected": seen.is_unknown}
             # A rank that exited just before the signal reached it was not killed by it.
             killed = seen.rank in self.killed and seen.exit_code is None
-            send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, killed=killed, **how))
+            told = {"completed": seen.rank in completed, "killed": killed, "died_s": died_s}
+            send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, **how, **told))
         return completed
 
     def _are_leaving(self) -> bool:

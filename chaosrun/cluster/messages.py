@@ -97,6 +97,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     pid: int
     exit_code: int | None = None
     signal: int | None = None
+    completed: bool = False
     killed: bool = False
     """Whether its fork server killed it."""
     collected: bool = False
