@@ -81,10 +81,11 @@ class ScriptTraining:
         """The step at whose save the script's modules were last looked up."""
         self._unmoving: str | None = None
         """`stepped_digest` after a restart's first step, if its learning rate is 0: a checkpoint may be loaded only now."""
-        self._recorded, self._incomplete = True, False
-        self._evaluated: Pass | None = None  # the last in evaluation mode since the last step: some scripts train in it
+        self._recorded = True
+        self._incomplete = False
+        self._evaluated: Pass | None = None
+        """The last one in evaluation mode since the last step: some scripts train in it."""
         self._early: EarlyPass | None = None  # the last before the first optimizer
-        self._may_add = False  # this step's first optimizer was built after its pass: others may be, too (Pyro's)
         self._first: Pass | None = None
         """The last one of a restarted attempt before its first step: it may load or build an optimizer only after that."""
         self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
@@ -239,7 +240,6 @@ class ScriptTraining:
         with early.with_its_rng():
             steps = self._begun_by(early.call)
             self._take(steps, early.call)
-        self._may_add = True
         steps.observer.losses([scalar(root) for root in early.losses])
 
     @contextlib.contextmanager
@@ -325,11 +325,11 @@ class ScriptTraining:
 
     def _is_whole(self) -> bool:
         """Whether all optimizers that make this step have been called."""
-        return not self._may_add and len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
+        return len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
 
     def _record(self) -> None:
         assert self._steps and self._state
-        self._recorded, self._incomplete, self._may_add = True, True, False
+        self._recorded = self._incomplete = True
         names = names_of_optimizers(self._state.optimizers())
         self._steps.record(self.position, self._primer, stepped=tuple(names[each] for each in self._stepped if each in names))
 

@@ -32,34 +32,7 @@ if way == "built-late":  # lazily, and with a parametrization, while another opt
     model(torch.zeros(1, 8))
     del beside
 parameters = dict(model.named_parameters())
-
-
-class BuiltInTurn:
-    """An optimizer for each parameter, built when it is first to step, as Pyro's are."""
-
-    def __init__(self) -> None:
-        self._built: list[torch.optim.Optimizer] = []
-        self._kept: list[Any] = []
-
-    def zero_grad(self) -> None:
-        model.zero_grad()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"each": [each.state_dict() for each in self._built]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._kept = state["each"]
-
-    def step(self) -> None:
-        for number, parameter in enumerate(parameters.values()):
-            if number == len(self._built):
-                self._built.append(torch.optim.AdamW([parameter], lr=1e-2))
-                if self._kept:
-                    self._built[number].load_state_dict(self._kept[number])
-            self._built[number].step()
-
-
-optimizer: Any = BuiltInTurn() if way == "built-in-turn" else torch.optim.AdamW(parameters.values(), lr=1e-2)
+optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
 if way in ("full-batch", "then-closures"):
     optimizer = torch.optim.LBFGS(parameters.values(), lr=0.1, max_iter=4)
 turns: list[Any] = [optimizer]

@@ -144,10 +144,9 @@ WAYS = {
     "within-a-step": 6,
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
-PASSES_BY_DAY = ("given", "warms-by-hand", "built-in-turn")
+PASSES_BY_DAY = ("given", "warms-by-hand", "then-closures")
 PASSES_BY_NIGHT = (
-    # By day integration/test_scripts.py has closures, and what is built after a pass or at the first step.
-    *("then-closures", "built-late"),
+    "built-late",  # by day integration/test_scripts.py has what is built after a pass or at the first step
     *("per-sample", "perturbs", "samples", "attacks", "measures", "full-batch", "by-turns"),
     *("given-by-turns", "loads-late"),
 )
