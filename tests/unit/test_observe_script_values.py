@@ -36,6 +36,13 @@ def _however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_values, "SLOW_S", 60.0)
 
 
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
 class Meter:
     def __init__(self) -> None:
         self.sum, self.model = 0.0, torch.nn.Linear(2, 2)
@@ -103,6 +110,14 @@ def test_a_value_that_is_no_longer_found_is_told_as_gone(monkeypatch: pytest.Mon
     monkeypatch.setattr(script_values, "MOST_VALUES", 0)
     assert values.changed()["scheduler/last_epoch"] == "", "it is behind too many others: 4 is not what it has now"
     assert "scheduler/last_epoch" not in values.changed() and state
+
+
+def test_a_look_keeps_nothing_alive(no_garbage_collection: None) -> None:
+    meter, values = Meter(), ScriptValues(lambda: [])
+    freed = weakref.ref(meter)
+    assert values.changed()["meter/sum"] == "0.0"
+    del meter
+    assert freed() is None
 
 
 def test_a_file_is_not_looked_into(tmp_path: Path) -> None:
