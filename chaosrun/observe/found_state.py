@@ -88,7 +88,7 @@ class FoundState:
             self._known.add(optimizer)
             self._replaced.update(each for each in shared if id(each) not in beside)
         self._kept = [*(kept for kept in self._kept if kept not in shared), optimizer]
-        free_replaced_optimizers()
+        free_dropped_optimizers()
 
     def take_shared_for_replaced(self) -> bool:
         """Take each optimizer of which a later one shares parameters for replaced, as it is where the later one was built in
@@ -330,11 +330,14 @@ def _is_made_anew(stepped: torch.optim.Optimizer, other: torch.optim.Optimizer) 
     return alike and [*map(id, parameters_of(stepped))] == [*map(id, parameters_of(other))]
 
 
-def free_replaced_optimizers() -> None:
-    """Free optimizers whose parameters another one has taken over: a reference cycle with their scheduler may keep them
-    alive."""
-    stepped = [id(parameter) for optimizer in hooks.optimizers() for parameter in parameters_of(optimizer)]
-    if len(set(stepped)) < len(stepped):
+def free_dropped_optimizers(model: torch.nn.Module | None = None) -> None:
+    """Free optimizers that the script may have dropped, which a reference cycle (with a scheduler, in a trainer) keeps alive
+    until some garbage collection: one whose parameters another has taken over, or that updates others than this model's."""
+    live = hooks.optimizers()
+    stepped = [id(parameter) for optimizer in live for parameter in parameters_of(optimizer)]
+    beside = len(live) > 1 and model is not None and not {id(parameter) for parameter in model.parameters()}.issuperset(stepped)
+    del live
+    if beside or len(set(stepped)) < len(stepped):
         gc.collect()
 
 

@@ -284,7 +284,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
 def of_functions() -> dict[str, Any]:
     """The variables of the script itself and of its running functions; for equal names the innermost one."""
     found = _of_module("", sys.modules["__main__"])
-    # From the caller on: a function that keeps its own frame is freed, with all that it has found, only by the garbage collector.
+    # From the caller on: a function that lists its own frame is freed, with all it has found, only by the garbage collector.
     frames, frame = [], sys._getframe(1)
     while frame is not None:
         frames.append(frame)

@@ -23,7 +23,7 @@ from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import batch_tensors, input_digest, tensors_in
 from chaosrun.observe.early_pass import EarlyPass, Pass, scalar
-from chaosrun.observe.found_state import FoundState, free_replaced_optimizers, names_of_optimizers, stepped_digest
+from chaosrun.observe.found_state import FoundState, free_dropped_optimizers, names_of_optimizers, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.modes import outside_modes
@@ -285,7 +285,7 @@ class ScriptTraining:
         """Find this attempt's position, and write the `start` line."""
         if not at_end:
             hooks.release_kept()
-            free_replaced_optimizers()
+            free_dropped_optimizers(call and call.module)
         state = FoundState(call and call.module, self._earlier.first_start())
         steps = Steps(state, self._context, state.device)
         data = None if call is None else input_digest(call.arguments)

@@ -196,6 +196,7 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
     "two_optimizers": (1, 6, 1, 1),
     "built_after_a_pass": (1, 6, 1, 1),
     "replaced_after_a_pass": (1, 6, 1, 1),
+    "tried_before": (1, 6, 1, 1),
     "made_at_the_first_step": (1, 6, 1, 1),
     "made_before_backward": (1, 6, 1, 1),
     "measured_at_each_start": (1, 6, 0, 1),

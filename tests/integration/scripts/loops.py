@@ -1,6 +1,7 @@
 """Loops of many kinds, each with what it takes to go on by itself: `loops.py KIND`. Three optimizer steps a kind and round."""
 
 import dataclasses
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -146,6 +147,30 @@ def replaced_after_a_pass() -> None:
     for number in Saved(model=model, head=head, optimizer=optimizer, schedule=schedule).rounds():
         model(data(number)).square().mean().backward()
         update(head, optimizer)
+        schedule.step()
+
+
+class Trial:
+    """A model and its optimizer, alive until the next garbage collection."""
+
+    def __init__(self) -> None:
+        self.model = net()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.itself = self
+
+
+def tried_before() -> None:
+    """What was tried before, and dropped, is freed at another moment by a restart."""
+    gc.disable()
+    Trial()
+    if os.environ["CHAOSRUN_ATTEMPT"] != "1":
+        gc.collect()
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for number in Saved(model=model, optimizer=optimizer, schedule=schedule).rounds():
+        model(data(number)).square().mean().backward()
+        update(optimizer)
         schedule.step()
 
 
@@ -500,11 +525,14 @@ KINDS |= {
     kind.__name__: kind
     for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled, compiled_step)
 }
-KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other, built_after_a_pass, replaced_after_a_pass)}
+KINDS |= {
+    kind.__name__: kind
+    for kind in (together, stages, one_after_the_other, built_after_a_pass, replaced_after_a_pass, tried_before)
+}
 KINDS |= {
     kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start, stepped_at_each_restart, optimizer_apart)
 }
-KINDS |= {kind.__name__: kind for kind in (made_at_the_first_step, made_before_backward)}
+KINDS |= {kind.__name__: kind for kind in (made_at_the_first_step, made_before_backward, tried_before)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
