@@ -36,6 +36,8 @@ class Due(NamedTuple):
     """Digests of the inputs of its forward passes."""
     taken: bool
     """Whether the attempt has begun with them."""
+    stepped: int
+    """How many optimizers made that step."""
 
 
 class ResumePlace(NamedTuple):
@@ -66,7 +68,8 @@ def find(start: RankStart, moments: Sequence[TraceMoment], *, own: bool = False,
     due, settings = None, None
     if after:
         then, settings = after[-1], after[-1].settings_after
-        due = Due(then.batches_after, step in agreeing["data"])
+        stepped = next((len(moment.stepped) for moment in moments if moment.step == step + 1), 0)
+        due = Due(then.batches_after, step in agreeing["data"], stepped or 1)
     return ResumePlace(step=step, found=found, due=due, settings=settings, together=together)
 
 

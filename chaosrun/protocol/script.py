@@ -58,8 +58,7 @@ class ScriptTraining:
         self._builds = False
         """Since the attempt began there was no step, and no pass with a loader's batch: it may be building its models yet."""
         self._passes = 0  # forward ones, since the attempt began
-        self._due: Due | None = None
-        """What its first one is to take."""
+        self._due: Due | None = None  # what its first one is to take
         self.position = Position()
         self._batches = 0
         """Micro-batches of this pass over the loader."""
@@ -67,8 +66,7 @@ class ScriptTraining:
         """chaosrun itself is running code that the hooks see: they ignore it."""
         self._backwards = 0
         """Backward passes since the last step."""
-        self._dropped: set[int] = set()
-        """Parameters, by id, whose gradients were dropped since the last backward pass."""
+        self._dropped: set[int] = set()  # parameters, by id, whose gradients were dropped since the last backward pass
         self._goes_backward = False
         """A backward pass has been seen; without one, the script computes gradients in other ways."""
         self._calls = 0
@@ -81,11 +79,10 @@ class ScriptTraining:
         """The step at whose save the script's modules were last looked up."""
         self._unmoving: str | None = None
         """`stepped_digest` after a restart's first step, if its learning rate is 0: a checkpoint may be loaded only now."""
-        self._recorded = True
-        self._incomplete = False
-        self._evaluated: Pass | None = None
-        """The last one in evaluation mode since the last step: some scripts train in it."""
+        self._recorded, self._incomplete = True, False
+        self._evaluated: Pass | None = None  # the last in evaluation mode since the last step: some scripts train in it
         self._early: EarlyPass | None = None  # the last before the first optimizer
+        self._may_add = False  # this step's first optimizer was built after its pass: more may be, within the step (Pyro's)
         self._first: Pass | None = None
         """The last one of a restarted attempt before its first step: it may load or build an optimizer only after that."""
         self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
@@ -240,6 +237,7 @@ class ScriptTraining:
         with early.with_its_rng():
             steps = self._begun_by(early.call)
             self._take(steps, early.call)
+        self._may_add = True
         steps.observer.losses([scalar(root) for root in early.losses])
 
     @contextlib.contextmanager
@@ -277,9 +275,8 @@ class ScriptTraining:
         start."""
         if self._began_with is None or self._due is None or self._backwards or self._calls or not self._passes:
             return False
-        (first, *_), taken = self._due
-        now = input_digest(call.arguments)
-        return now == first and not (taken and now in self._due.batches[self._passes : self._passes + 1])
+        due, now = self._due, input_digest(call.arguments)
+        return now == due.batches[0] and not (due.taken and now in due.batches[self._passes : self._passes + 1])
 
     def _begin(self, call: Pass | None, *, at_end: bool = False) -> Steps:
         """Find this attempt's position, and write the `start` line."""
@@ -325,11 +322,15 @@ class ScriptTraining:
 
     def _is_whole(self) -> bool:
         """Whether all optimizers that make this step have been called."""
+        if (
+            self._may_add
+        ):  # as many as made this step before; after step 1, which is so in each attempt, wait for the next event
+            return self._due is not None and self.position.step > 1 and len(self._stepped) >= self._due.stepped
         return len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
 
     def _record(self) -> None:
         assert self._steps and self._state
-        self._recorded = self._incomplete = True
+        self._recorded, self._incomplete, self._may_add = True, True, False
         names = names_of_optimizers(self._state.optimizers())
         self._steps.record(self.position, self._primer, stepped=tuple(names[each] for each in self._stepped if each in names))
 

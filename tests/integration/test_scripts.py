@@ -259,6 +259,13 @@ def test_loops_of_many_kinds_are_counted_and_come_back(ranks: Ranks, kind: str) 
         assert ranks.first_difference(rank=rank) is None and ranks.ends_equal(rank=rank)
 
 
+def test_optimizers_that_are_built_within_a_step_are_parts_of_it(ranks: Ranks) -> None:
+    """Also in the first step of a restart, whose state is whole only at its end."""
+    ranks.drill("loops.py", "built_in_turn", kill={"at_step": 5})
+    assert list(ranks.trace(ranks.chaos, attempt=2).steps) == [5, 6]
+    assert ranks.first_difference() is None and ranks.ends_equal()
+
+
 def test_a_restart_without_a_step_left_ends_with_what_it_has_loaded(ranks: Ranks) -> None:
     # Its model and optimizers are a function's own: gone when the script has ended.
     ranks.drill("loops.py", "two_optimizers", kill={"at_step": 6})

@@ -150,6 +150,41 @@ def replaced_after_a_pass() -> None:
         schedule.step()
 
 
+class BuiltInTurn:
+    """An optimizer for each parameter, built when that is first stepped, as Pyro's are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._built, self._state = list[torch.optim.Optimizer](), list[Any]()
+
+    def step(self) -> None:
+        for number, parameter in enumerate(self._model.parameters()):
+            if number == len(self._built):
+                self._built.append(torch.optim.AdamW([parameter], lr=1e-2))
+                if self._state:
+                    self._built[number].load_state_dict(self._state[number])
+            self._built[number].step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"each": [each.state_dict() for each in self._built]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state["each"]
+
+
+def built_in_turn() -> None:
+    """Weights that are changed behind a step are recorded as they were at its end."""
+    model = net()
+    optimizer = BuiltInTurn(model)
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        model.zero_grad()
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.2, 0.2)
+
+
 class Trial:
     """A model and its optimizer, alive until the next garbage collection."""
 
@@ -532,7 +567,7 @@ KINDS |= {
 KINDS |= {
     kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start, stepped_at_each_restart, optimizer_apart)
 }
-KINDS |= {kind.__name__: kind for kind in (made_at_the_first_step, made_before_backward, tried_before)}
+KINDS |= {kind.__name__: kind for kind in (made_at_the_first_step, made_before_backward, tried_before, built_in_turn)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
