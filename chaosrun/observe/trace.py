@@ -5,6 +5,7 @@ The protocol calls it as the script passes certain points; `records.traces` defi
 
 import os
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -69,7 +70,8 @@ class Observer:
             self._inspector = Inspector(state, order, leg, device)
         self._outside: Outside | None = None
         self._modules: ModuleSettings | None = None
-        self._values = ScriptValues(lambda: [self, *state.compared()])
+        itself = weakref.ref(self)  # where an attempt begins again, its models and optimizers are freed at once
+        self._values = ScriptValues(lambda: [itself(), *state.compared()])
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self.parameters: list[torch.nn.Parameter] = []
         self._weights = ""

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,11 @@ def made_before_backward() -> None:
 
 
 def replaced_after_a_pass() -> None:
-    """When the model makes a pass that leads to nothing, an earlier one's optimizer lives, and one of its own does not yet."""
+    """When the model makes a pass that leads to nothing, an earlier optimizer lives, and one of its own does not yet. What is
+    dropped then is freed at once."""
+    gc.disable()
     earlier = net()
+    dropped = weakref.ref(earlier)
     optimizer = torch.optim.Adam(earlier.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     model = net()
@@ -148,6 +152,7 @@ def replaced_after_a_pass() -> None:
         model(data(number)).square().mean().backward()
         update(head, optimizer)
         schedule.step()
+        assert dropped() is None
 
 
 class BuiltInTurn:
