@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _MAY_DIFFER = "from the newest checkpoint, which may be of the attempt that differed"
+_CONFIRMS = "makes the confirming run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ def next_commands(
     if verdict.code != "records_damaged" and can_go_on(verdict.outcome, in_production=run.main == RUN):
         stopped = verdict.outcome == "diverged"
         further.append(replace(resume, note=_MAY_DIFFER) if stopped else resume)
+    if verdict.unconfirmed:
+        further.insert(0, replace(resume, note=_CONFIRMS))
     return (inspect, *further, *([repeat] if repeat else []))
 
 

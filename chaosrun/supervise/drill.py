@@ -240,7 +240,7 @@ class DrillExecution:
         if outcome_of(self._leg("confirm")) in RESUMABLE:
             self._remove(self._leg("confirm"))
             if self._run_without_faults("confirm", spec, info).outcome != "completed":
-                return verdict
+                return judge(self.run)
         if of_a_training(opened_files(self._leg("confirm"), [])):
             return judge(self.run)
         found = fault_free_difference(self._leg("reference"), self._leg("confirm"), spec)
@@ -322,6 +322,9 @@ def _expect_reached(plan: FaultPlan, last: int) -> None:
 def has_ended(run: RunLayout) -> bool:
     """Whether the run has a verdict that continuing it would not change."""
     if not run.verdict_json.is_file():
+        return False
+    confirming = run.leg("confirm")
+    if confirming.journal.exists() and outcome_of(confirming) in RESUMABLE:
         return False
     return not can_go_on(read_object(run.verdict_json).get("outcome"), in_production=run.main == RUN)
 

@@ -1,5 +1,7 @@
 """Whether a second run without faults is needed before a difference is blamed on recovery, and what that run shows."""
 
+from typing import TYPE_CHECKING
+
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import CONCLUSIVE, TRAINED
 from chaosrun.records.history import read_leg
@@ -9,7 +11,9 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.checks import PREMISES, run_checks
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.divergence import first_divergence
-from chaosrun.verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from chaosrun.verify.verdict import Verdict
 
 NO_FAULTS = FaultPlan(seed=0, faults=())
 COMPARABLE = PREMISES | {"completed", "lineage"}
@@ -17,7 +21,7 @@ COMPARABLE = PREMISES | {"completed", "lineage"}
 DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
 
 
-def worth_confirming(verdict: Verdict) -> bool:
+def worth_confirming(verdict: "Verdict") -> bool:
     """Whether both legs completed and differ: either recovery is not exact, or the job is not, or a cached reference is
     stale."""
     injected = (check for check in verdict.checks if check.name == "silent_corruption" and check.status == "fail")
@@ -27,7 +31,7 @@ def worth_confirming(verdict: Verdict) -> bool:
     return (verdict.status == "FAIL" and verdict.outcome in TRAINED) or doubted
 
 
-def agreed_at_first(verdict: Verdict) -> bool:
+def agreed_at_first(verdict: "Verdict") -> bool:
     """Whether the chaos leg started at step 0 and equalled the reference up to its first fault: then both ran the same job."""
     own = (check for check in verdict.checks if check.name == "reproducible" and "began" not in check.evidence)
     return any(check.status == "pass" for check in own)

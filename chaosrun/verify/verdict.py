@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.codec import DamagedRecordError
-from chaosrun.records.events import Outcome
+from chaosrun.records.events import RESUMABLE, Outcome
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.run_file import RunInfo, read_object, read_run, recorded_leg
@@ -19,6 +19,7 @@ from chaosrun.verify.check import CheckResult, Divergence, Drill
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause
+from chaosrun.verify.confirm import worth_confirming
 from chaosrun.verify.early_end import EARLY, up_to
 from chaosrun.verify.premises import edited_sources
 from chaosrun.verify.production import judge_run
@@ -32,6 +33,7 @@ REPLACED = (
     "the cached reference was replaced by a new run, from which it differed ({difference}): data, files or the machine have "
     "changed since it was made"
 )
+UNCONFIRMED = "not confirmed: the run without faults that shows whether the job repeats itself (verify.confirm) {how}"
 EDITED = (
     "{files} changed while the run went on: what a restart does otherwise may come of the change, and steps that were not "
     "done twice are of several versions"
@@ -68,6 +70,8 @@ class Verdict:
     """Whose save and resume were tested."""
     confirmed: int = 0
     """Number of runs without faults that agreed with the reference after the legs had differed."""
+    unconfirmed: bool = False
+    """`resume` makes a run without faults that is still missing."""
 
     @property
     def code(self) -> str:
@@ -167,7 +171,18 @@ def _judged(run: RunLayout) -> Verdict:
     # The reference came from the cache, and has been replaced by a run made now.
     replaced = [] if info.reference.replaced is None else [REPLACED.format(difference=info.reference.replaced)]
     masked = [masked_loads(info.masked)] if info.masked else []
-    return replace(verdict, warnings=(*masked, *replaced, *verdict.warnings))
+    missing, how = _unconfirmed(info, spec, verdict, confirming)
+    doubt = [UNCONFIRMED.format(how=how)] if how else []
+    return replace(verdict, warnings=(*doubt, *masked, *replaced, *verdict.warnings), unconfirmed=missing)
+
+
+def _unconfirmed(info: RunInfo, spec: JobSpec, verdict: Verdict, second: LegHistory | None) -> tuple[bool, str | None]:
+    """Whether a confirming run can still be made, and what is known of it; None if it was made, or none is needed."""
+    outcome = second and second.outcome
+    if outcome == "completed" or info.confirmed >= spec.verify.confirm or info.irreproducible or not worth_confirming(verdict):
+        return False, None
+    how = f"ended: {outcome.replace('_', ' ')}" if outcome else "has not ended" if second else "has not begun"
+    return outcome in RESUMABLE, how
 
 
 def _found_whole(run: RunLayout) -> bool:

@@ -1,5 +1,6 @@
 """The second undisturbed run: when it is wanted, and what it clears or blames."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from legs import Bugs, drop, edit_journal, edit_ranks, edit_trace, only, put, wr
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
+from chaosrun.report.facts import read_facts
+from chaosrun.report.next_commands import next_commands
 from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.drill import has_ended
 from chaosrun.verify.confirm import fault_free_difference, worth_confirming
 from chaosrun.verify.verdict import judge
 
@@ -73,6 +77,32 @@ def test_a_difference_says_how_often_the_job_repeated_itself(tmp_path: Path) -> 
     assert "repeats itself" not in judge(write_run(tmp_path / "sound", confirmed=1)).blame.reason
     with pytest.raises(UsageError, match=r"run\.json is damaged: .*confirmed"):
         judge(write_run(tmp_path / "damaged", confirmed="often"))
+
+
+def test_a_missing_confirming_run_is_told_and_resumed(tmp_path: Path) -> None:
+    """As after Ctrl-C in it, or without a place for it: a FAIL whose premise nobody has looked at."""
+    run = write_run(tmp_path, bugs=Bugs(keep_rng=False), reference_bugs=Bugs())
+
+    def told() -> tuple[list[str], list[str], bool]:
+        verdict = judge(run)
+        assert verdict.status == "FAIL"
+        commands = next_commands(verdict, run, read_facts(run), None, verdict.blame.whose)
+        warnings = [each.split("(verify.confirm) ")[1] for each in verdict.warnings if each.startswith("not confirmed")]
+        return warnings, [each.label for each in commands if each.label == "resume"], has_ended(run)
+
+    assert told() == (["has not begun"], ["resume"], False)
+    run.verdict_json.write_text(json.dumps(judge(run).to_json()))
+    shutil.copytree(run.leg("reference").path, run.leg("confirm").path)
+    assert told() == ([], [], True)
+    for outcome, how, can_go_on in (
+        ("resources", "ended: resources", True),
+        ("interrupted", "ended: interrupted", True),
+        ("user_error", "ended: user error", False),
+    ):
+        edit_journal(run, "confirm", only("leg.finished", put(outcome=outcome)))
+        assert told() == ([how], ["resume"] * can_go_on, not can_go_on)
+    run.run_json.write_text(json.dumps({**json.loads(run.run_json.read_text()), "confirmed": 1}))
+    assert told()[:2] == ([], [])
 
 
 def test_of_two_restores_of_one_checkpoint_one_that_agrees_decides(tmp_path: Path) -> None:
