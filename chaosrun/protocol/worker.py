@@ -94,12 +94,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     # Anything the script did after its rank left normally does not count.
     end = _unless_left_on_notice(context.left or end, context)
-    try:
-        _write_end(context, end)
-    except OSError as error:
-        if error.errno not in WRITES_REFUSED:
-            raise
-        # No more can be reported; the supervisor checks the disk.
+    if not _write_end(context, end):
         return ResourcesError.exit_code
     if end.error is None or end.status == LEFT_ON_NOTICE:
         context.heart.beat("leaving", context.step)
@@ -130,8 +125,7 @@ def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0)
     if error is not None:
         end = _raised("raised", error, context.order)
     end = _unless_left_on_notice(_unless_refused(end, context), context)
-    _write_end(context, end)
-    if end.error is None:
+    if _write_end(context, end) and end.error is None:
         rendezvous.leave_process_group()
 
 
@@ -143,8 +137,7 @@ def _leave_by_os_exit(context: WorkerContext, code: int) -> None:
         return
     if (end := _exited(context, waiting=False)) is not None:
         end = _unless_left_on_notice(_unless_refused(end, context), context)
-        _write_end(context, end)
-        if end.error is None:
+        if _write_end(context, end) and end.error is None:
             rendezvous.all_ranks_arrive()
 
 
@@ -160,7 +153,19 @@ def _finish(context: WorkerContext) -> None:
         )
 
 
-def _write_end(context: WorkerContext, end: WorkerEnd) -> None:
+def _write_end(context: WorkerContext, end: WorkerEnd) -> bool:
+    """Record how the rank ended. False where the disk refuses it: then its heartbeat, which has its space, says so."""
+    try:
+        _write_end_record(context, end)
+    except OSError as error:
+        context.heart.beat("unrecorded", context.step)
+        with contextlib.suppress(Exception):  # the script may have closed or replaced sys.stderr
+            print(f"chaosrun: the end of this rank could not be recorded: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _write_end_record(context: WorkerContext, end: WorkerEnd) -> None:
     order = context.order
     completed = end.error is None
     if completed and order.rank == 0:

@@ -58,6 +58,7 @@ STAGES: Mapping[str, Stage] = {
     "over": Stage(words="after step {step}"),
     "ended": Stage(words="in the script, after the training", own=True),
     "leaving": Stage(words="as it left the process group", waits=True),
+    "unrecorded": Stage(words="as it ended, its end not recorded"),
 }
 """In the order in which a rank passes them: of ranks at the same step, the others wait for the one at the earliest stage."""
 _NAMES = tuple(STAGES)

@@ -1,6 +1,7 @@
 """How a worker ended, by its end record, fault marker, wait status and trace; and how a command did, by what its fork server
 saw. Reads files, decides nothing."""
 
+import errno
 import itertools
 import re
 import signal
@@ -59,16 +60,17 @@ def reach_of(beat: Heartbeat | None) -> Reach:
 
 def failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     """Why this rank failed, None when it completed. Exit codes after a completed training are noise (hazard P8)."""
-    failure = _failure_of(leg, exited)
-    reach = reach_of(read_heartbeat(leg.attempt(exited.attempt).heartbeat(exited.rank)))
-    return None if failure is None else replace(failure, reach=reach)
+    beat = read_heartbeat(leg.attempt(exited.attempt).heartbeat(exited.rank))
+    failure = _failure_of(leg, exited, beat)
+    return None if failure is None else replace(failure, reach=reach_of(beat))
 
 
-def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
+def _failure_of(leg: LegLayout, exited: Exited, beat: Heartbeat | None) -> Failure | None:
     attempt, rank, exit_code, killed_by = exited.attempt, exited.rank, exited.exit_code, exited.signal
     end = read_end(leg.attempt(attempt), rank)
     log = leg.attempt(attempt).log(rank)
-    if end is not None and end.completed and exit_code in (None, 0, end.exit_code):
+    unrecorded = _is_unrecorded(leg, exit_code, beat) and (end is None or end.completed)
+    if end is not None and end.completed and exit_code in (None, 0, end.exit_code) and not unrecorded:
         return None
     if end is not None and end.told is not None:
         return _of_notice(end, end.told)
@@ -80,6 +82,11 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     step = last_step(leg, attempt, rank)
     failed = partial(Failure, rank=rank, step=step)
     launchers = sorted(log.parent.glob("launcher-*.log"))
+    if unrecorded:
+        refused = refusal(leg.path) or OSError(errno.EIO, "its log may say why")
+        message = f"rank {rank} stopped at step {step}: its records cannot be written to {leg.path}: {refused.strerror}"
+        hint = f"{before_again(refused, leg.path)}, or put the run elsewhere with --root; see {log}"
+        return failed(message=message, hint=hint, outcome="resources")
     if killed_by in CRASHES:
         message = f"rank {rank} crashed with {signal_name(killed_by)} at step {step}"
         hint, error = f"a crash in native code; the Python traceback is in {log}", ("signal", signal_name(killed_by))
@@ -96,10 +103,6 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
         return failed(code="node_lost", message=message, hint=f"see {log}", of_node=True)
-    if exit_code == errors.ResourcesError.exit_code and (refused := refusal(leg.path)):
-        message = f"rank {rank} stopped at step {step}: its records cannot be written to {leg.path}: {refused.strerror}"
-        hint = f"{before_again(refused, leg.path)}, or put the run elsewhere with --root"
-        return failed(message=message, hint=hint, outcome="resources")
     message = f"rank {rank} left with exit code {exit_code} at step {step}, before the training was complete"
     hint, error = f"os._exit or a crash in native code; see {log}", ("exit", str(exit_code))
     if exit_code == 0:
@@ -109,6 +112,13 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
         message = f"rank {rank} left with exit code {exit_code} after step {end.step}, without an error"
         hint = f"sys.exit({exit_code}), perhaps of an exit handler: only 0 says that the training is complete; see {log}"
     return failed(message=message, hint=hint, outcome="user_error", error=error)
+
+
+def _is_unrecorded(leg: LegLayout, exit_code: int | None, beat: Heartbeat | None) -> bool:
+    """Whether the disk refused the record of a rank's end. Where its heartbeat is not seen, as on another node, its exit code
+    and a full disk tell."""
+    code = errors.ResourcesError.exit_code
+    return (beat is not None and beat.stage == "unrecorded") or (exit_code == code and refusal(leg.path) is not None)
 
 
 def _rank_that_had_ended(attempt: AttemptLayout, failed: WorkerEnd, rank: int) -> str | None:

@@ -29,6 +29,7 @@ from chaosrun.errors import (
 )
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import EndCode
+from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import failure_of
 from chaosrun.supervise.lifecycle import Audit, Audited, Failure, Finish, Placed, RankDeath, Started, Stopped, begin, decide
@@ -350,6 +351,21 @@ def test_a_rank_that_could_not_record_its_end_is_told_why(
     assert failure.outcome == "resources"
     assert failure.message == f"rank 1 stopped at step 0: its records cannot be written to {tmp_path}: {told[0]}"
     assert failure.hint and failure.hint.startswith(told[1])
+
+
+@pytest.mark.parametrize("exit_code", [None, 0, 1, ResourcesError.exit_code])
+def test_a_rank_whose_end_a_failing_disk_refused_is_told_so(tmp_path: Path, exit_code: int | None) -> None:
+    """With EIO the disk has space and takes writes; a rank of a command leaves with any code."""
+    leg, heart = LegLayout(tmp_path), Heart()
+    heart.open(leg.attempt(1).heartbeat(1))
+    heart.beat("ended", 9)
+    assert failed_as(leg, exit_code=exit_code).outcome != "resources"
+    heart.beat("unrecorded", 9)
+    failure = failed_as(leg, exit_code=exit_code)
+    assert failure.outcome == "resources"
+    assert failure.message == f"rank 1 stopped at step 0: its records cannot be written to {tmp_path}: its log may say why"
+    assert failure.hint and failure.hint.startswith("have the disk looked at")
+    assert failed_as(leg, exit_code=exit_code, completed=True).outcome == "resources"
 
 
 def test_deaths_that_nobody_planned(tmp_path: Path) -> None:

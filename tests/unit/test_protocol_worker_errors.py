@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from chaosrun.protocol import worker
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import encode
+from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LegLayout
 from tests.integration.ranks import make_orders
 
@@ -107,6 +108,7 @@ def test_an_error_is_recorded_whatever_its_text_holds(error: Exception, message:
 RANK_ON_A_REFUSING_DISK = """
 import os, pickle, sys
 from chaosrun.protocol import worker
+from chaosrun.protocol.context import WorkerContext
 
 number = int(sys.argv[2])
 
@@ -115,18 +117,27 @@ def refuse(*_):
 
 worker.write_durably = refuse
 with open(sys.argv[1], "rb") as file:
-    os._exit(worker.main(pickle.load(file), None))
+    order = pickle.load(file)
+if order.by == "script":
+    context = WorkerContext(order)
+    context.heart.open(context.leg.attempt(1).heartbeat(1))
+    worker.end(context, RuntimeError("mine"))  # of a command's rank: nothing of ours is raised in its process
+    os._exit(7)
+os._exit(worker.main(order, None))
 """
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_rank_that_cannot_write_down_its_end_leaves_with_the_code_for_that(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("by", ["chaosrun", "script"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EMFILE])
+def test_a_rank_that_cannot_write_down_its_end_leaves_with_the_code_for_that(tmp_path: Path, number: int, by: Any) -> None:
     (tmp_path / "train.py").write_text("raise OSError('no more')\n")
-    order = make_orders(tmp_path, str(tmp_path / "train.py"), workers=2)[1]
+    order = replace(make_orders(tmp_path, str(tmp_path / "train.py"), workers=2)[1], by=by)
     LegLayout(Path(order.leg_path)).attempt(1).path.mkdir(parents=True, exist_ok=True)
     (tmp_path / "order").write_bytes(pickle.dumps(order))
     done = subprocess.run([sys.executable, "-c", RANK_ON_A_REFUSING_DISK, str(tmp_path / "order"), str(number)], timeout=300)
     assert done.returncode == ResourcesError.exit_code
+    beat = read_heartbeat(LegLayout(Path(order.leg_path)).attempt(1).heartbeat(1))
+    assert beat and beat.stage == "unrecorded"
 
 
 @pytest.mark.parametrize("code", ["no more data", Unspeakable()])
