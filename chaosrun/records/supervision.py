@@ -16,6 +16,7 @@ from chaosrun.records.locks import is_locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_record, write_record
 
+LOOK_EVERY_S = 0.1
 RUN = "{run}"
 """Placeholder in a hint: replaced by the run's name, as it is found from where the hint is read."""
 
@@ -75,6 +76,18 @@ def read_supervision(run: RunLayout, *, judged: bool = False) -> Supervision | N
 def is_supervised(run: RunLayout) -> bool:
     """Whether some process holds the run's lock."""
     return is_locked(run.lock)
+
+
+def looks(run: RunLayout, timeout_s: float | None) -> Iterator[Literal["over", "late"] | None]:
+    """The moments at which to read a run's files again. The last one says "over" when the run is no longer supervised: all that
+    was written can then be read; or "late" when `timeout_s` has passed."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        end = "over" if not is_supervised(run) else "late" if deadline is not None and time.monotonic() > deadline else None
+        yield end
+        if end:
+            return
+        time.sleep(LOOK_EVERY_S)
 
 
 @contextmanager

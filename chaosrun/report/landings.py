@@ -1,6 +1,5 @@
 """Whether and where faults have landed, while their drill still runs: judged as the verdict will judge, from the same files."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -13,10 +12,8 @@ from chaosrun.records.events import EVENTS, FaultObserved
 from chaosrun.records.history import LegHistory, history_of
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.records.supervision import is_supervised
+from chaosrun.records.supervision import looks
 from chaosrun.records.trace_reader import read_ends
-
-LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +47,12 @@ class Landed:
 
 def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> tuple[Landed, ...]:
     """`read_landings` as soon as all of it is certain, the run is no longer supervised, or `timeout_s` has passed."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        # Checked before the files are read, so that they hold everything written until then.
-        over = time.monotonic() > deadline or not is_supervised(run)
+    found: tuple[Landed, ...] = ()
+    for _ in looks(run, timeout_s):
         found = read_landings(run, faults)
-        if over or all(each.is_certain for each in found):
-            return found
-        time.sleep(LOOK_EVERY_S)
+        if all(each.is_certain for each in found):
+            break
+    return found
 
 
 def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:

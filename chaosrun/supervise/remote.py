@@ -2,7 +2,6 @@
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +12,13 @@ from chaosrun.processes import where_stopped
 from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.locks import wait_until_free
 from chaosrun.records.naming import run_argument
-from chaosrun.records.supervision import is_supervised, read_supervision
+from chaosrun.records.supervision import is_supervised, looks, read_supervision
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, NobodyListensError, control_directory, request
 from chaosrun.supervise.drill import has_ended
 from chaosrun.verify.verdict import Verdict, judge
 
 SOCKET_LIMIT_S = 5.0
 """For a supervisor that has just taken the run to open its control socket."""
-LOOK_EVERY_S = 0.1
 
 
 def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
@@ -86,25 +84,21 @@ def until(run: RunLayout, reached: Callable[[], bool], *, what: str, timeout_s: 
 
     Raises RunTimeoutError when `timeout_s` passes first; when the run ends first, the error that ended it, or UsageError.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     goal = what if run.main == RUN else f"{what} of its chaos leg"
-    while True:
-        # Checked first: everything written before the end can then be read.
-        over = not is_supervised(run)
+    for end in looks(run, timeout_s):
         if reached():
             return
-        if over:
+        if end == "over":
             verdict, _ = outcome(run)
             raise UsageError(
                 f"run {run.run_id} has ended ({verdict.status}), and never came to {goal}",
                 hint=f"`chaosrun verify {run_argument(run)}` shows its verdict",
             )
-        if deadline is not None and time.monotonic() > deadline:
+        if end == "late":
             raise RunTimeoutError(
                 f"run {run.run_id} has not come to {goal} within {timeout_s:g} s",
                 hint=f"it is still running: `chaosrun status {run_argument(run)}`",
             )
-        time.sleep(LOOK_EVERY_S)
 
 
 def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
@@ -123,13 +117,14 @@ def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
 def send_command(run: RunLayout, command: Command) -> Answer:
     """Send a command to a run's supervisor and return its answer. Raises UsageError when there is no supervisor, or it
     refuses."""
-    deadline = time.monotonic() + SOCKET_LIMIT_S
-    while is_supervised(run):
+    for end in looks(run, SOCKET_LIMIT_S):
+        if end == "over":
+            break
         try:
             return request(run, command)
         except NobodyListensError as error:
             # A killed supervisor leaves its socket behind, for its successor to replace.
-            if time.monotonic() > deadline:
+            if end == "late":
                 seen, socket = read_supervision(run), control_directory(run) / "socket"
                 ending = f"; `kill -INT {seen.pid}` ends its process cleanly" if seen else ""
                 stopped = where_stopped(seen.pid) if seen else None
@@ -137,7 +132,6 @@ def send_command(run: RunLayout, command: Command) -> Answer:
                     f"the supervisor of run {run.run_id} cannot be reached: nothing listens on {socket}",
                     hint=f"{stopped}; then say it again" if stopped else f"its file system may have no sockets{ending}",
                 ) from error
-        time.sleep(LOOK_EVERY_S)
     if has_ended(run):
         raise UsageError(
             f"run {run.run_id} is not being supervised: it has ended",
