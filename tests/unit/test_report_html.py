@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from verdicts import saying
@@ -18,9 +19,11 @@ from verdicts import saying
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RUN, RunLayout
+from chaosrun.records.traces import StepRecord
 from chaosrun.report.html import render_html
 from chaosrun.report.html.losses import thinned
 from chaosrun.report.html.page import TEMPLATES, Scale, integer_ticks, moment, number, sentence, ticks
+from chaosrun.report.html.samples import _rows
 from chaosrun.report.view import read_view
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.verdict import Verdict, judge
@@ -108,6 +111,14 @@ def test_a_drill_that_passed_within_tolerances(tmp_path: Path) -> None:
     said = page_of(write_run(tmp_path, verify={"weights": {"atol": 1e-6}})).said("verdict")
     assert "compared within the job file's tolerances" in said and "recovered within the tolerances" in said
     assert "bit for bit" not in said and "exactly" not in said
+
+
+def test_a_batch_of_several_steps_is_said_to_belong_to_each_of_them() -> None:
+    """Of a small data set every epoch has the same samples: the nearest step is not where the data went back to."""
+    expected, seen = (cast(StepRecord, SimpleNamespace(ids=((sample,),), attempt=2)) for sample in (9, 5))
+    for places, told in (([5], "step 5"), ([5, 8], "steps 5, 8"), ([], None)):
+        (row,) = _rows(12, expected, seen, True, {repr((5,)): places}, here=False)
+        assert row["found_at"] == told
 
 
 def test_a_drill_that_came_back_to_other_data(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import PageSource
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.lineage import Lineage
+from chaosrun.wording import listed
 
 BEFORE, AFTER = 2, 4
 MOST_ROWS = 40
@@ -67,13 +68,13 @@ def _rows(
     *,
     here: bool,
 ) -> Iterator[Shown]:
-    """`found_at`: the step of the reference leg to which the batch seen instead belongs."""
+    """`found_at`: the steps of the reference leg to which the batch seen instead belongs."""
     left, right = _batches(expected, by_ids), _batches(seen, by_ids)
     count = max(len(left), len(right))
     for micro in range(count):
         pair = [values[micro] if micro < len(values) else None for values in (left, right)]
         alike = pair[0] == pair[1]
-        places = [] if alike or pair[1] is None else sorted(origins.get(repr(pair[1]), ()), key=lambda place: abs(place - step))
+        places = [] if alike or pair[1] is None else [str(place) for place in origins.get(repr(pair[1]), ())]
         yield {
             "step": step,
             "micro_batch": micro if count > 1 else None,
@@ -81,7 +82,7 @@ def _rows(
             "expected": _words(pair[0], pair[1]),
             "seen": _words(pair[1], pair[0]),
             "alike": alike,
-            "found_at": f"step {places[0]}" if places else None,
+            "found_at": f"step{'s' * (len(places) > 1)} {listed(places, most=3)}" if places else None,
             "here": here,
         }
 
