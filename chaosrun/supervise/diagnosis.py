@@ -113,7 +113,7 @@ class _Replays:
 
     def execute(self) -> Diagnosis:
         timeout_s = self.drill.spec.timeout
-        self._deadline_s = None if timeout_s is None else time.time() + timeout_s
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         source, why = self._common_checkpoint()
         shown = self._replay(source) if source else None
         if shown is not None and not self._reproduced(shown):

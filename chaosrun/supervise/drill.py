@@ -113,7 +113,7 @@ class DrillExecution:
     survey: bool = False
     """Make every rank record which fault points it reaches."""
     deadline_s: float | None = None
-    """When the run's timeout expires, wall clock; None: the timeout begins with the drill."""
+    """When the run's timeout expires, CLOCK_MONOTONIC; None: the timeout begins with the drill."""
     _removed: list[TrainingTime] = field(default_factory=list, init=False)
     """Training times of legs whose records were removed: their files may still exist."""
 
@@ -131,7 +131,7 @@ class DrillExecution:
         plan = FaultPlan.read(self.run.plan_json)
         self.legs.ask_permission(plan, spec)
         if self.deadline_s is None and spec.timeout is not None:
-            self.deadline_s = time.time() + spec.timeout
+            self.deadline_s = time.monotonic() + spec.timeout
         if self._reference(spec, info, plan):
             if outcome_of(self._leg("chaos")) in RESUMABLE:
                 if spec.by == "script" and not plan.faults:

@@ -55,7 +55,7 @@ class SupervisorTask(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_
     parent: int | None = None
     """Likewise: the pid of the process with which it dies."""
     deadline_s: float | None = None
-    """Likewise: when the run's timeout expires, wall clock."""
+    """Likewise: when the run's timeout expires, CLOCK_MONOTONIC."""
 
 
 class CancelDrill(msgspec.Struct, frozen=True, tag="cancel", tag_field="say"):
@@ -175,7 +175,7 @@ class SupervisorProcess:
     def interrupt(self) -> None:
         """End the drill cleanly; does not wait. May be called from a signal handler."""
         self._say(CancelDrill())
-        self.watchdog.limit_s = time.time() + CANCELLED_S
+        self.watchdog.limit_s = time.monotonic() + CANCELLED_S
 
     def detach(self) -> bool:
         """Let the drill go on without this process. False when it had already ended."""

@@ -31,7 +31,7 @@ class Production:
     run: RunLayout
     legs: LegRunner
     deadline_s: float | None = None
-    """When the run's timeout expires, wall clock; None: the timeout begins with the run."""
+    """When the run's timeout expires, CLOCK_MONOTONIC; None: the timeout begins with the run."""
 
     def execute(self) -> Verdict:
         """Run what remains and judge the run. Raises as `Drill.execute`."""
@@ -39,7 +39,7 @@ class Production:
             info = read_run(self.run)
             spec, leg = JobSpec.model_validate(info.spec), own_leg(self.run, info, RUN)
             if self.deadline_s is None and spec.timeout is not None:
-                self.deadline_s = time.time() + spec.timeout
+                self.deadline_s = time.monotonic() + spec.timeout
             if can_go_on(outcome_of(leg), in_production=True):
                 plan, faults = FaultPlan.read(self.run.plan_json), spec.faults
                 if not leg.journal.exists() and any((faults.schedule, faults.random, faults.replay, faults.preset)):

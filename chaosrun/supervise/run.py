@@ -206,9 +206,9 @@ def _in_a_process(
 
 
 def _deadline_s(run: RunLayout) -> float | None:
-    """When the run's timeout, which begins now, expires; wall clock."""
+    """When the run's timeout, which begins now, expires; CLOCK_MONOTONIC, which nobody sets and processes share."""
     timeout_s = JobSpec.model_validate(read_run(run).spec).timeout
-    return None if timeout_s is None else time.time() + timeout_s
+    return None if timeout_s is None else time.monotonic() + timeout_s
 
 
 def _ending_the_supervisor(run: RunLayout) -> list[Fault]:

@@ -222,8 +222,8 @@ class Supervisor:
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
         for found in self._judge.found() if self._judge else ():
             self._record_judgement(found)
-        self._looked_s = now = time.monotonic()  # the deadline is wall clock, which may be set; waits are not
-        if self._deadline_s is not None and self._clock() > self._deadline_s:
+        self._looked_s = now = time.monotonic()  # the wall clock may be set
+        if self._deadline_s is not None and now > self._deadline_s:
             self._deadline_s = None
             self._end("timeout", "the run's timeout has passed")
         if state.phase == "stopping" and now > self._stop_began_s + STOP_LIMIT_S:
