@@ -221,7 +221,7 @@ def _doing(stage: str) -> State:
         return "starting"
     if stage in _OF_RESTORE:
         return "restoring"
-    if stage in ("ended", "leaving"):
+    if stage in ("ended", "leaving", "unrecorded"):
         return "ending"
     return "saving" if stage.startswith("checkpoint.") else "training"
 
