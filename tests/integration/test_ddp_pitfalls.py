@@ -1,8 +1,11 @@
 """What DistributedDataParallel makes of branches, seeds, static graphs and hooks: it resumes exactly, or the cause is named."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -270,24 +273,40 @@ os._exit(0)
 """
 
 
-def run_two_ranks(script: str, *arguments: object) -> list[tuple[int, str]]:
-    """Exit codes and outputs of two processes, which get the arguments and their rank."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+FORKS = """\
+import os, sys
+import torch
+from chaosrun.protocol import rendezvous
+
+script, *cases = sys.argv[1:]
+for case in cases:
+    ranks = []
+    for rank in (0, 1):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            said = os.open(f"{case}/{rank}.log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            sys.argv = ["-c", str(rank), case]
+            exec(script, {"__name__": "__main__"})
+            sys.exit()
+    print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks))
+"""
+
+
+def run_two_ranks(script: str, *cases: Path) -> list[tuple[int, str]]:
+    """Exit codes and outputs of two processes for each case, which get their rank and the case's folder, forked from one that
+    has imported torch."""
+    command = [sys.executable, "-c", FORKS, script, *map(str, cases)]
+    forks = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        said = [rank.communicate(timeout=90)[0] for rank in ranks]
-        return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
+        codes = forks.communicate(timeout=300)[0].split()
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(forks.pid, signal.SIGKILL)
+        forks.wait()
+    logs = [case / f"{rank}.log" for case in cases for rank in (0, 1)]
+    return [(int(code), log.read_text()) for code, log in zip(codes, logs, strict=True)]
 
 
 def test_a_model_that_is_freed_after_its_process_group_hangs_no_rank(tmp_path: Path) -> None:
@@ -301,10 +320,10 @@ import torch
 from torch import distributed
 from chaosrun.protocol import rendezvous
 
-rank, folder, slow = int(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["slow"]
+rank, folder = int(sys.argv[1]), sys.argv[2]
 rendezvous.LEAVE_LIMIT_S = 2.0
 distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-if rank == 0 and not slow:
+if rank == 0 and not folder.endswith("slow"):
     distributed.all_reduce(torch.ones(3))
 time.sleep(1.0 if rank == 0 else 0.0)
 print(rendezvous.all_ranks_arrive(), flush=True)
@@ -312,11 +331,10 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_rank_that_waits_for_one_whose_script_is_over_is_told_so(tmp_path: Path, slow: bool) -> None:
+def test_a_rank_that_waits_for_one_whose_script_is_over_is_told_so(tmp_path: Path) -> None:
     """It does not wait for a message that will not be sent; one that only takes its time is waited for."""
-    first, second = run_two_ranks(LEFT_ALONE, tmp_path, *(["slow"] if slow else []))
-    if slow:
-        assert first == second == (0, "True\n")
-    else:
-        assert second == (0, "False\n") and first[0] == 1 and "closed by peer" in first[1]
+    (over := tmp_path / "over").mkdir()
+    (slow := tmp_path / "slow").mkdir()
+    first, second, *both = run_two_ranks(LEFT_ALONE, over, slow)
+    assert second == (0, "False\n") and first[0] == 1 and "closed by peer" in first[1]
+    assert both == [(0, "True\n")] * 2
