@@ -141,6 +141,7 @@ def test_the_short_window_at_the_end_of_an_epoch(drills: Drills, two_by_two_by_t
     assert (last.batches, len(last.batch), [len(ids) for ids in last.ids or () if ids is not None]) == (17, 1, [2])
 
 
+@pytest.mark.nightly
 def test_synchronisation_held_back_on_the_wrong_micro_batch(drills: Drills, two_by_two_by_two: RunLayout) -> None:
     # As a published listing has it: the last micro-batch's gradients stay on their rank, and the ranks go apart.
     wrong = drills(2, 2, 2, *SHORT, "--hold-back", "last")
