@@ -48,6 +48,8 @@ SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray's workers, and so everything that the agents start, would run at niceness 15.
     "RAY_worker_niceness": "0",
+    # Ray would start an idle worker for each processor, which no agent ever uses.
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 

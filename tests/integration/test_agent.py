@@ -21,7 +21,7 @@ from chaosrun.cluster.agent_client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, ResourcesError
-from chaosrun.processes import ProcessIdentity, children, identify, is_alive, marked, state_of
+from chaosrun.processes import ProcessIdentity, child_called, children, identify, is_alive, marked, state_of
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from tests.e2e.drills import shared_memory_left
@@ -360,9 +360,11 @@ def test_the_cleanup_process_itself_ends_with_the_cluster(cluster: RayCluster) -
     assert is_alive(identities(cleaners)[0])
 
 
-def test_a_private_ray_starts_nothing_that_nobody_asks(cluster: RayCluster) -> None:
+def test_a_private_ray_starts_nothing_that_nobody_asks(placed: RayCluster) -> None:
+    raylet = child_called("raylet", os.getpid())
+    assert raylet is not None and child_called("ray::NodeAgent", raylet.pid)
+    assert child_called("ray::IDLE", raylet.pid) is None
     commands = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid()))
-    assert b"raylet" in commands
     assert not [name for name in (b"monitor.py", b"dashboard/dashboard.py") if name in commands]
     assert Node.start_monitor.__name__ == "start_monitor"  # for whoever starts another Ray in this process
 
