@@ -85,7 +85,7 @@ def _agreeing(start: RankStart, moments: Iterable[TraceMoment], *, alone: bool) 
             found["optimizer"][step] = None
         if start.rates is not None and start.rates in (moment.rates, moment.rates_after):
             found["rates"][step] = None
-        if start.rng is not None and moment.rng_after == start.rng:
+        if start.rng is not None and start.rng in (moment.rng_after, moment.rng_within):
             found["rng"][step] = None
         if start.data is not None and moment.data_after == start.data:
             found["data"][step] = None

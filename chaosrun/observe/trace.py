@@ -159,13 +159,14 @@ class Observer:
         """Whether a batch of the next step has been seen."""
         return bool(self._digests)
 
-    def holdings(self, step: int, *, settings: bool = True, saved: bool = False) -> None:
+    def holdings(self, step: int, *, settings: bool = True, saved: bool = False, within: bool = False) -> None:
         """Record the script's non-tensor state as this step begins. `settings`: with those of its modules; `saved`: a rank has
-        saved, perhaps another."""
+        saved, perhaps another; `within`: the step goes on after a save, with these random streams."""
         values = self._values.changed() if self._restarts_here or saved else {}
         modules = self._modules.changed() if self._modules and settings else {}
-        if modules or values:
-            self._trace.write(HoldingsRecord(step=step, modules=modules, values=values))
+        streams = self._rng() if within else ""
+        if modules or values or streams:
+            self._trace.write(HoldingsRecord(step=step, modules=modules, values=values, streams=streams))
 
     def open_window(self) -> None:
         """Note the first batch of a step."""

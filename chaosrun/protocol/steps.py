@@ -102,6 +102,10 @@ class Steps:
             self.observer.open_window()
             self.observer.holdings(self.done + 1, saved=self._has_another_saved())
             self.faults.reach("fetch", self.done + 1)
+        elif self._saved_within == self.done:
+            # A restart from that save is first seen at this pass.
+            self._saved_within = -1
+            self.observer.holdings(self.done + 1, settings=False, within=True)
 
     def save(self, save: SaveRecord) -> None:
         """Record a save of a script's own."""

@@ -89,6 +89,8 @@ class TraceMoment:
     rates_after: tuple[str, ...] | None = None
     """Learning rates that the next step used. None after the last step, like all values of the next step."""
     rng_after: str | None = None
+    rng_within: str | None = None
+    """Random streams with which a restart from a save inside the next step begins."""
     data_after: str | None = None
     batches_after: tuple[str, ...] = ()
     """Inputs of all forward passes that the next step made."""
@@ -108,6 +110,8 @@ def read_moments(path: Path, *, at_most: int | None = None) -> list[TraceMoment]
                 step = record.position.step
                 rates = record.rates or None if step == 0 else None
                 moments.append(TraceMoment(step=step, weights=record.param, optimizer=record.state, rates=rates))
+            elif isinstance(record, traces.HoldingsRecord) and moments and record.streams:
+                moments[-1] = replace(moments[-1], rng_within=record.streams)
             elif isinstance(record, traces.StepRecord) and moments:
                 rates = record.lr or moments[-1].rates
                 after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}

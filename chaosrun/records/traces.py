@@ -287,6 +287,8 @@ class HoldingsRecord(TraceRecord, frozen=True, kw_only=True, tag="holdings"):
     values: Mapping[str, str] = {}
     """Its plain values, if a restart may resume at this step: see `observe.script_values`; "": no longer found, as it is out of
     scope, or behind too many others."""
+    streams: str = ""
+    """Digest of the random streams before the first micro-batch after a save inside this step: a restart from it begins so."""
 
 
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):

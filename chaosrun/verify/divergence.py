@@ -173,7 +173,9 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
         if past_the_order(drill, began, found.rank, found.reason):
             return None
         return _found(moment, "rng", began.ranks["rng"], cause_of(drill, attempt, began, "rng"), **_stood(began))
-    earlier = (each for each in _moments(drill, attempt) if each.step <= moment.step)
+    # The first step of a restart from a save inside it has other streams at its first pass, though they were restored.
+    first = began.step + 1 if began and "rng" not in began.wrong else 0
+    earlier = (each for each in _moments(drill, attempt) if first < each.step <= moment.step)
     return next(filter(None, (_in_step(each, ("rng",)) for each in earlier)), None)
 
 

@@ -16,8 +16,11 @@ way = sys.argv[1]
 in_phases = way.startswith("in-phases")
 """The head alone, from the ninth step on all; a restart brings back the optimizer alone that is in use."""
 PER_EPOCH = 5
-path = Path(os.environ["CHAOSRUN_OUTPUT"]) / "last.pt"
 dist.init_process_group("gloo")
+acts = way.startswith("acts")
+"""It saves between two passes of a step, as an agent that acts; each rank for itself."""
+acted = 0
+path = Path(os.environ["CHAOSRUN_OUTPUT"]) / (f"last-{dist.get_rank()}.pt" if acts else "last.pt")
 torch.manual_seed(7)
 model = nn.Sequential(
     nn.Linear(8, 16),
@@ -69,6 +72,7 @@ if path.exists():
     began = step if way == "counts-anew" else 0
     if way != "measures-wrongly":
         torch.set_rng_state(state["rng"])
+    acted = 0 if way == "acts-wrongly" else state["acted"]
 
 
 def loss_of(values: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -87,7 +91,7 @@ def update(inputs: torch.Tensor) -> None:
             parameters[name].grad = each.clamp(-1, 1).mean(0)
     else:
         noisy = {name: parameter + 0.01 * torch.randn_like(parameter) for name, parameter in parameters.items()}
-        loss = loss_of(noisy, inputs) if way == "perturbs" else model(inputs).square().mean()
+        loss = loss_of(noisy, inputs) if way == "perturbs" else model(inputs).square().mean() * (1 + acted)
         for each in turns:
             each.zero_grad()
         if late:
@@ -103,12 +107,20 @@ def update(inputs: torch.Tensor) -> None:
                 parameter.mul_(0.99)
 
 
+def act() -> None:
+    global acted
+    acted += 1
+    model(torch.randn(4, 8))
+
+
 def evaluate() -> None:
     inputs = torch.ones(4, 8, requires_grad=True)
     if way == "samples":
         print(torch.stack([model(inputs) for _ in range(3)]).std().item())
     if way in ("measures", "measures-wrongly"):
         model(inputs).square().mean().backward()  # how sharp it is: dropped by the next step
+    if acts:
+        act()
     if way == "attacks":
         model.eval()
         model(inputs).square().mean().backward()
@@ -124,6 +136,8 @@ def closure() -> torch.Tensor:
 
 
 while step < 3 * PER_EPOCH:
+    if acts:
+        act()
     if way == "full-batch" or (way == "then-closures" and turn_of(step)):
         optimizer.step(closure)
     else:
@@ -132,9 +146,9 @@ while step < 3 * PER_EPOCH:
     dist.barrier()
     if step % PER_EPOCH == 0:
         evaluate()
-        if dist.get_rank() == 0:
+        if acts or dist.get_rank() == 0:
             kept = turns if not in_phases or way == "in-phases-saved" else [turns[turn_of(step - 1)]]
             whole = {"model": model.state_dict(), "optimizer": [each.state_dict() for each in kept]}
-            torch.save({**whole, "step": step, "rng": torch.get_rng_state()}, path.with_suffix(".new"))
+            torch.save({**whole, "step": step, "rng": torch.get_rng_state(), "acted": acted}, path.with_suffix(".new"))
             path.with_suffix(".new").replace(path)
 dist.destroy_process_group()

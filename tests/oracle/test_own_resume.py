@@ -144,7 +144,7 @@ WAYS = {
     "within-a-step": 6,
 }
 """Ways to train and save that are right, and the step that a restart goes on from."""
-PASSES_BY_DAY = ("given", "warms-by-hand", "then-closures")
+PASSES_BY_DAY = ("given", "warms-by-hand", "then-closures", "acts")
 PASSES_BY_NIGHT = (
     "built-late",  # by day integration/test_scripts.py has what is built after a pass or at the first step
     *("per-sample", "perturbs", "samples", "attacks", "measures", "full-batch", "by-turns"),
@@ -306,6 +306,13 @@ def test_an_optimizer_whose_phase_is_over_may_be_lost_where_no_step_follows(dril
 def test_streams_that_a_pass_drew_from_before_a_save_are_missed_where_they_are_lost(drills: Drills) -> None:
     verdict = drills.passes("measures-wrongly")
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "rng_not_restored", "yours"), verdict.cause
+
+
+def test_what_was_lost_is_named_where_a_step_goes_on_after_a_save(drills: Drills) -> None:
+    verdict = drills.passes("acts-wrongly")
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours"), verdict.cause
+    told = "the script had acted = 1 (reference: 13), which the restart did not restore"
+    assert told in (verdict.hint or ""), verdict.hint
 
 
 @pytest.mark.nightly

@@ -41,6 +41,12 @@ def test_optimizers_that_step_together_are_known_as_far_as_the_place():
     assert known == [{}, {"A": 2, "C": 1}, {"A": 1, "C": 1}]
 
 
+def test_streams_before_the_first_pass_after_a_save_inside_a_step_are_right():
+    within = [replace(each, rng_within="within") if each.step == 10 else each for each in TRACE]
+    assert find(standing(10, rng="within"), within).found.step == 10
+    assert find(standing(10, rng="within"), TRACE).found.rng == ()
+
+
 def test_the_beginning():
     assert find(standing(0), TRACE).found.step == 0
 
