@@ -144,6 +144,8 @@ def test_a_run_in_production_is_told_no_command_that_it_cannot_take_and_where_it
     page = render_html(read_view(run, judge(run)))
     assert "chaosrun diagnose" in drill and "chaosrun diagnose" not in page
     assert 'href="run/journal.jsonl"' in page and 'href="chaos/' not in page
+    assert "In a drill this short" in drill and "In a run this short" in page and "of the disturbed run from" not in page
+    assert re.search(r"counted once, as they led to the final weights: steps? \d+.*? of attempt 1", page)
 
 
 def test_what_only_one_of_the_legs_did_is_told_in_words(run: RunLayout) -> None:
