@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import RankTrace
-from chaosrun.verify.alignment import attempt_start
+from chaosrun.verify.alignment import AttemptStart, attempt_start
 from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.code_differences import PARTS, QUANTITIES
 from chaosrun.verify.codes import Cause, Params
@@ -48,7 +48,8 @@ def with_values(drill: Drill, found: Divergence) -> Divergence:
     # Beside streams that began anew, private lists, mostly a library's (of a logger, of a loader), explain nothing.
     began = attempt_start(drill, attempt)
     own = began is not None and "rng" in began.wrong and 0 in began.held["rng"]
-    apart = _differing_values(drill, attempt, found.rank, arrays=reason.code in QUANTITIES, own=own, right=right)
+    about = {"arrays": reason.code in QUANTITIES, "anew": _has_strange_data(began), "own": own, "right": right}
+    apart = _differing_values(drill, attempt, found.rank, **about)
     others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
     told = ((rank, _differing_values(drill, attempt, rank)) for rank in others)
     apart = apart or next(({**each, "of_rank": f" on rank {rank}"} for rank, each in told if each), {})
@@ -59,7 +60,11 @@ def _draws_otherwise(drill: Drill, attempt: Attempt, reason: Cause) -> bool:
     """Whether the streams may have been restored, and drawn from otherwise to get data that no step had: the number of samples
     in a buffer, for instance, decides which are drawn, and how many numbers that takes."""
     strange = reason.code == "rng_of_another_step" or (reason.code, reason.because) == ("rng_not_restored", "of_none")
-    began = attempt_start(drill, attempt) if strange else None
+    return strange and _has_strange_data(attempt_start(drill, attempt))
+
+
+def _has_strange_data(began: AttemptStart | None) -> bool:
+    """Whether it began with data of no step."""
     return began is not None and "data" in began.wrong and not began.held["data"]
 
 
@@ -82,14 +87,23 @@ def values_restored(drill: Drill, attempt: Attempt) -> bool:
 
 
 def _differing_values(
-    drill: Drill, attempt: Attempt, rank: int, *, arrays: bool = False, own: bool = False, right: Iterable[int] = ()
+    drill: Drill,
+    attempt: Attempt,
+    rank: int,
+    *,
+    arrays: bool = False,
+    anew: bool = False,
+    own: bool = False,
+    right: Iterable[int] = (),
 ) -> Params:
     """Values that differ; those that differ on ranks that are `right` nevertheless come last. `arrays`: with NumPy's, which
-    differ if the samples do. `own`: without private lists and mappings."""
+    differ if the samples do; `anew`: with those that are the reference's first, as no batch is then. `own`: without
+    private lists and mappings."""
     names, expected, seen, step = _differing_names(drill, attempt, rank)
     if own:
         names = [name for name in names if not (_is_private(name) and _CONTAINER.fullmatch(seen[name]))]
-    names = [name for name in names if arrays or not _ARRAY.fullmatch(expected[name])]
+    first = next(iter(_fault_free(drill, rank)[0].values()), {}) if anew else {}
+    names = [name for name in names if arrays or seen[name] == first.get(name) or not _ARRAY.fullmatch(expected[name])]
     harmless = {name for other in right for name in _differing_names(drill, attempt, other)[0]} if names else set[str]()
     names.sort(key=lambda name: (name in harmless, _order(name, seen[name])))
     saved = _saved_before(drill, attempt, rank)

@@ -171,6 +171,19 @@ def test_values_are_told_where_restored_streams_may_have_been_drawn_from_otherwi
     assert ("the script had size = 1 (reference: 4), which" in f"{verdict.hint}") == (not same_data), verdict.hint
 
 
+@pytest.mark.parametrize(("seen", "told"), [("1", True), ("3", False)], ids=["begun anew", "of another step"])
+def test_an_array_that_decides_the_order_is_told_where_it_began_anew(tmp_path: Path, seen: str, told: bool) -> None:
+    """As the difficulties that a curriculum's sampler has learnt; another array may be a batch."""
+    run = write_script_run(tmp_path, bugs=Bugs(with_ids=False), kills=SCRIPT_KILLS[:1])
+    tell(run, *({"s/hard": f"float32[2] {digit * 16}"} for digit in ("1", "2", "2", seen)))
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", finding(data=[], step=None)))
+        edit_trace(run, "chaos", 2, rank, only("step", put(batch=["o"], loss=["0x1p-9"])))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "data_order_not_restored"), verdict.cause
+    assert ("the script had other contents of s/hard (float32[2]), which" in f"{verdict.hint}") == told, verdict.hint
+
+
 @pytest.mark.parametrize("keep_rng", [True, False], ids=["streams restored", "streams of the beginning"])
 def test_a_private_list_is_not_told_beside_streams_that_began_anew(tmp_path: Path, keep_rng: bool) -> None:
     """As Lightning's _logged_metrics, of which a restart that lost its random streams has none yet."""
