@@ -174,8 +174,9 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
             return None
         return _found(moment, "rng", began.ranks["rng"], cause_of(drill, attempt, began, "rng"), **_stood(began))
     # The first step of a restart from a save inside it has other streams at its first pass, though they were restored.
-    first = began.step + 1 if began and "rng" not in began.wrong else 0
-    earlier = (each for each in _moments(drill, attempt) if first < each.step <= moment.step)
+    first = attempt.traces[found.rank].steps.get(began.step + 1) if began and "rng" not in began.wrong else None
+    judged = first.step if first and first.rng == attempt.starts[found.rank].rng else 0
+    earlier = (each for each in _moments(drill, attempt) if judged < each.step <= moment.step)
     return next(filter(None, (_in_step(each, ("rng",)) for each in earlier)), None)
 
 
