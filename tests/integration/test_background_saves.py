@@ -113,7 +113,7 @@ def test_restarted_ranks_are_restored_from_memory(drill: Any) -> None:
 
 def test_files_that_a_fault_damages_are_read(drill: Any) -> None:
     damage = "kind: flip_file_bit, rank: 0, at_step: 12, file: model.safetensors"
-    result = drill(damage, "rank: 1, at_step: 15", overrides=["checkpoint.memory=64MiB"])
+    result = drill(damage, "rank: 1, at_step: 16, phase: checkpoint.begin", overrides=["checkpoint.memory=64MiB"])
     assert result.verdict.status == "PASS", result.verdict.cause
     assert sources(result) == [None, "storage"]
     assert result.verdict.attempts[1].resumed_step == 8, "the damaged one was refused"

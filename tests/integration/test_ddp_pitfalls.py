@@ -290,7 +290,7 @@ for case in cases:
             sys.argv = ["-c", str(rank), case]
             exec(script, {"__name__": "__main__"})
             sys.exit()
-    print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks))
+    print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks), flush=True)
 """
 
 

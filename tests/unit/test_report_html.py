@@ -91,7 +91,7 @@ def test_a_drill_that_passed(exact: RunLayout) -> None:
     assert "chaosrun submit /job.yaml" in top
     assert page.said("checks").startswith("Checks: 2") and "passed" in page.said("checks")
     assert "The losses of all 12 steps are the same to the last bit" in page.said("losses")
-    assert "Steps 5–6 of attempt 1" in page.said("losses") and "counted once" in page.said("losses")
+    assert "steps 5–6 of attempt 1" in page.said("losses") and "counted once" in page.said("losses")
     assert "They are the same." in page.said("ledger")
     assert "steps done again after a restart 7" in page.said("work")
     assert page.said("attempts").count("step-0000000") == 3
