@@ -322,9 +322,8 @@ class ScriptTraining:
 
     def _is_whole(self) -> bool:
         """Whether all optimizers that make this step have been called."""
-        if (
-            self._may_add
-        ):  # as many as made this step before; after step 1, which is so in each attempt, wait for the next event
+        if self._may_add:
+            # As many as in an earlier record of this step. Step 1, of which there may be none, ends with the next event.
             return self._due is not None and self.position.step > 1 and len(self._stepped) >= self._due.stepped
         return len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
 

@@ -48,8 +48,8 @@ def with_values(drill: Drill, found: Divergence) -> Divergence:
     # Beside streams that began anew, private lists, mostly a library's (of a logger, of a loader), explain nothing.
     began = attempt_start(drill, attempt)
     own = began is not None and "rng" in began.wrong and 0 in began.held["rng"]
-    about = {"arrays": reason.code in QUANTITIES, "anew": _has_strange_data(began), "own": own, "right": right}
-    apart = _differing_values(drill, attempt, found.rank, **about)
+    arrays, anew = reason.code in QUANTITIES, _has_strange_data(began)
+    apart = _differing_values(drill, attempt, found.rank, arrays=arrays, anew=anew, own=own, right=right)
     others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
     told = ((rank, _differing_values(drill, attempt, rank)) for rank in others)
     apart = apart or next(({**each, "of_rank": f" on rank {rank}"} for rank, each in told if each), {})

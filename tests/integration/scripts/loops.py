@@ -565,10 +565,7 @@ KINDS |= {
     kind.__name__: kind
     for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled, compiled_step)
 }
-KINDS |= {
-    kind.__name__: kind
-    for kind in (together, stages, one_after_the_other, built_after_a_pass, replaced_after_a_pass, tried_before)
-}
+KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other, built_after_a_pass, replaced_after_a_pass)}
 KINDS |= {
     kind.__name__: kind for kind in (measured_at_each_start, tried_at_each_start, stepped_at_each_restart, optimizer_apart)
 }
