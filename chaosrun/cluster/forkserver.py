@@ -68,6 +68,7 @@ PRELOAD = (
     "accelerate.scheduler",
     "accelerate.utils",
     "safetensors.torch",
+    "torch.utils.serialization.config",
     "chaosrun.observe.unsaved",
     "chaosrun.protocol.recorder",
     "chaosrun.protocol.script",
@@ -364,6 +365,8 @@ def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
     tempfile.tempdir = None
     become_subreaper()
     _keep_operators()
+    if held := sys.modules.get("chaosrun.observe.held"):
+        held.know_files()
     gc.collect()
     # No collection looks at anything imported so far again: its pages stay shared with every rank.
     gc.freeze()
