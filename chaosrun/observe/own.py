@@ -51,6 +51,7 @@ from chaosrun.observe.held import (
     is_of_the_job,
     is_our_generator,
     known_as,
+    locals_of,
     text_of_member,
     variables,
 )
@@ -323,7 +324,7 @@ def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
     while frame := frame.f_back:
         if is_of_the_job(frame.f_code.co_filename):
             depth += 1
-            known = ((key, value) for key, value in frame.f_locals.items() if key not in OF_PYTHON)
+            known = ((key, value) for key, value in (locals_of(frame) or frame.f_locals).items() if key not in OF_PYTHON)
             yield from ((f"{depth}:{frame.f_code.co_qualname}.{key}", value) for key, value in known)
     for name, module in sorted(sys.modules.items()):
         if is_of_the_job(file_of_module(module)):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,22 @@ def test_what_python_keeps_of_the_warnings_of_a_script_is_none_of_its_variables(
     space = {"look": own._roots, "training": types.SimpleNamespace(**prepared), "__warningregistry__": {"version": 7}}
     exec(compile("found = dict(look(training))", script, "exec"), space)
     assert {"1:<module>.look", "1:<module>.training"} == {name for name in space["found"] if name.startswith("1:<module>")}
+
+
+def test_what_a_function_drops_after_a_look_is_not_kept_alive(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").touch()
+    prepared = dict.fromkeys(("_models", "_optimizers", "_schedulers", "_dataloaders"), ())
+    space = {"look": own._roots, "training": types.SimpleNamespace(**prepared), "weakref": weakref, "made": [torch.zeros(3)]}
+    source = """
+def loop(loaded):
+    seen, names = weakref.ref(loaded), [name for name, _ in look(training)]
+    del loaded
+    return seen(), names
+kept, names = loop(made.pop())
+"""
+    exec(compile(source, script, "exec"), space)
+    assert any(name.endswith(":loop.loaded") for name in space["names"])
+    assert space["kept"] is None
 
 
 def test_code_that_is_compiled_again_is_refused() -> None:
