@@ -69,8 +69,8 @@ def _failure_of(leg: LegLayout, exited: Exited, beat: Heartbeat | None) -> Failu
     attempt, rank, exit_code, killed_by = exited.attempt, exited.rank, exited.exit_code, exited.signal
     end = read_end(leg.attempt(attempt), rank)
     log = leg.attempt(attempt).log(rank)
-    unrecorded = _is_unrecorded(leg, exit_code, beat) and (end is None or end.completed)
-    if end is not None and end.completed and exit_code in (None, 0, end.exit_code) and not unrecorded:
+    refused = _refused_record(leg, exit_code, beat) if end is None or end.completed else None
+    if end is not None and end.completed and exit_code in (None, 0, end.exit_code) and refused is None:
         return None
     if end is not None and end.told is not None:
         return _of_notice(end, end.told)
@@ -82,8 +82,7 @@ def _failure_of(leg: LegLayout, exited: Exited, beat: Heartbeat | None) -> Failu
     step = last_step(leg, attempt, rank)
     failed = partial(Failure, rank=rank, step=step)
     launchers = sorted(log.parent.glob("launcher-*.log"))
-    if unrecorded:
-        refused = refusal(leg.path) or OSError(errno.EIO, "its log may say why")
+    if refused is not None:
         message = f"rank {rank} stopped at step {step}: its records cannot be written to {leg.path}: {refused.strerror}"
         hint = f"{before_again(refused, leg.path)}, or put the run elsewhere with --root; see {log}"
         return failed(message=message, hint=hint, outcome="resources")
@@ -114,11 +113,13 @@ def _failure_of(leg: LegLayout, exited: Exited, beat: Heartbeat | None) -> Failu
     return failed(message=message, hint=hint, outcome="user_error", error=error)
 
 
-def _is_unrecorded(leg: LegLayout, exit_code: int | None, beat: Heartbeat | None) -> bool:
-    """Whether the disk refused the record of a rank's end. Where its heartbeat is not seen, as on another node, its exit code
-    and a full disk tell."""
-    code = errors.ResourcesError.exit_code
-    return (beat is not None and beat.stage == "unrecorded") or (exit_code == code and refusal(leg.path) is not None)
+def _refused_record(leg: LegLayout, exit_code: int | None, beat: Heartbeat | None) -> OSError | None:
+    """Why the disk refused the record of a rank's end; None if it did not. Where its heartbeat is not seen, as on another node,
+    its exit code and a full disk tell."""
+    unrecorded = beat is not None and beat.stage == "unrecorded"
+    if not unrecorded and exit_code != errors.ResourcesError.exit_code:
+        return None
+    return refusal(leg.path) or (OSError(errno.EIO, "its log may say why") if unrecorded else None)
 
 
 def _rank_that_had_ended(attempt: AttemptLayout, failed: WorkerEnd, rank: int) -> str | None:

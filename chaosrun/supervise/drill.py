@@ -136,7 +136,7 @@ class DrillExecution:
             if outcome_of(self._leg("chaos")) in RESUMABLE:
                 if spec.by == "script" and not plan.faults:
                     plan = self._default_plan(spec)
-                _expect_reached(plan, final_step(self._leg("reference")))
+                _expect_reached(plan, final_step(self._leg("reference")), read_run(self.run).reference.source)
                 self._run_chaos(spec, plan)
             self._note_left("chaos", spec)
         verdict = judge(self.run)
@@ -309,13 +309,16 @@ class DrillExecution:
         remove_leg(leg)
 
 
-def _expect_reached(plan: FaultPlan, last: int) -> None:
-    """Refuse faults beyond the end of the training, where only the reference run could show where that is."""
+def _expect_reached(plan: FaultPlan, last: int, earlier: str | None) -> None:
+    """Refuse faults beyond the end of the training, where only the reference run could show where that is. `earlier`: the leg
+    that the reference was copied from; the job may have been shorter then."""
     late = [f"{fault.source}: step {fault.at_step} is never reached" for fault in plan.faults if (fault.at_step or 0) > last]
     if late:
         message = "; ".join(dict.fromkeys(late))
         raise UsageError(
-            f"{message}: the reference run ended at step {last}", hint="plan it earlier; with max_steps `chaosrun plan` sees it"
+            f"{message}: the reference run ended at step {last}",
+            hint="plan it earlier; with max_steps `chaosrun plan` sees it"
+            + ("; if the job trains longer than in that earlier drill: --reference fresh" if earlier else ""),
         )
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from legs import write_run
 
 from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.supervision import supervision
 from chaosrun.report.sentences import EventText
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.drill import DrillExecution, LegRunner, run_files
+from chaosrun.supervise.drill import DrillExecution, LegRunner, _expect_reached, run_files
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, reference_key
 
 
@@ -52,6 +54,15 @@ def test_one_that_is_kept_is_found(made: RunLayout, tmp_path: Path) -> None:
     copied = {path.relative_to(found.path) for path in found.path.rglob("*") if path.is_file()}
     kept = {path.relative_to(made.reference.path) for path in made.reference.path.rglob("*") if path.is_file()}
     assert copied <= kept and {path for path in kept - copied if path.parts[0] != "checkpoints"} == set()
+
+
+def test_a_step_beyond_a_reference_of_an_earlier_drill_may_be_one_of_a_job_that_has_grown(made: RunLayout) -> None:
+    plan = FaultPlan.read(made.plan_json)
+    late = replace(plan, faults=tuple(replace(fault, at_step=99) for fault in plan.faults))
+    for source, is_told in ((None, False), ("/runs/references/key", True)):
+        with pytest.raises(UsageError, match="step 99 is never reached") as refused:
+            _expect_reached(late, 12, source)
+        assert ("--reference fresh" in (refused.value.hint or "")) == is_told
 
 
 def test_none_is_found_once_any_package_has_another_version(tmp_path: Path) -> None:
