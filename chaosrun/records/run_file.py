@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import fields
 
 from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.records.codec import Count, Record, convert, encode
@@ -143,9 +144,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_record(path: Path, kind: type[_R]) -> _R:
     """The record in one of a run's files. Raises UsageError as `read_object`, and for a record of another kind."""
+    found = read_object(path)
     try:
-        return convert(read_object(path), kind)
+        return convert(found, kind)
     except ValueError as error:
+        known = next((field.default for field in fields(kind) if field.name == "v"), None)
+        if (version := found.get("v", known)) != known:
+            message = f"{path} was written by another chaosrun (version {version!r:.20}, this one reads version {known})"
+            raise UsageError(message, hint="read the run with the chaosrun that wrote it, or submit the job again") from error
         raise UsageError(f"{path} is damaged: {error}", hint=_way_on(path)) from error
 
 

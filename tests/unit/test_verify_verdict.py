@@ -139,6 +139,11 @@ def test_a_reference_that_was_replaced_is_told(tmp_path: Path) -> None:
     assert "loss at step 3, rank 0" in verdict.warnings[0]
 
 
+def test_a_run_of_another_version_is_said_to_be_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"run\.json was written by another chaosrun \(version 2, this one"):
+        judge(write_run(tmp_path, v=2))
+
+
 @pytest.mark.parametrize("leg", ["chaos", "reference", "confirm"])
 def test_a_file_of_another_leg_leaves_nothing_to_pass_or_blame(tmp_path: Path, leg: str) -> None:
     run = write_run(tmp_path, bugs=Bugs(keep_optimizer=False), reference_bugs=Bugs())
