@@ -69,7 +69,7 @@ def early_end(drill: Drill) -> CheckResult:
     """A leg that ended early met every condition for it: see `_problems`."""
     step = drill.ended_early
     if step is None:
-        return passed("the chaos leg ran to the end of the training")
+        return passed("the chaos leg did not end early")
     if drill.chaos.outcome == "differed":
         return inconclusive("ended_at_a_difference", step=step, whole=drill.whole)
     if problem := next(_problems(drill, step), None):

@@ -182,6 +182,7 @@ def _unconfirmed(info: RunInfo, spec: JobSpec, verdict: Verdict, second: LegHist
     if outcome == "completed" or info.confirmed >= spec.verify.confirm or info.irreproducible or not worth_confirming(verdict):
         return False, None
     how = f"ended: {outcome.replace('_', ' ')}" if outcome else "has not ended" if second else "has not begun"
+    how = "was interrupted" if outcome == "interrupted" else how  # and may be under way again
     return outcome in RESUMABLE, how
 
 

@@ -96,7 +96,7 @@ def test_a_missing_confirming_run_is_told_and_resumed(tmp_path: Path) -> None:
     assert told() == ([], [], True)
     for outcome, how, can_go_on in (
         ("resources", "ended: resources", True),
-        ("interrupted", "ended: interrupted", True),
+        ("interrupted", "was interrupted", True),
         ("user_error", "ended: user error", False),
     ):
         edit_journal(run, "confirm", only("leg.finished", put(outcome=outcome)))

@@ -142,6 +142,13 @@ def test_no_pass_where_the_rest_does_not_follow(settled: RunLayout, tmp_path: Pa
     assert (check.status, words in check.summary) == ("inconclusive", True) or verdict.status == "FAIL", check.summary
 
 
+def test_a_leg_that_never_ran_is_not_said_to_have_reached_its_end(settled: RunLayout, tmp_path: Path) -> None:
+    run = copy_run(settled, tmp_path)
+    shutil.rmtree(run.leg("chaos").path)
+    check = next(check for check in judge(run).checks if check.name == "early_end")
+    assert check.summary == "the chaos leg did not end early"
+
+
 def test_saved_state_that_differs_fails(settled: RunLayout, tmp_path: Path) -> None:
     run = copy_run(settled, tmp_path)
     of_checkpoint("chaos", changed_weight)(run)
