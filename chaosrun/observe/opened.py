@@ -137,7 +137,9 @@ class FileWatch:
         self._told.add(name)
         left_by, changed_s = left
         about = {"changed_s": changed_s, "before_training": changed_s < left_by.since_s}
-        opened = OpenedFile(path=name, left_by=left_by.leg, attempt=self._attempt, rank=self._rank, **about)
+        # In its working folder the leg finds links to the job's files, which are what a person knows.
+        named = os.path.realpath(name) if left_by.leg and name.startswith(self._own) else name
+        opened = OpenedFile(path=named, left_by=left_by.leg, attempt=self._attempt, rank=self._rank, **about)
         # One write, as several processes may append to the file.
         descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:

@@ -48,6 +48,7 @@ pathlib.Path("state.pkl").write_bytes(pickle.dumps(1))
 with shelve.open("shelf") as shelf: shelf["a"] = 1
 with sqlite3.connect("base.db") as base: base.execute("create table t (a)")
 os.symlink("text", "link")
+os.symlink("../listed", "own/linked")
 while time.time() < since + 0.15: pass
 until = time.time()
 while time.time() < until + 0.05: pass
@@ -57,6 +58,7 @@ watching.begin()
 """
 READS = {
     "open('prepared').read()": "prepared",
+    "open('own/linked').read()": "listed",
     "open('text').read()": "text",
     "pathlib.Path('bytes').read_bytes()": "bytes",
     "__import__('shutil').copy('copied', 'copy'); open('copy').read()": "copied",
