@@ -310,6 +310,9 @@ def test_an_attempt_that_died_with_its_supervisor_ends_on_the_timeline(run: RunL
     after = ends()
     assert len(after) == len(before) and after[1:] == before[1:]
     assert after[0] < after[1]
+    # However long nobody supervised it, its bar ends with its last step.
+    edit_journal(run, "chaos", only("supervisor.resumed", lambda line: {**line, "time_s": line["time_s"] + 0.2}))
+    assert ends() == after
 
 
 def test_rays_start_does_not_squeeze_the_timeline(run: RunLayout) -> None:

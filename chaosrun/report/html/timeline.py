@@ -140,8 +140,8 @@ def _times(journal: Sequence[recorded.JournalEvent]) -> Times:
         if isinstance(record, recorded.AttemptStarting | recorded.AttemptStarted | recorded.AttemptStopped):
             newest = record.attempt
             times.setdefault((record.event, newest), record.time_s)
-        elif isinstance(record, recorded.SupervisorResumed):  # the attempt under way ended with the former supervisor
-            times.setdefault(("attempt.stopped", newest), record.time_s)
+        elif isinstance(record, recorded.SupervisorResumed):
+            times.setdefault((record.event, newest), record.time_s)
     return times
 
 
@@ -151,11 +151,15 @@ def _bars(source: PageSource, attempt: Attempt, after: Attempt | None, clock: Ti
     if begin_s is None:
         return
     stopped_s = times.get(("attempt.stopped", attempt.number))
-    last_s = clock.began_s + clock.length_s if stopped_s is None else stopped_s
+    taken_over_s = times.get(("supervisor.resumed", attempt.number))
+    last_s = stopped_s or taken_over_s or clock.began_s + clock.length_s
     died = {death.rank: death.died_s for death in attempt.exits}
     for rank in sorted({*attempt.pids, *attempt.traces}):
         trace = attempt.traces.get(rank)
-        end = clock.at(died.get(rank) or last_s)
+        ended_s = died.get(rank) or last_s
+        if ended_s == taken_over_s and trace and trace.steps:  # nobody saw when it ended, perhaps long before
+            ended_s = trace.steps[trace.steps.last].time_s
+        end = clock.at(ended_s)
         begin = min(clock.at(begin_s), end)
         start = trace.start if trace else None
         trains = end if start is None else min(max(clock.at(start.time_s), begin), end)
