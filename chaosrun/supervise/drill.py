@@ -258,7 +258,8 @@ class DrillExecution:
             return judge(self.run)
         # The cached reference is stale (data or machine have changed): judge against the one just made.
         self._replace_reference(info, difference)
-        if beginning.has_begun_there(chaos := self._leg("chaos")):  # from the replaced reference
+        chaos = self._leg("chaos")
+        if beginning.has_begun_there(chaos) or outcome_of(chaos) == "differed":  # by the replaced reference
             self._remove(chaos)
             self._run_chaos(spec, FaultPlan.read(self.run.plan_json))
         agreed, verdict = agreed_at_first(verdict), judge(self.run)

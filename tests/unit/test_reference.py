@@ -9,16 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from legs import write_run
+from legs import Bugs, edit_journal, only, put, write_run
 
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.run_file import RunInfo
+from chaosrun.records.run_file import write_run as write_run_json
 from chaosrun.records.supervision import supervision
 from chaosrun.report.sentences import EventText
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import DrillExecution, LegRunner, _expect_reached, run_files
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, reference_key
+from chaosrun.verify.verdict import judge, spec_of
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,26 @@ def test_a_step_beyond_a_reference_of_an_earlier_drill_may_be_one_of_a_job_that_
         with pytest.raises(UsageError, match="step 99 is never reached") as refused:
             _expect_reached(late, 12, source)
         assert ("--reference fresh" in (refused.value.hint or "")) == is_told
+
+
+def test_a_leg_that_ended_where_it_differed_from_a_stale_reference_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = {"mode": "auto", "source": "/runs/references/key", "key": "key"}
+    run = write_run(tmp_path, bugs=Bugs(keep_rng=False), reference_bugs=Bugs(), reference=stale)
+    shutil.copytree(run.reference.path, run.leg("confirm").path)
+    edit_journal(run, "chaos", only("leg.finished", put(outcome="differed")))
+    done: list[str] = []
+
+    def replaced(_: object, info: RunInfo, difference: str) -> None:
+        write_run_json(run, changed(info, reference=changed(info.reference, source=None, replaced=difference)))
+
+    monkeypatch.setattr("chaosrun.supervise.drill.fault_free_difference", lambda *_: ("loss at step 3, rank 0", "loss"))
+    monkeypatch.setattr(DrillExecution, "_replace_reference", replaced)
+    monkeypatch.setattr(DrillExecution, "_remove", lambda _, leg: done.append(f"removed {leg.path.name}"))
+    monkeypatch.setattr(DrillExecution, "_run_chaos", lambda *_: done.append("ran"))
+    drill(run, tmp_path, [])._confirm(spec_of(run), judge(run))
+    assert done == ["removed chaos", "ran"]
 
 
 def test_none_is_found_once_any_package_has_another_version(tmp_path: Path) -> None:
