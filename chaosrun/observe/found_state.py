@@ -32,6 +32,7 @@ from chaosrun.observe.live_modules import (
     sizes_of,
     smallest_of,
     unwrapped,
+    with_gradients,
 )
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.grouping import grouped
@@ -111,13 +112,17 @@ class FoundState:
         return self._updated != {id(parameter) for optimizer in self.optimizers() for parameter in parameters_of(optimizer)}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The live ones, without those that others have replaced."""
-        return [each for each in hooks.optimizers() if each not in self._replaced]
+        """The live ones, without those that others have replaced; where each has one parameter, in the order of these."""
+        live = [each for each in hooks.optimizers() if each not in self._replaced]
+        if len(live) < 2 or any(len(parameters_of(each)) != 1 for each in live):
+            return live
+        places = {id(parameter): number for number, (_, parameter) in enumerate(self._named or ())}
+        return sorted(live, key=lambda each: places.get(id(parameters_of(each)[0]), -1))
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Every parameter, once, of the modules that optimizers update; in the optimizers' order if they update all of them."""
         if self._named is None:
-            stepped = [p for optimizer in self.optimizers() for p in parameters_of(optimizer)]
+            stepped = with_gradients([p for optimizer in self.optimizers() for p in parameters_of(optimizer)])
             self._since.clear()
             known, self._updated = {id(p) for root in self._roots for p in root.parameters()}, {id(p) for p in stepped}
             if any(id(p) not in known for p in stepped):

@@ -141,6 +141,18 @@ def bare(module: torch.nn.Module) -> torch.nn.Module:
         module = inner
 
 
+def with_gradients(stepped: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Of a single one, whose optimizer may be the first of many (Pyro builds one for each parameter, in any order): all
+    parameters with gradients, of the outermost modules in the order of their classes' names."""
+    if len(stepped) != 1:
+        return stepped
+    modules, _ = _live()
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    top = sorted((each for each in modules if id(each) not in inner), key=lambda each: type(each).__qualname__)
+    found = [parameter for module in top for parameter in module.parameters() if parameter.grad is not None]
+    return found if any(each is stepped[0] for each in found) else stepped
+
+
 def holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
     """The topmost live modules that hold any of these, ordered by the first one each holds."""
     order = {id(parameter): number for number, parameter in reversed(list(enumerate(parameters)))}

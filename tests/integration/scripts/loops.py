@@ -156,34 +156,39 @@ def replaced_after_a_pass() -> None:
 
 
 class BuiltInTurn:
-    """An optimizer for each parameter, built when that is first stepped, as Pyro's are."""
+    """An optimizer for each parameter of two modules, built when that is first stepped, in another order at each start: Pyro's
+    parameters are a set."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._built, self._state = list[torch.optim.Optimizer](), list[Any]()
+    def __init__(self, *modules: nn.Module) -> None:
+        named = [
+            (f"{number}.{name}", each) for number, module in enumerate(modules) for name, each in module.named_parameters()
+        ]
+        self._named = dict(sorted(named, key=lambda _: os.urandom(8)))
+        self._built, self._state = dict[str, torch.optim.Optimizer](), dict[str, Any]()
 
     def step(self) -> None:
-        for number, parameter in enumerate(self._model.parameters()):
-            if number == len(self._built):
-                self._built.append(torch.optim.AdamW([parameter], lr=1e-2))
+        for name, parameter in self._named.items():
+            if name not in self._built:
+                self._built[name] = torch.optim.AdamW([parameter], lr=1e-2)
                 if self._state:
-                    self._built[number].load_state_dict(self._state[number])
-            self._built[number].step()
+                    self._built[name].load_state_dict(self._state[name])
+            self._built[name].step()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"each": [each.state_dict() for each in self._built]}
+        return {name: each.state_dict() for name, each in self._built.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._state = state["each"]
+        self._state = state
 
 
 def built_in_turn() -> None:
     """Weights that are changed behind a step are recorded as they were at its end."""
-    model = net()
-    optimizer = BuiltInTurn(model)
-    for number in Saved(model=model, optimizer=optimizer).rounds():
+    model, guide = net(), nn.Linear(8, 8)
+    optimizer = BuiltInTurn(model, guide)
+    for number in Saved(model=model, guide=guide, optimizer=optimizer).rounds():
         model.zero_grad()
-        model(data(number)).square().mean().backward()
+        guide.zero_grad()
+        model(guide(data(number))).square().mean().backward()
         optimizer.step()
         with torch.no_grad():
             for parameter in model.parameters():
