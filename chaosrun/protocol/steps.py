@@ -61,8 +61,9 @@ def why_no_step(context: WorkerContext, has_trained: bool) -> str:
     ranks = context.order.world_size
     each = f"; each of {ranks} ranks has to train: one that only serves others cannot be drilled" if ranks > 1 else ""
     return (
-        "name the script that trains (a step is a call of an optimizer of torch: a loop that changes its weights by itself "
-        f"makes none); a process that it starts by itself is drilled by its command{each}"
+        "name the script that trains (a step is a call of an optimizer of torch: a loop that changes its weights by itself, or "
+        "a library's own class of optimizer, makes none: of fastai, take OptimWrapper with opt=torch.optim.AdamW); a process "
+        f"that it starts by itself is drilled by its command{each}"
     )
 
 

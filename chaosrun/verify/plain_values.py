@@ -17,11 +17,15 @@ _OF_VALUES = (
     *("batches_repeated", "batches_skipped", "data_of_another_rank", "sampler_epoch_not_set", "sampler_epoch_ahead"),
     *("data_order_not_restored", "batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
     *("kept_state_not_restored", "grad_scaler_not_restored", *(f"{part}_drifted" for part in PARTS)),
+    "source_keeps_its_place",
 )
 """Codes of differences that may come of a script's plain values."""
 _OF_ALL_RANKS = ("gradient", "optimizer_update", "weights_drifted")
 """Of these: where a rank's difference may come of another rank's values, as gradients are averaged."""
-_WITHOUT_VALUES = (("accumulation_window", "within"), ("batch_contents", "unrepeatable"), ("batch_contents", "held"))
+_WITHOUT_VALUES = (
+    *(("accumulation_window", "within"), ("batch_contents", "unrepeatable"), ("batch_contents", "held")),
+    *(("source_keeps_its_place", because) for because in (None, "unseen")),
+)
 """Of these with a variant: where the values are those of another micro-batch of the step, and where what was lost is known."""
 _ByStep = Mapping[int, Mapping[str, str]]
 """Texts by path, by step."""
@@ -48,7 +52,8 @@ def with_values(drill: Drill, found: Divergence) -> Divergence:
     # Beside streams that began anew, private lists, mostly a library's (of a logger, of a loader), explain nothing.
     began = attempt_start(drill, attempt)
     own = began is not None and "rng" in began.wrong and 0 in began.held["rng"]
-    arrays, anew = reason.code in QUANTITIES, _has_strange_data(began)
+    # A source's own state may be made of any other.
+    arrays, anew = reason.code in (*QUANTITIES, "source_keeps_its_place"), _has_strange_data(began)
     apart = _differing_values(drill, attempt, found.rank, arrays=arrays, anew=anew, own=own, right=right)
     others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
     told = ((rank, _differing_values(drill, attempt, rank)) for rank in others)

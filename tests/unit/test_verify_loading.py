@@ -80,6 +80,20 @@ def test_a_source_that_keeps_other_state_is_not_told_that_it_counts(tmp_path: Pa
     assert "run.register" in f"{verdict.hint}" and "counts" not in f"{verdict.cause} {verdict.hint}"
 
 
+def test_of_a_source_with_state_that_came_back_the_array_that_it_is_made_of_is_named_first(tmp_path: Path) -> None:
+    run = write_run(tmp_path, bugs=Bugs(set_epoch=False), reference_bugs=Bugs())
+    for leg, attempt, one in (("reference", 1, "1"), ("chaos", 1, "1"), ("chaos", 3, "0")):
+        source(run, leg, attempt, 1, "Curriculum", **{"Curriculum/losses": f"float32[2] {one * 16}"})
+        path = run.leg(leg).attempt(attempt).trace(0)
+        start, *rest = read_lines(path)
+        values = [(step, {"pending": f"float32[2] {one * 15}{step}"}) for step in range(1, 30)]
+        write_lines(path, [start, *({"kind": "holdings", "step": step, "values": each} for step, each in values), *rest])
+    verdict = judge(run)
+    assert verdict.code == "source_keeps_its_place", verdict.cause
+    assert f"{verdict.hint}".startswith("when it resumed at step "), verdict.hint
+    assert "the script had other contents of pending (float32[2])" in f"{verdict.hint}"
+
+
 def workers(rank: int, epoch: int) -> list[Streams]:
     """Two loader workers, unlike each other and all others."""
     return [streams(*(1000 * epoch + 100 * rank + 10 * worker + stream for stream in (1, 2, 3))) for worker in (0, 1)]
