@@ -38,7 +38,8 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
             )
         raise MisuseError(
             "run.batches() got a loader that accelerator.prepare() did not return",
-            hint="write `loader = accelerator.prepare(loader)` before chaosrun.attach(accelerator), and pass that loader",
+            hint="write `loader = accelerator.prepare(loader)` before chaosrun.attach(accelerator), and pass that loader "
+            "itself (skip_first_batches is not needed: what is done is skipped)",
         )
     # Not isinstance: the loaders pretend to be torch's.
     if not issubclass(type(loader), DataLoaderShard | DataLoaderDispatcher):

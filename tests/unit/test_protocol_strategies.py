@@ -125,6 +125,13 @@ class TestConfiguration:
         accelerator = Accelerator(cpu=True, dataloader_config=config)
         check_loader(protocol, accelerator, accelerator.prepare(DataLoader(torch.arange(4), shuffle=True)))  # type: ignore[arg-type]
 
+    def test_one_that_skips_by_hand_is_told_to_pass_the_whole(self) -> None:
+        accelerator = Accelerator(cpu=True, dataloader_config=chaosrun.dataloader_configuration(data_seed=7))
+        loader: Any = accelerator.prepare(DataLoader(torch.arange(4), shuffle=True))  # type: ignore[arg-type]
+        with pytest.raises(MisuseError, match="did not return") as refused:
+            check_loader("seedable", accelerator, accelerator.skip_first_batches(loader, 1))
+        assert "that loader itself (skip_first_batches is not needed" in f"{refused.value.hint}"
+
     def test_outside_chaosrun_it_is_seedable(self) -> None:
         config = chaosrun.dataloader_configuration(data_seed=7)
         assert (config.use_seedable_sampler, config.use_stateful_dataloader, config.data_seed) == (True, False, 7)
