@@ -257,10 +257,11 @@ class DrillExecution:
             write_run(self.run, changed(info, irreproducible=difference, wanders=wanders))
             return judge(self.run)
         # The cached reference is stale (data or machine have changed): judge against the one just made.
-        self._replace_reference(info, difference)
         chaos = self._leg("chaos")
-        if beginning.has_begun_there(chaos) or outcome_of(chaos) == "differed":  # by the replaced reference
-            self._remove(chaos)
+        if by_it := beginning.has_begun_there(chaos) or outcome_of(chaos) == "differed":
+            self._remove(chaos)  # first: a supervisor that goes on from here finds no leg by another reference
+        self._replace_reference(info, difference)
+        if by_it:
             self._run_chaos(spec, FaultPlan.read(self.run.plan_json))
         agreed, verdict = agreed_at_first(verdict), judge(self.run)
         # If the chaos leg agreed with the stale one at first, another run made now shows whether the job is reproducible.

@@ -79,6 +79,7 @@ def test_a_leg_that_ended_where_it_differed_from_a_stale_reference_runs_again(
     done: list[str] = []
 
     def replaced(_: object, info: RunInfo, difference: str) -> None:
+        done.append("replaced the reference")
         write_run_json(run, changed(info, reference=changed(info.reference, source=None, replaced=difference)))
 
     monkeypatch.setattr("chaosrun.supervise.drill.fault_free_difference", lambda *_: ("loss at step 3, rank 0", "loss"))
@@ -86,7 +87,7 @@ def test_a_leg_that_ended_where_it_differed_from_a_stale_reference_runs_again(
     monkeypatch.setattr(DrillExecution, "_remove", lambda _, leg: done.append(f"removed {leg.path.name}"))
     monkeypatch.setattr(DrillExecution, "_run_chaos", lambda *_: done.append("ran"))
     drill(run, tmp_path, [])._confirm(spec_of(run), judge(run))
-    assert done == ["removed chaos", "ran"]
+    assert done == ["removed chaos", "replaced the reference", "ran"]
 
 
 def test_none_is_found_once_any_package_has_another_version(tmp_path: Path) -> None:
