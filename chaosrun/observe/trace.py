@@ -209,7 +209,13 @@ class Observer:
         applied = tensor_digests([p.grad if own is None or id(p) in own else None for p in self.parameters])
         others = self._gradients or applied
         self._gradients = [other if one == NONE_DIGEST else one for one, other in zip(applied, others, strict=True)]
-        self._rates, self._settings = self._state.learning_rates(), self._state.optimizer_settings()
+        self._settings, self._rates = self._state.optimizer_settings(), self._state.learning_rates()
+        groups = [group for optimizer in self._state.optimizers() for group in optimizer.param_groups]
+        for number, group in enumerate(groups):
+            if own is None or not own.isdisjoint(map(id, group["params"])):
+                self._applied[id(group)] = self._rates[number]
+            # Of an optimizer that has stepped, which may have changed it since: the rate with which it did.
+            self._rates[number] = self._applied.get(id(group), self._rates[number])
         if self._inspector:
             self._inspector.before_optimizer_step()
 
@@ -316,7 +322,7 @@ class Observer:
         self._rng_before = self._began = self._settings = ""
         # Both stay empty for a step that a gradient scaler skipped.
         self._gradients: list[int] = []
-        self._rates: list[float] = []
+        self._rates, self._applied = list[float](), dict[int, float]()
 
     def _rng(self) -> str:
         return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._device).values()).encode())

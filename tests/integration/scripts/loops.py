@@ -173,6 +173,7 @@ class BuiltInTurn:
                 if self._state:
                     self._built[name].load_state_dict(self._state[name])
             self._built[name].step()
+            self._built[name].param_groups[0]["lr"] *= 0.999  # as in its ClippedAdam
 
     def state_dict(self) -> dict[str, Any]:
         return {name: each.state_dict() for name, each in self._built.items()}
