@@ -12,10 +12,14 @@ from chaosrun.verify.code_differences import PARTS, QUANTITIES
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.wording import listed
 
+_OF_OTHER_SAMPLES = (
+    *("batches_repeated", "batches_skipped", "data_of_another_rank", "sampler_epoch_not_set", "sampler_epoch_ahead"),
+    "data_order_not_restored",
+)
 _OF_VALUES = (
     *(*QUANTITIES, "learning_rate", "lr_scheduler_not_restored", "optimizer_settings_not_restored", "other_optimizer_stepped"),
-    *("batches_repeated", "batches_skipped", "data_of_another_rank", "sampler_epoch_not_set", "sampler_epoch_ahead"),
-    *("data_order_not_restored", "batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
+    *_OF_OTHER_SAMPLES,
+    *("batch_contents", "batch_size_not_restored", "accumulation_window", "more_batches"),
     *("kept_state_not_restored", "grad_scaler_not_restored", *(f"{part}_drifted" for part in PARTS)),
     "source_keeps_its_place",
 )
@@ -32,6 +36,8 @@ _ByStep = Mapping[int, Mapping[str, str]]
 _NOT_THERE = "not there"
 _OF_NO_EFFECT = "/_step_count"
 """What a scheduler counts for its warnings alone."""
+_OF_A_COUNT = ("/_last_lr", "/last_epoch")
+"""What a scheduler computes anew at its next step, which a state dict of its own may leave out; and from what."""
 _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
 """The text of an array: its type and shape, and a digest."""
 _CONTAINER = re.compile(r"\w+ of \d+(: .*)?", re.DOTALL)
@@ -54,7 +60,8 @@ def with_values(drill: Drill, found: Divergence) -> Divergence:
     own = began is not None and "rng" in began.wrong and 0 in began.held["rng"]
     # A source's own state may be made of any other.
     arrays, anew = reason.code in (*QUANTITIES, "source_keeps_its_place"), _has_strange_data(began)
-    apart = _differing_values(drill, attempt, found.rank, arrays=arrays, anew=anew, own=own, right=right)
+    last = reason.code in _OF_OTHER_SAMPLES
+    apart = _differing_values(drill, attempt, found.rank, arrays=arrays, anew=anew, own=own, right=right, weights_last=last)
     others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
     told = ((rank, _differing_values(drill, attempt, rank)) for rank in others)
     apart = apart or next(({**each, "of_rank": f" on rank {rank}"} for rank, each in told if each), {})
@@ -76,7 +83,7 @@ def _has_strange_data(began: AttemptStart | None) -> bool:
 def with_values_at_end(drill: Drill, reason: Cause) -> Cause:
     """Add to an end at another step the plain values of the first restart that had different ones."""
     begun = ((attempt, rank) for attempt in drill.chaos.attempts[1:] for rank in sorted(attempt.traces))
-    about = next(filter(None, (_differing_values(drill, attempt, rank) for attempt, rank in begun)), {})
+    about = next(filter(None, (_differing_values(drill, attempt, rank, weights_last=True) for attempt, rank in begun)), {})
     return reason.explained(reason.because, **about)
 
 
@@ -100,17 +107,18 @@ def _differing_values(
     anew: bool = False,
     own: bool = False,
     right: Iterable[int] = (),
+    weights_last: bool = False,
 ) -> Params:
     """Values that differ; those that differ on ranks that are `right` nevertheless come last. `arrays`: with NumPy's, which
     differ if the samples do; `anew`: with those that are the reference's first, as no batch is then. `own`: without
-    private lists and mappings."""
+    private lists and mappings. `weights_last`: lists of tensors come last, as they may be the batch's own."""
     names, expected, seen, step = _differing_names(drill, attempt, rank)
     if own:
         names = [name for name in names if not (_is_private(name) and _CONTAINER.fullmatch(seen[name]))]
     first = next(iter(_fault_free(drill, rank)[0].values()), {}) if anew else {}
     names = [name for name in names if arrays or seen[name] == first.get(name) or not _ARRAY.fullmatch(expected[name])]
     harmless = {name for other in right for name in _differing_names(drill, attempt, other)[0]} if names else set[str]()
-    names.sort(key=lambda name: (name in harmless, _order(name, seen[name])))
+    names.sort(key=lambda name: (name in harmless, weights_last and _are_weights(seen[name]), _order(name, seen[name])))
     saved = _saved_before(drill, attempt, rank)
     as_saved = [name for name in names if (name.rpartition("/")[2], seen[name]) in saved]
     had = [name for name in names if name not in as_saved]
@@ -134,6 +142,9 @@ def _differing_names(drill: Drill, attempt: Attempt, rank: int) -> tuple[list[st
     seen = {**dict.fromkeys(apart, _NOT_THERE), **seen}
     later = [*after.values()]
     later = [held for at, held in known.items() if at >= step] + later if later else []
+    rate, count = _OF_A_COUNT
+    schedules = {name.removesuffix(count) for name in expected if name.endswith(count) and name not in apart}
+    apart -= {f"{schedule}{rate}" for schedule in schedules}
     names = [name for name in apart if not (_found_out_later(known, name, seen[name]) or name.endswith(_OF_NO_EFFECT))]
     return [name for name in names if seen[name] != "None" or not _made_again(name, later)], expected, seen, step
 
@@ -225,7 +236,11 @@ def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
     and what is not there; private names, and what they hold, after the others; counts of a loop's rounds, mostly harmless, come
     last."""
     harmless, array = path in _ROUNDS, seen == _NOT_THERE or _ARRAY.fullmatch(seen) is not None
-    return not seen.startswith("weights "), harmless, array, _is_private(path), path.count("/"), path
+    return not _are_weights(seen), harmless, array, _is_private(path), path.count("/"), path
+
+
+def _are_weights(text: str) -> bool:
+    return text.startswith("weights ")
 
 
 def _is_private(path: str) -> bool:

@@ -42,6 +42,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
         ({"flag": "False"}, {"flag": "False"}, {"flag": "None"}, ""),
         ({"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'1' * 16}"}, {"a": f"float64[2] {'2' * 16}"}, ""),
         ({"s/_step_count": "4"}, {"s/_step_count": "4"}, {"s/_step_count": "1"}, ""),
+        ({"s/_last_lr": "0.3", "s/last_epoch": "4"},) * 2 + ({"s/_last_lr": "0.5", "s/last_epoch": "4"}, ""),
         (
             {"n": "9", "self/n": "9", "self/best": "9"},
             {"n": "9", "self/n": "9", "self/best": "9"},
@@ -75,6 +76,7 @@ def tell(run: RunLayout, first: dict[str, str], *later: dict[str, str]) -> None:
             "found out later",
             "an array, of other samples",
             "of no effect",
+            "a rate that is computed anew",
             "a copy of it",
             "weights first",
             "private last",
@@ -104,6 +106,8 @@ def test_values_that_did_not_come_back_are_named(
         "e/state/best/n": "0",
         "s/_scale": "tensor 8.0",
         "s/_step_count": "0",
+        "s/_last_lr": "0.5",
+        "s/last_epoch": "0",
         "a": f"float64[2] {'0' * 16}",
         "flag": "None",
         "ema/shadow": "weights b",
@@ -134,6 +138,18 @@ def test_values_are_not_told_before_what_the_probe_has_seen(tmp_path: Path, item
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "batch_contents"), verdict.cause
     assert ("best = inf" in f"{verdict.hint}") == told, verdict.hint
+
+
+@pytest.mark.parametrize("skip_off", [0, -1])
+def test_of_other_data_weights_are_told_last(tmp_path: Path, skip_off: int) -> None:
+    """They may be the batch's own, where that is an object of a library."""
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=skip_off, keep_augmentation=bool(skip_off)), kills=SCRIPT_KILLS[:1])
+    held = {"batch/x": "weights a", "n": "9"}
+    tell(run, {"batch/x": "weights c", "n": "1"}, held, held, {"batch/x": "weights b", "n": "0"})
+    verdict = judge(run)
+    told = ["batch/x = weights b (reference: weights a)", "n = 0 (reference: 9)"]
+    assert (verdict.code == "batches_repeated") == bool(skip_off), verdict.cause
+    assert f"the script had {', '.join(told[::-1] if skip_off else told)}, which" in f"{verdict.hint}", verdict.hint
 
 
 @pytest.mark.parametrize("place", ["0", "4", None], ids=["lost", "there", "unknown"])
