@@ -215,7 +215,7 @@ def saved_while_training(drill: Drill, attempt: Attempt, begun: AttemptStart) ->
     they are of a later step than the file's name says; or, if it names none, than both the data and the random streams."""
     told = begun.nearest("data")
     held = max(begun.nearest(quantity) or 0 for quantity in ("weights", "optimizer"))
-    if told is None or held <= told:
+    if not told or held <= told:  # data of step 0: an order that began anew
         return None
     streams = begun.held["rng"] if begun.nearest("rng") == told else ()
     earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]

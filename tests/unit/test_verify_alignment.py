@@ -177,6 +177,18 @@ def test_what_another_thread_saved_too_late_holds_a_later_steps_tensors(
     assert ("the save of step 3 holds tensors of step 4" in verdict.cause) == (code == "saved_while_training")
 
 
+@pytest.mark.parametrize("path", ["step_2/__0_1.distcp", "last.ckpt"])
+def test_a_restart_whose_data_begin_anew_read_no_save_that_came_too_late(tmp_path: Path, path: str) -> None:
+    """DCP writes in another thread, and calls its files after ranks; a checkpoint of step 0 is none."""
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2))
+    anew = {"data": [0], "rng": [0]}
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("start", lambda line: {**line, "found": {**line["found"], **anew}}))
+    edit_trace(run, "chaos", 1, 0, only("save", put(path=path, aside=True)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "batches_repeated"), verdict.cause
+
+
 @pytest.mark.parametrize("later", [0, 1], ids=["at once", "after a step"])
 def test_what_another_thread_saved_too_late_is_called_what_it_was_renamed_to(tmp_path: Path, later: int) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2))
