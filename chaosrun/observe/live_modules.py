@@ -35,10 +35,8 @@ def digests_of_others(trained: Sequence[torch.nn.Parameter], updated: Collection
     shapes = Counter(tuple(each.shape) for each in trained if id(each) in updated)
     found: dict[str, list[list[torch.Tensor]]] = {}
     modules, objects = _live()
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    for module in modules:
-        held = list(module.parameters()) if id(module) not in inner else []
-        buffers = list(module.buffers()) if id(module) not in inner else []
+    for module in _topmost(modules):
+        held, buffers = list(module.parameters()), list(module.buffers())
         if own.isdisjoint(map(id, held)) and (held or _covers(buffers, shapes)):
             found.setdefault(type(module).__qualname__, []).append([*held, *buffers])
     for name, value in _averages(objects):
@@ -59,6 +57,12 @@ def _live() -> tuple[list[torch.nn.Module], list[Any]]:
     objects = [value for value in every if id(type(value)) in wanted]
     modules = [value for value in objects if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
     return modules, [value for value in objects if _is_own(type(value))]
+
+
+def _topmost(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Those that are in no other."""
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    return [module for module in modules if id(module) not in inner]
 
 
 def _is_own(kind: type) -> bool:
@@ -147,8 +151,7 @@ def with_gradients(stepped: list[torch.nn.Parameter]) -> list[torch.nn.Parameter
     if len(stepped) != 1:
         return stepped
     modules, _ = _live()
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    top = sorted((each for each in modules if id(each) not in inner), key=lambda each: type(each).__qualname__)
+    top = sorted(_topmost(modules), key=lambda each: type(each).__qualname__)
     found = [parameter for module in top for parameter in module.parameters() if parameter.grad is not None]
     return found if any(each is stepped[0] for each in found) else stepped
 
@@ -157,9 +160,8 @@ def holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
     """The topmost live modules that hold any of these, ordered by the first one each holds."""
     order = {id(parameter): number for number, parameter in reversed(list(enumerate(parameters)))}
     modules, _ = _live()
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    first = {id(m): min((order[id(p)] for p in m.parameters() if id(p) in order), default=None) for m in modules}
-    top = [module for module in modules if id(module) not in inner and first[id(module)] is not None]
+    first = {id(m): min((order[id(p)] for p in m.parameters() if id(p) in order), default=None) for m in _topmost(modules)}
+    top = [module for module in modules if first.get(id(module)) is not None]
     found, met = list[torch.nn.Module](), set[int]()
     for module in map(bare, sorted(top, key=lambda each: (first[id(each)] or 0, -len([*each.parameters()])))):
         held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}

@@ -141,8 +141,9 @@ def other_count(expected: StepRecord, seen: StepRecord, *, restored: bool = Fals
 
 def of_turns(found: Cause, expected: StepRecord | None, seen: StepRecord) -> Cause:
     """The cause as another optimizer's turn, if it only said which part of a step differs."""
-    turns = [sorted(each.stepped) for each in (seen, expected) if each and each.stepped]  # Pyro's step in any order
-    if expected and found.code in _OF_THE_STEP and turns[1:] and turns[0] != turns[1]:
+    if found.code not in _OF_THE_STEP or not (expected and expected.stepped and seen.stepped):
+        return found
+    if sorted(seen.stepped) != sorted(expected.stepped):  # Pyro's step in any order
         return Cause.of("other_optimizer_stepped", seen=seen.stepped, expected=expected.stepped)
     return found
 
