@@ -75,11 +75,11 @@ class Inspector:
                 self._note("loss", "", loss, micro_batch=self._losses)
                 self._losses += 1
 
-    def before_optimizer_step(self) -> None:
+    def before_optimizer_step(self, rates: Sequence[float]) -> None:
         if self._inspected:
             for name, parameter in self._parameters:
                 self._note("reduced gradients", name, parameter.grad)
-            for number, rate in enumerate(self._state.learning_rates()):
+            for number, rate in enumerate(rates):
                 self._note("learning rate", f"group {number}", rate)
 
     def step(self) -> None:

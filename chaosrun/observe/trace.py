@@ -217,7 +217,7 @@ class Observer:
             # Of an optimizer that has stepped, which may have changed it since: the rate with which it did.
             self._rates[number] = self._applied.get(id(group), self._rates[number])
         if self._inspector:
-            self._inspector.before_optimizer_step()
+            self._inspector.before_optimizer_step(self._rates)
 
     def step(self, position: Position, *, items: int | None, stepped: tuple[str, ...] = ()) -> None:
         """Record a complete optimizer step. `items`: the items of its window over all ranks; None: the loop does not count

@@ -55,7 +55,7 @@ def train(leg: LegLayout | None, *, steps: int = 3, inspect: tuple[int, ...] = (
             if inspector:
                 inspector.losses([loss])
         if inspector:
-            inspector.before_optimizer_step()
+            inspector.before_optimizer_step([group["lr"] for group in optimizer.param_groups])
         optimizer.step()
         optimizer.zero_grad()
         if inspector:
@@ -122,7 +122,7 @@ def test_the_gradient_of_a_priming_pass_is_told_once(tmp_path: Path) -> None:
     inspector.batch(torch.ones(1, 1), None)
     for gradient in (2.0, 7.0):
         torch.autograd.backward([weight], [torch.full((1, 1), gradient)])
-    inspector.before_optimizer_step()
+    inspector.before_optimizer_step([0.1])
     inspector.step()
     entries = {entry["quantity"]: entry for entry in moment(leg, "step-00000001.json")["entries"]}
     raw = {name: (leg.tensors / entries[name]["bytes"]).read_bytes() for name in ("local gradients", "reduced gradients")}
