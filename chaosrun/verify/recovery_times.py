@@ -11,8 +11,16 @@ from chaosrun.records import events
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.lineage import Lineage
 
-PHASES = ("detect", "stop", "start", "restore", "first_step")
-"""The spans of a recovery, in order: they follow each other without a gap."""
+PHASES: Mapping[str, str] = {
+    # The death by the kernel's time; if it could not be observed (a lost node, a dead supervisor): the last recorded step.
+    "detect": "from the death, or a hang's last sign of life, until the supervisor knew",
+    "stop": "until no process of the attempt was left",
+    # Restart decided, ranks forked, script imported, process group joined, model built.
+    "start": "until the new ranks had built their training and turned to the checkpoint",
+    "restore": "until the last rank held the saved state",
+    "first_step": "until the first new step was recorded, DDP's buckets primed on the way",
+}
+"""The spans of a recovery, in order, and what they are: they follow each other without a gap."""
 Pauses = Sequence[tuple[float, float]]
 
 
@@ -21,23 +29,9 @@ class RecoveryTimes:
     """Seconds from the end of the previous attempt to the first step of this one, without pauses."""
 
     attempt: int
-    detect_s: float | None
-    """From the death (by the kernel's time) until the supervisor detected it; for a hang, from the last heartbeat; if it could
-    not be observed (a lost node, a dead supervisor), from the last recorded step."""
-    stop_s: float | None
-    """Until every process of the previous attempt was gone."""
-    start_s: float | None
-    """Until the last rank was ready to restore: restart decided, ranks forked, script imported, process group joined, model
-    built."""
-    restore_s: float | None
-    """Until the last rank had restored its state."""
-    first_step_s: float | None
-    """Until the first rank recorded a step; includes the priming of DDP's buckets."""
+    phases: Mapping[str, float | None]
+    """By `PHASES`."""
     total_s: float | None
-
-    @property
-    def phases(self) -> Mapping[str, float | None]:
-        return {phase: getattr(self, f"{phase}_s") for phase in PHASES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,28 +53,36 @@ class Work:
 
 
 def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
-    by_attempt: dict[int, list[events.JournalEvent]] = {}
-    newest = 0
-    for record in leg.journal:
-        if isinstance(record, events.AttemptStarting):
-            newest = record.attempt
-        elif isinstance(record, events.HangDeclared | events.WorkerExited | events.AttemptStopped):
-            by_attempt.setdefault(record.attempt, []).append(record)
-        elif isinstance(record, events.SupervisorResumed):
-            by_attempt.setdefault(newest, []).append(record)
-    paused = pauses(leg.journal)
+    own, paused = events_by_attempt(leg.journal), pauses(leg.journal)
     restarts = pairwise(leg.attempts)
-    return tuple(_recovery(before, by_attempt.get(before.number, ()), attempt, paused) for before, attempt in restarts)
+    return tuple(_recovery(before, own[before.number], attempt, paused) for before, attempt in restarts)
+
+
+def events_by_attempt(journal: Sequence[events.JournalEvent]) -> defaultdict[int, list[events.JournalEvent]]:
+    """The events of each attempt; a supervisor that took over belongs to the newest one."""
+    found: defaultdict[int, list[events.JournalEvent]] = defaultdict(list)
+    newest = 0
+    for record in journal:
+        if isinstance(record, events.OfAttempt):
+            newest = max(newest, record.attempt)
+            found[record.attempt].append(record)
+        elif isinstance(record, events.SupervisorResumed):
+            found[newest].append(record)
+    return found
+
+
+def first_s(own: Sequence[events.JournalEvent], *kinds: type[events.JournalEvent]) -> float | None:
+    """When the first event of one of these kinds came."""
+    return next((record.time_s for record in own if isinstance(record, kinds)), None)
 
 
 def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attempt, paused: Pauses) -> RecoveryTimes:
-    """`how`: how the previous attempt ended."""
+    """`how`: the events of the previous attempt."""
     known = list(attempt.starts.values())
     entered = [start.entered_s for start in known if start.entered_s is not None]
     # Ranks that recorded nothing may have been the last ones.
     whole = bool(known) and len(known) == len(attempt.pids or attempt.traces)
-    gone = events.AttemptStopped | events.SupervisorResumed
-    gone_s = next((record.time_s for record in how if isinstance(record, gone)), None)
+    gone_s = first_s(how, events.AttemptStopped, events.SupervisorResumed)
     last_s = max((trace.steps[trace.steps.last].time_s for trace in ended.traces.values() if trace.steps), default=None)
     began_s, told_s = _end_of(how) or (last_s, gone_s)
     moments = (
@@ -94,9 +96,7 @@ def _recovery(ended: Attempt, how: Sequence[events.JournalEvent], attempt: Attem
     moments = tuple(None if moment is None else moment - paused_s(paused, moment) for moment in moments)
     spans = [_span(*pair) for pair in pairwise(moments)]
     return RecoveryTimes(
-        attempt=attempt.number,
-        **{f"{phase}_s": span for phase, span in zip(PHASES, spans, strict=True)},
-        total_s=_span(moments[0], moments[-1]),
+        attempt=attempt.number, phases=dict(zip(PHASES, spans, strict=True)), total_s=_span(moments[0], moments[-1])
     )
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from chaosrun.report.html.losses import losses
 from chaosrun.report.html.page import environment
-from chaosrun.report.html.particulars import PHASE_MEANINGS, particulars, restarts
+from chaosrun.report.html.particulars import particulars, restarts
 from chaosrun.report.html.samples import ledger
 from chaosrun.report.html.source import read_source
 from chaosrun.report.html.timeline import timeline
 from chaosrun.report.view import RunView
+from chaosrun.verify.recovery_times import PHASES
 
 __all__ = ["render_html"]
 
@@ -27,6 +28,6 @@ def render_html(view: RunView) -> str:
         ledger=ledger(source),
         restarts=restarts(source),
         particulars=particulars(source),
-        phases=PHASE_MEANINGS,
+        phases=PHASES,
         here=Path.cwd(),
     )

@@ -29,13 +29,6 @@ FILES = (
     *("reference/journal.jsonl", *(f"{leg}/{name}" for leg in ("chaos", RUN) for name in OF_A_LEG)),
 )
 """Of a run, for who wants to look further."""
-PHASE_MEANINGS = {
-    "detect": "from the death, or a hang's last sign of life, until the supervisor knew",
-    "stop": "until no process of the attempt was left",
-    "start": "until the new ranks had built their training and turned to the checkpoint",
-    "restore": "until the last rank held the saved state",
-    "first_step": "until the first new step was recorded, DDP's buckets primed on the way",
-}
 MOST_ROWS = 300
 Piece = tuple[int, str, float]
 """Of a bar: colour, words, seconds."""

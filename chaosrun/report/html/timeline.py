@@ -11,7 +11,7 @@ from chaosrun.report.html.page import Scale, Shown, since, ticks
 from chaosrun.report.html.source import PageSource
 from chaosrun.report.sentences import EventText, folded, sentence
 from chaosrun.verify.lineage import Lineage
-from chaosrun.verify.recovery_times import from_first_attempt, paused_s, pauses
+from chaosrun.verify.recovery_times import events_by_attempt, first_s, from_first_attempt, paused_s, pauses
 from chaosrun.wording import count, listed
 
 LANE = 26.0
@@ -24,8 +24,6 @@ NAME = 0.09
 """Share of the width that an attempt's number takes, on a phone; what finds no room is in the tables."""
 MOST_TOLD = 600
 MOST_MARKS = 400
-Times = Mapping[tuple[str, int], float]
-"""When an attempt was starting, started, stopped: by event and attempt."""
 
 
 class TimelineClock:
@@ -77,8 +75,8 @@ def timeline(source: PageSource) -> Shown | None:
     clock = TimelineClock(leg.journal)
     scale = Scale(0.0, clock.length_s)
     followed = zip(leg.attempts, [*leg.attempts[1:], None], strict=True)
-    times = _times(leg.journal)
-    bars = [bar for attempt, after in followed for bar in _bars(source, attempt, after, clock, times)]
+    own = events_by_attempt(leg.journal)
+    bars = [bar for attempt, after in followed for bar in _bars(source, attempt, after, clock, own[attempt.number])]
     every = list(_marks(source, clock))
     marks = every[:MOST_MARKS]  # the last checkpoints are left out first
     struck = {mark.rank for mark in marks if mark.rank is not None}
@@ -133,25 +131,16 @@ def _of_the_others(bars: Sequence[_Bar]) -> list[_Bar]:
     return found
 
 
-def _times(journal: Sequence[recorded.JournalEvent]) -> Times:
-    times: dict[tuple[str, int], float] = {}
-    newest = 0
-    for record in journal:
-        if isinstance(record, recorded.AttemptStarting | recorded.AttemptStarted | recorded.AttemptStopped):
-            newest = record.attempt
-            times.setdefault((record.event, newest), record.time_s)
-        elif isinstance(record, recorded.SupervisorResumed):
-            times.setdefault((record.event, newest), record.time_s)
-    return times
-
-
-def _bars(source: PageSource, attempt: Attempt, after: Attempt | None, clock: TimelineClock, times: Times) -> Iterator[_Bar]:
+def _bars(
+    source: PageSource, attempt: Attempt, after: Attempt | None, clock: TimelineClock, own: Sequence[recorded.JournalEvent]
+) -> Iterator[_Bar]:
+    """`own`: the attempt's events."""
     chain = source.shown.chain
-    begin_s = times.get(("attempt.started", attempt.number), times.get(("attempt.starting", attempt.number)))
+    begin_s = first_s(own, recorded.AttemptStarted) or first_s(own, recorded.AttemptStarting)
     if begin_s is None:
         return
-    stopped_s = times.get(("attempt.stopped", attempt.number))
-    taken_over_s = times.get(("supervisor.resumed", attempt.number))
+    stopped_s = first_s(own, recorded.AttemptStopped)
+    taken_over_s = first_s(own, recorded.SupervisorResumed)
     last_s = stopped_s or taken_over_s or clock.began_s + clock.length_s
     died = {death.rank: death.died_s for death in attempt.exits}
     for rank in sorted({*attempt.pids, *attempt.traces}):
