@@ -130,8 +130,8 @@ def _done_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> StepRe
     """The reference's record of a step; in a run without a reference, that of the earlier attempts."""
     if drill.reference.attempts:
         return drill.reference_lineage.at(rank, step)
-    earlier = (each for each in reversed(drill.chaos.attempts) if each.number < attempt.number)
-    return next(filter(None, (each.traces[rank].steps.get(step) for each in earlier if rank in each.traces)), None)
+    earlier = reversed(drill.before(attempt.number, rank))
+    return next(filter(None, (trace.steps.get(step) for trace in earlier)), None)
 
 
 def _steps(found: Found, quantity: str) -> set[int]:
@@ -218,9 +218,8 @@ def saved_while_training(drill: Drill, attempt: Attempt, begun: AttemptStart) ->
     if not told or held <= told:  # data of step 0: an order that began anew
         return None
     streams = begun.held["rng"] if begun.nearest("rng") == told else ()
-    earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
     # The reference saves in the same way; a killed rank may not have recorded the end of its own save.
-    traces = (trace.saves for each in (*earlier, *drill.reference.attempts) for trace in each.traces.values())
+    traces = (trace.saves for trace in (*drill.before(attempt.number), *drill.reference.traces))
     within = ((each, renames_in(each)) for each in traces if any(save.aside for save in each))
     aside = ((save, renames) for each, renames in within for save in each if save.aside and save.how != REMOVED)
     for save, path in ((save, named_since(save, renames)) for save, renames in aside):
@@ -360,8 +359,7 @@ def wrong_resume(drill: Drill, attempt: Attempt) -> Cause | None:
 def _cut_off(drill: Drill, attempt: Attempt) -> Iterator[str]:
     """Files whose last save before this attempt began and was not completed, the newest first."""
     last: dict[str, SaveRecord] = {}
-    for earlier in drill.chaos.attempts[: attempt.number - 1]:
-        for saved in (each for trace in earlier.traces.values() for each in trace.saves if each.how in OF_ONE_CALL):
-            last.pop(saved.path, None)
-            last[saved.path] = saved
+    for saved in (each for trace in drill.before(attempt.number) for each in trace.saves if each.how in OF_ONE_CALL):
+        last.pop(saved.path, None)
+        last[saved.path] = saved
     yield from (path for path, saved in reversed(last.items()) if not saved.done)

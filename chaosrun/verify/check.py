@@ -1,7 +1,7 @@
 """The result of a check, the drill that it examines, and a difference in it. A check is a function `(Drill) -> Check`, and
 listed in `checks`. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -202,14 +202,8 @@ class Drill:
         """Each step of each attempt equals the reference's bit for bit, except for the random streams; tolerances do not
         apply."""
         numbers: list[Field] = [field for field in FIELDS if field not in ("position", "rng")]
-        records = (
-            record
-            for trace in self.chaos.traces
-            for step in sorted(self.apart.get((trace.attempt, trace.rank), ()))
-            if (record := trace.steps.get(step))
-        )
-        pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
-        return not any(expected and self.mismatch(expected, seen, numbers, exact=True) for expected, seen in pairs)
+        pairs = (pair for attempt in self.chaos.attempts for pair in self.pairs_apart(attempt))
+        return not any(self.mismatch(*pair, numbers, exact=True) for pair in pairs)
 
     @cached_property
     def given(self) -> int:
@@ -244,6 +238,18 @@ class Drill:
     def steps_that_differ(self, attempt: Attempt) -> set[int]:
         """Steps whose records differ from the reference's, and are to be compared field by field."""
         return set[int]().union(*(self.apart.get((attempt.number, rank), ()) for rank in attempt.traces))
+
+    def pairs_apart(self, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
+        """Records of the attempt that differ, each with the reference's, in time order."""
+        steps, apart = attempt.steps, self.steps_that_differ(attempt)
+        for step in (step for step in steps if step in apart):
+            for rank, record in steps[step].items():
+                if self.differs(record) and (expected := self.reference_lineage.at(rank, step)):
+                    yield expected, record
+
+    def before(self, attempt: int, rank: int | None = None) -> list[RankTrace]:
+        """The traces that the chaos leg's earlier attempts left; `rank`: only this rank's."""
+        return [trace for trace in self.chaos.traces if trace.attempt < attempt and rank in (None, trace.rank)]
 
     def differs(self, record: StepRecord) -> bool:
         """Whether this record of the chaos leg differs from the reference's."""

@@ -106,8 +106,8 @@ def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str
         yield f"an earlier attempt had come to step {came_to}"
     if step >= (drill.whole or drill.reference_lineage.final_step):
         yield "there was no step left"
-    if outside := [name for _, end in sorted(drill.reference.ends.items()) for name in end.outside]:
-        yield f"the training changes state that nobody saves: {listed(outside, 2)}"
+    if drill.outside:
+        yield f"the training changes state that nobody saves: {listed(drill.outside, 2)}"
     yield from (f"rank {rank}: {why}" for rank, (state, why) in enumerate(_states(drill, step)) if state != "equal")
 
 

@@ -154,7 +154,7 @@ def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset
     """The first of these entries that differs in this attempt's save after `step`; entries whose part of the state is known
     come first."""
     saved_before = {kind for kind, _ in _saved(drill.chaos.attempts[0].traces.values())}
-    earlier = _saved(trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values())
+    earlier = _saved(drill.before(attempt.number))
     differences = [
         _difference(drill, trace, names, expected, seen, earlier)
         for rank, trace in sorted(attempt.traces.items())

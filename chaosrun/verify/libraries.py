@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from chaosrun.records.events import FaultObserved, OutputsReplaced
-from chaosrun.records.history import Attempt
-from chaosrun.records.traces import SaveRecord, StepRecord
+from chaosrun.records.traces import RankTrace, SaveRecord, StepRecord
 from chaosrun.verify.alignment import AttemptStart, attempt_start, scheduled
 from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.code_differences import QUANTITIES
@@ -96,22 +95,21 @@ _RANDOM_STATES = "random_states"
 """That of accelerate's, by `save_state`."""
 
 
-def _saves(called: str, attempts: Iterable[Attempt], *ranks: int) -> list[SaveRecord]:
-    """These attempts' saves, or only those of these ranks, to the files whose names begin so."""
-    traces = (trace for attempt in attempts for rank, trace in attempt.traces.items() if not ranks or rank in ranks)
-    saves = (save for trace in traces for save in trace.saves)
+def _saves(called: str, traces: Iterable[RankTrace], *ranks: int) -> list[SaveRecord]:
+    """The saves in these traces, or only those of these ranks, to the files whose names begin so."""
+    saves = (save for trace in traces if not ranks or trace.rank in ranks for save in trace.saves)
     return [save for save in saves if PurePath(save.path).name.startswith(called)]
 
 
 def _file_lost(drill: Drill, found: Divergence, called: str) -> bool:
     """The library was asked to resume (the position in the data was restored), but a file that it saves, on any rank that saves
     one, was not whole: a kill or a fault inside the save had prevented it, or damaged it since."""
-    began, attempts = _began(drill, found), [each for each in drill.chaos.attempts if each.number < found.attempt]
-    savers = [rank for rank in drill.ranks if _saves(called, (*drill.reference.attempts, *attempts), rank)]
+    began, earlier = _began(drill, found), drill.before(found.attempt)
+    savers = [rank for rank in drill.ranks if _saves(called, (*drill.reference.traces, *earlier), rank)]
     if began is None or "data" in began.wrong or not savers:
         return False
-    done = {save.path: save.done for save in _saves(called, attempts)}
-    at_step = {rank: [save for save in _saves(called, attempts, rank) if save.step == began.step] for rank in savers}
+    done = {save.path: save.done for save in _saves(called, earlier)}
+    at_step = {rank: [save for save in _saves(called, earlier, rank) if save.step == began.step] for rank in savers}
     whole = all(any(save.done and done[save.path] for save in saves) for saves in at_step.values())
     return not whole or any(PurePath(name).name.startswith(called) for name in _damaged(drill, found))
 
@@ -129,7 +127,7 @@ def _damaged(drill: Drill, found: Divergence) -> Iterator[str]:
 def _states_refused(drill: Drill, found: Divergence) -> bool:
     """Whether torch.load refuses, by default, the random states that accelerate saved, and nothing else was lost."""
     began, torch = _began(drill, found), str((drill.chaos.environment or {}).get("torch", "0"))
-    saved = _saves(_RANDOM_STATES, (each for each in drill.chaos.attempts if each.number < found.attempt))
+    saved = _saves(_RANDOM_STATES, drill.before(found.attempt))
     return _numbers(torch) >= (2, 6) and began is not None and began.wrong == ("rng",) and bool(saved)
 
 
@@ -374,8 +372,8 @@ def _advisable(divergence: Divergence, drill: Drill) -> bool:
         case "batches_repeated":
             return reason.params["index"] == 0
         case "optimizer_state_not_restored":
-            attempts = (*drill.reference.attempts, *drill.chaos.attempts)
-            return reason.because == "of_the_beginning" and not _saves(_FILES[reason.code], attempts)
+            traces = (*drill.reference.traces, *drill.chaos.traces)
+            return reason.because == "of_the_beginning" and not _saves(_FILES[reason.code], traces)
         case _:
             return reason.because is None
 

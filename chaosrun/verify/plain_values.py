@@ -179,7 +179,7 @@ def _has_a_fraction(text: str) -> bool:
 
 def _saved_before(drill: Drill, attempt: Attempt, rank: int) -> set[tuple[str, str]]:
     """The names and values of what this rank had saved after the step that the attempt resumed at."""
-    earlier = (each.traces[rank] for each in drill.chaos.attempts if each.number < attempt.number and rank in each.traces)
+    earlier = drill.before(attempt.number, rank)
     saves = (save for trace in earlier for save in trace.saves if save.step == attempt.start_of(rank))
     return {(name.rpartition("/")[2], value) for save in saves for name, value in save.held.items()}
 

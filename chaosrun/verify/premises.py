@@ -12,7 +12,6 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.inputs import read_inputs, was_edited
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
-from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed, skipped, unproven
 from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause, Params
@@ -231,7 +230,7 @@ def reproducible(drill: Drill) -> CheckResult:
             return inconclusive("job_not_repeatable", because=irreproducible(kind), how=how, expected=expected, seen=seen)
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     compared = _in_both(drill, first, drill.reference_lineage.final_step if damage is None else damage.clean_step)
-    for expected_step, step in _pairs_apart(drill, first):
+    for expected_step, step in drill.pairs_apart(first):
         damaged = [field for field in FIELDS if damage and damage.may_show(first.number, step.step, field)]
         if found := drill.mismatch(expected_step, step, (field for field in drill.fields if field not in damaged)):
             how = f"{found.field} differs at {found.place}, before the first fault"
@@ -272,11 +271,11 @@ def _alone(drill: Drill) -> str | None:
         if (one.resume, one.resume_step) != (other.resume, other.resume_step) or injections(drill):
             continue
         again = {rank: trace.steps for rank, trace in other.traces.items()}
-        both = (pair for pair in _pairs_apart(drill, one) if pair[1].rank in again and again[pair[1].rank].get(pair[1].step))
+        both = (pair for pair in drill.pairs_apart(one) if pair[1].rank in again and again[pair[1].rank].get(pair[1].step))
         differing = next(filter(None, (drill.mismatch(*pair, drill.fields) for pair in both)), None)
         if differing is None or not _in_both(drill, other, differing.step):
             continue
-        apart = (pair for pair in _pairs_apart(drill, other) if pair[1].step <= differing.step)
+        apart = (pair for pair in drill.pairs_apart(other) if pair[1].step <= differing.step)
         if not any(drill.mismatch(*pair, drill.fields) for pair in apart):
             where = f"{differing.field} differs from the reference at {differing.place}"
             point = one.resume or f"step {one.resume_step}"
@@ -297,13 +296,3 @@ def _in_both(drill: Drill, attempt: Attempt, until: int) -> int:
     """Number of the attempt's records, up to a step, that the reference has, too."""
     spans = (span.part(span.first, until) for trace in attempt.traces.values() for span in trace.spans)
     return sum(map(drill.reference_lineage.common, spans))
-
-
-def _pairs_apart(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
-    """Records of the attempt that differ, each with the reference's, in time order."""
-    steps = attempt.steps
-    apart = drill.steps_that_differ(attempt)
-    for step in (step for step in steps if step in apart):
-        for rank, record in steps[step].items():
-            if drill.differs(record) and (expected := drill.reference_lineage.at(rank, step)):
-                yield expected, record

@@ -134,9 +134,8 @@ def _count_behind(drill: Drill, attempt: Attempt) -> tuple[str, int, int, int] |
     """A torch scheduler whose count in this attempt's saves is lower than in the save that the attempt resumed from: its name,
     that count, the later step and the count there. None, too, if rates never change."""
     base = attempt.resume_step
-    earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
     for rank, trace in attempt.traces.items() if base else ():
-        saved = [entry for each in earlier if rank in each.traces for entry in _counts(each.traces[rank])]
+        saved = [entry for each in drill.before(attempt.number, rank) for entry in _counts(each)]
         before = {place: counted for step, place, counted in saved if step == base}
         for step, place, counted in _counts(trace):
             # A scheduler that counts each step continues to do so; any other never counts backwards.

@@ -85,7 +85,7 @@ def reference_state(drill: Drill, rank: int, step: int) -> Digests | None:
 
 def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> CheckpointRecord | None:
     """The state that the chaos leg saved last at `step` on this rank, before this attempt."""
-    earlier = [other.traces[rank] for other in drill.chaos.attempts if other.number < attempt.number and rank in other.traces]
+    earlier = drill.before(attempt.number, rank)
     saved = [checkpoint for trace in earlier for checkpoint in trace.checkpoints if checkpoint.step == step]
     return saved[-1] if saved else None
 
@@ -125,7 +125,7 @@ def lost_optimizers(drill: Drill, attempt: Attempt, ranks: Collection[int]) -> l
 
 def _as_saved(drill: Drill, attempt: Attempt, what: Literal["buffers", "optimizers"]) -> Mapping[int, Mapping[str, str]]:
     """Their digests, by rank, when the script last saved at the step at which this attempt resumed."""
-    traces = [trace for each in drill.chaos.attempts if each.number < attempt.number for trace in each.traces.values()]
+    traces = drill.before(attempt.number)
     saves = [(trace.rank, save) for trace in traces for save in trace.saves if save.step == attempt.resume_step]
     return {rank: getattr(save, what) for rank, save in saves if getattr(save, what)}
 

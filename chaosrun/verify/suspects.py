@@ -31,8 +31,8 @@ def saved_beside(drill: Drill, found: Divergence) -> dict[tuple[int, str], list[
     suspects: dict[tuple[int, str], list[str]] = {}
     saving = {trace.rank for each in drill.chaos.attempts for trace in each.traces.values() if trace.saves}
     for rank, trace in sorted(attempt.traces.items()):
-        earlier = (each.traces.get(rank) for each in drill.chaos.attempts if each.number < attempt.number)
-        saves = ((before, save) for before in earlier if before for save in before.saves if save.step == attempt.start_of(rank))
+        earlier = drill.before(attempt.number, rank)
+        saves = ((before, save) for before in earlier for save in before.saves if save.step == attempt.start_of(rank))
         for before, save in saves:
             later = next((each for each in trace.saves if each.held.keys() == save.held.keys()), None)
             again = _as_in_reference(drill, rank, later) if later else set[str]()
@@ -48,7 +48,7 @@ def saved_last(drill: Drill, found: Divergence) -> Params | None:
     attempt = drill.chaos.attempt(found.attempt)
     for rank in found.ranks:
         base = attempt.start_of(rank)
-        earlier = [each.traces[rank].saves for each in drill.chaos.attempts[: attempt.number - 1] if rank in each.traces]
+        earlier = [trace.saves for trace in drill.before(attempt.number, rank)]
         saves = [save for each in earlier for save in each if save.held and save.step <= base]
         last = max(saves, key=lambda save: save.step, default=None)
         if last and last.step < base:
@@ -120,8 +120,8 @@ def _done_s(drill: Drill, attempt: Attempt) -> float:
 def _named_by_the_save(drill: Drill, attempt: Attempt) -> set[str]:
     """Files that were renamed last in the save that the attempt resumed from. Python reports a rename before it is made: such a
     file has changed after everything recorded of that save."""
-    earlier = (trace for each in drill.chaos.attempts[: attempt.number - 1] for trace in each.traces.values())
-    written = sorted((save for trace in earlier for save in trace.saves), key=lambda save: save.time_s)
+    saves = (save for trace in drill.before(attempt.number) for save in trace.saves)
+    written = sorted(saves, key=lambda save: save.time_s)
     last = {save.path: save for save in written}
     return {path for path, save in last.items() if save.how in ("rename", "link") and save.step == attempt.resume_step}
 

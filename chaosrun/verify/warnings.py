@@ -350,12 +350,11 @@ def figures_started_over(drill: Drill) -> Iterator[str]:
 def inputs_without_effect(drill: Drill) -> Iterator[str]:
     """For inputs of a model other than its tensors. The first step is named."""
     for attempt in drill.chaos.attempts:
-        for step in sorted(drill.steps_that_differ(attempt)):
-            pairs = ((seen, drill.reference_lineage.at(rank, step)) for rank, seen in attempt.steps.get(step, {}).items())
-            if any(expected and seen.batch != expected.batch and same_batches(expected, seen) for seen, expected in pairs):
+        for expected, seen in drill.pairs_apart(attempt):
+            if seen.batch != expected.batch and same_batches(expected, seen):
                 yield (
-                    f"from step {step} of attempt {attempt.number} on, an input of the model besides its tensors (a list, a "
-                    "number, a text) differs from the reference run: no loss, gradient or weight depended on it"
+                    f"from step {seen.step} of attempt {attempt.number} on, an input of the model besides its tensors (a "
+                    "list, a number, a text) differs from the reference run: no loss, gradient or weight depended on it"
                 )
                 return
 
