@@ -3,7 +3,7 @@
 First in time: for each attempt the restored state, its steps (also those rolled back), the saved state; in a step by `FIELDS`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +68,7 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
             found = _in_step(moment)
             yield found and (_of_streams(moment, found) or found), "step"
         if step in saved:
-            yield _at_checkpoint(moment), "checkpoint"
+            yield _of_state(moment, saved_difference(drill, attempt, step), causes.of_saved_state), "checkpoint"
     if not steps:
         yield _weights(_opening(drill, attempt)), "step"
 
@@ -86,10 +86,7 @@ def _at_restore(drill: Drill, attempt: Attempt) -> Divergence | None:
     moment = _opening(drill, attempt)
     if found := _position(moment) or _weights(moment):
         return found
-    difference = restored_difference(drill, attempt)
-    if difference is None:
-        return None
-    return _of_state(moment, difference, causes.of_restored_state(moment, difference))
+    return _of_state(moment, restored_difference(drill, attempt), causes.of_restored_state)
 
 
 _STRANGE = (
@@ -153,13 +150,6 @@ def _drawn_again(moment: Moment) -> bool:
 
 def _stood(found: AttemptStart) -> dict[str, str]:
     return {"expected": f"all of step {found.step}", "seen": found.words}
-
-
-def _at_checkpoint(moment: Moment) -> Divergence | None:
-    difference = saved_difference(moment.drill, moment.attempt, moment.step)
-    if difference is None:
-        return None
-    return _of_state(moment, difference, causes.of_saved_state(moment, difference))
 
 
 def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
@@ -271,7 +261,11 @@ def _words(params: bytes) -> memoryview:
     return memoryview(params).cast("I")
 
 
-def _of_state(moment: Moment, found: StateDifference, reason: Cause) -> Divergence:
+def _of_state(
+    moment: Moment, found: StateDifference | None, cause: Callable[[Moment, StateDifference], Cause]
+) -> Divergence | None:
+    if found is None:
+        return None
     name, kind = found.names[0], "learning rate" if found.only_rates else COMPONENTS[found.component][1]
     seen = {"tensor": name, "expected": found.expected.get(name), "seen": found.seen.get(name)}
-    return _found(moment, kind, found.ranks, reason, **seen)
+    return _found(moment, kind, found.ranks, cause(moment, found), **seen)
