@@ -85,7 +85,9 @@ def _open_checks(view: RunView) -> list[RenderableType]:
 def _faults(view: RunView) -> Table:
     table = columns("fault", "what", "where", "evidence")
     for fault in view.faults:
-        table.add_row(fault.id, fault.what, fault.where or "-", Text(fault.seen, style="" if fault.landed else "bold yellow"))
+        table.add_row(
+            fault.id, fault.description, fault.where or "-", Text(fault.seen, style="" if fault.landed else "bold yellow")
+        )
     return table
 
 

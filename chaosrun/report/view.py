@@ -46,25 +46,6 @@ CHECK_WORDS = {"fail": "failed", "inconclusive": "inconclusive", "pass": "passed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultRow:
-    id: str
-    kind: str
-    what: str
-    where: str | None
-    """ "attempt 1, step 6"; None of one that never fired."""
-    landed: bool
-    evidence: str
-    """The observation of it; or why it cannot be shown to have happened, where it did not land."""
-    outrun: bool
-    """It was not due yet when the training ended, which is no one's mistake."""
-    recovery_s: float | None
-
-    @property
-    def seen(self) -> str:
-        return self.evidence if self.landed else f"NOT SHOWN: {self.evidence}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
     number: int
     resumed_from: str
@@ -99,13 +80,11 @@ class RunView:
     versions: Mapping[str, str]
     """Versions of chaosrun, Python and the libraries."""
     spec: "JobSpec | None"
-    plan: FaultPlan | None
     damage: tuple[str, ...]
     why: str | None
     """Which kind of INCONCLUSIVE it is."""
     tried: str
     killed: str
-    faults: tuple[FaultRow, ...]
     attempts: tuple[AttemptRow, ...]
     checks: tuple["CheckResult", ...]
     """In the order of interest."""
@@ -123,6 +102,10 @@ class RunView:
     @property
     def name(self) -> str:
         return self.facts.name or self.run.run_id
+
+    @property
+    def faults(self) -> "tuple[FaultOutcome, ...]":
+        return self.verdict.faults
 
     @property
     def status(self) -> "VerdictStatus":
@@ -216,12 +199,10 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         facts=facts,
         versions={**({"chaosrun": facts.chaosrun} if facts.chaosrun else {}), **read_versions(run)},
         spec=spec,
-        plan=plan,
         damage=tuple(dict.fromkeys(damage)),
         why=OUTCOME_WORDS.get(verdict.outcome) if verdict.status == "INCONCLUSIVE" and verdict.outcome else None,
         tried=_tried(facts, spec, plan),
         killed=_killed(verdict, facts, legs[run.main]),
-        faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
         attempts=tuple(_attempt_row(attempt) for attempt in verdict.attempts),
         checks=tuple(sorted(verdict.checks, key=lambda check: list(CHECK_WORDS).index(check.status))),
         divergence=() if found is None else tuple(divergence_rows(found, verdict.hint, diagnosed=diagnosed)),
@@ -269,22 +250,6 @@ def _killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:
     of = "faults" if facts.injected_faults else "planned faults"
     landed = sum(fault.landed for fault in faults)
     return f"{landed} of {len(faults)} {of} landed{facts.whose} ({kinds}): {ends}.{unplanned}"
-
-
-def _fault_row(fault: "FaultOutcome", verdict: "Verdict") -> FaultRow:
-    at = "" if fault.step is None else f", step {fault.step}"
-    after = next((attempt for attempt in verdict.attempts if attempt.attempt == (fault.attempt or 0) + 1), None)
-    landed = next((check for check in verdict.checks if check.name == "faults_landed"), None)
-    return FaultRow(
-        id=fault.id,
-        kind=fault.kind,
-        what=fault.description,
-        where=None if fault.attempt is None else f"attempt {fault.attempt}{at}",
-        landed=fault.landed,
-        evidence=(fault.evidence or "landed") if fault.landed else fault.problem or "not seen",
-        outrun=landed is not None and fault.id in landed.evidence.get("outrun", ()),
-        recovery_s=after.recovery_s if after is not None and fault.landed else None,
-    )
 
 
 def _attempt_row(attempt: "AttemptSummary") -> AttemptRow:

@@ -28,6 +28,21 @@ class FaultOutcome:
     kind: str
     evidence: str | None = None
 
+    @property
+    def where(self) -> str | None:
+        """ "attempt 1, step 6"; None of one that never fired."""
+        at = "" if self.step is None else f", step {self.step}"
+        return None if self.attempt is None else f"attempt {self.attempt}{at}"
+
+    @property
+    def shown(self) -> str:
+        """The observation of it; or why it cannot be shown to have happened."""
+        return self.problem or self.evidence or "landed"
+
+    @property
+    def seen(self) -> str:
+        return self.shown if self.landed else f"NOT SHOWN: {self.shown}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSummary:

@@ -231,7 +231,7 @@ def _marks(source: PageSource, clock: TimelineClock) -> Iterator[_Mark]:
         fault = record.fault
         seen.add(fault)
         row, when = rows.get(fault), f"{since(clock.at(time_s))}, attempt {record.attempt}"
-        what, evidence = ("not in the plan", "NOT SHOWN: not in the plan") if row is None else (row.what, row.seen)
+        what, evidence = ("not in the plan", "NOT SHOWN: not in the plan") if row is None else (row.description, row.seen)
         shape = "unseen" if row is None or not row.landed else row.kind if row.kind in ("kill", "preempt") else "fault"
         label = f"Fault {fault}: {what}\n{when}\n{evidence}"
         yield _Mark(rank=record.rank, at=clock.at(time_s), shape=shape, label=label)
