@@ -81,6 +81,7 @@ class Display:
         """`began_s`: start of the lines' clock; None: when the run was created."""
         self._stream = LeavingStream(stream)
         self._began_s, self._clock = began_s, clock
+        self._pause_s = REDRAW_S if terminal else POLL_S
         self._size = lambda: size(stream)
         self.follower: RunFollower | None = None
         self._live: Live | None = None
@@ -109,7 +110,7 @@ class Display:
         began_s = time.monotonic()
         self._safely(self._show)
         now_s = time.monotonic()
-        return now_s + SPARING * (now_s - began_s)
+        return now_s + SPARING * (now_s - began_s) + self._pause_s
 
     def close(self) -> None:
         """Read the rest; restores the terminal, except for lasting lines."""
@@ -159,19 +160,10 @@ class LiveProgress:
     """The display of a run that this process carries out: a context manager, fed by `on_event`, which gets the run's id and
     events that are in no file. One thread reads and writes, so that a slow terminal or disk never delays a recovery."""
 
-    def __init__(
-        self,
-        stream: TextIO,
-        *,
-        terminal: bool,
-        run: RunLayout | None = None,
-        clock: Callable[[], float] = time.time,
-        size: Callable[[TextIO], tuple[int, int]] = size_of,
-    ) -> None:
-        self._display = Display(stream, terminal=terminal, began_s=clock(), clock=clock, size=size)
-        self._pause_s = REDRAW_S if terminal else POLL_S
+    def __init__(self, display: Display, run: RunLayout | None = None) -> None:
+        self._display = display
         if run is not None:
-            self._display.follow(RunFollower(run), past=False)
+            display.follow(RunFollower(run), past=False)
         self._records: queue.SimpleQueue[EventRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._show, name="chaosrun-live", daemon=True)
 
@@ -195,7 +187,7 @@ class LiveProgress:
                     break
                 self._take_in(record)
             if time.monotonic() >= due_s:
-                due_s = self._display.refresh() + self._pause_s
+                due_s = self._display.refresh()
         self._display.close()
 
     def _take_in(self, record: EventRecord) -> None:
@@ -222,7 +214,8 @@ def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[
         if quiet:
             yield None
             return
-        with LiveProgress(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), run=run) as live:
+        terminal = is_live_terminal(sys.stderr, os.environ)
+        with LiveProgress(Display(sys.stderr, terminal=terminal, began_s=time.time()), run) as live:
             yield live.on_event
 
 
@@ -238,6 +231,6 @@ def watch(run: RunLayout, *, stream: TextIO, terminal: bool, ended: Callable[[],
             over = ended()
             due_s = display.refresh()
             if not over:
-                time.sleep(max(0.0, due_s - time.monotonic()) + (REDRAW_S if terminal else POLL_S))
+                time.sleep(max(0.0, due_s - time.monotonic()))
     finally:
         display.close()

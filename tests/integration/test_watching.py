@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.follow import RunFollower
-from chaosrun.report.live import LiveProgress
+from chaosrun.report.live import Display, LiveProgress
 from chaosrun.supervise.drill import lock_run
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
@@ -94,7 +95,7 @@ def watched(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("watched")
     job = write_job(folder, STEP.format(folder=str(folder)), kills(8))
     root, stream = folder / "root", io.StringIO()
-    with ExitStack() as stack, LiveProgress(stream, terminal=False) as live:
+    with ExitStack() as stack, LiveProgress(Display(stream, terminal=False, began_s=time.time())) as live:
         watchers = Watchers(stack, root, live)
         letting_go = threading.Thread(target=watchers.let_go_on, daemon=True)
         letting_go.start()

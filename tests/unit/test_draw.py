@@ -182,7 +182,7 @@ def test_colours_say_nothing_alone() -> None:
 SHOWN = """\
 import os, sys, time
 sys.path[:0] = [{tests!r}]
-from chaosrun.report.live import LiveProgress, is_live_terminal, watch
+from chaosrun.report.live import Display, LiveProgress, is_live_terminal, watch
 from chaosrun.records.layout import RunLayout
 from pathlib import Path
 
@@ -250,7 +250,7 @@ class TestTerminal:
         assert not terminal.grid.is_cursor_hidden
 
     def test_an_exception_leaves_the_cursor_and_no_picture(self, terminals: list[Terminal], small: Path) -> None:
-        body = "with LiveProgress(sys.stderr, terminal=True, run=run):\n"
+        body = "with LiveProgress(Display(sys.stderr, terminal=True), run):\n"
         body += f"    while not Path({str(small / 'stop')!r}).exists(): time.sleep(0.01)\n    raise ValueError('mine')"
         terminal = self.open(terminals, small, body)
         until(lambda: "rank 1" in terminal.output, lambda: terminal.output)

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -139,6 +139,12 @@ class Screenless(io.StringIO):
         return True
 
 
+def showing(
+    stream: io.StringIO, *, run: RunLayout | None = None, clock: Callable[[], float] = time.time, **how: Any
+) -> LiveProgress:
+    return LiveProgress(Display(stream, began_s=clock(), clock=clock, **how), run)
+
+
 def on_screen(stream: io.StringIO) -> Grid:
     """What a terminal that begins each line at its left then shows."""
     return Grid(100, 30).feed(stream.getvalue().replace("\n", "\r\n"))
@@ -149,7 +155,7 @@ class TestLines:
 
     def test_of_a_run_that_this_process_carries_out(self, run: RunLayout) -> None:
         stream, times = io.StringIO(), stamped(CHAOS)
-        with LiveProgress(stream, terminal=False, run=run, clock=lambda: 1000.0) as live:
+        with showing(stream, terminal=False, run=run, clock=lambda: 1000.0) as live:
             tell(run, *CHAOS, clock=lambda: next(times))
             for record in CHAOS:
                 live.on_event({"leg": "chaos", "seq": 1, **record})
@@ -161,13 +167,13 @@ class TestLines:
     def test_what_was_there_before_is_not_told_again(self, run: RunLayout) -> None:
         tell(run, *CHAOS)
         stream = io.StringIO()
-        with LiveProgress(stream, terminal=False, run=run):
+        with showing(stream, terminal=False, run=run):
             tell(run, {"event": "supervisor.resumed", "supervisor_pid": 7})
         assert stream.getvalue() == "[0:00] chaos: a new supervisor took over (pid 7)\n"
 
     def test_what_is_in_no_file_is_told_from_the_event(self, run: RunLayout) -> None:
         stream = io.StringIO()
-        with LiveProgress(stream, terminal=False, clock=lambda: 5.0) as live:
+        with showing(stream, terminal=False, clock=lambda: 5.0) as live:
             live.on_event({"event": "run.created", "leg": None, "run": run.run_id, "path": str(run.path)})
             live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
         assert stream.getvalue().splitlines() == [
@@ -178,7 +184,7 @@ class TestLines:
     def test_one_run_after_the_other(self, run: RunLayout, tmp_path: Path) -> None:
         stream = io.StringIO()
         second = RunLayout(tmp_path / "runs" / "second")
-        with LiveProgress(stream, terminal=False) as live:
+        with showing(stream, terminal=False) as live:
             for layout, step in ((run, 90), (second, 91)):
                 live.on_event({"event": "run.created", "leg": None, "run": layout.run_id, "path": str(layout.path)})
                 tell(layout, {**FINISHED, "final_step": step})
@@ -193,7 +199,7 @@ class TestLines:
     def test_a_fault_fires_when_its_marker_says_so(self, run: RunLayout) -> None:
         stream, leg = io.StringIO(), run.leg("chaos")
         times = stamped(CHAOS)
-        with LiveProgress(stream, terminal=False, run=run, clock=lambda: 1000.0):
+        with showing(stream, terminal=False, run=run, clock=lambda: 1000.0):
             tell(run, *CHAOS[:4], clock=lambda: next(times))
             assert write_marker(leg, "F1", rank=1, attempt=1, pid=12, phase="step", step=17, ticks=1)
             marker = leg.faults / "F1.json"
@@ -221,7 +227,7 @@ class TestLines:
         stream = io.StringIO()
         error = RaisedError(type="E", message="a\x1b[2Jb\u202ec\x9b31m")
         record = {"event": "death.unplanned", "attempt": 1, "rank": 0, "step": 1, "reason": "r", "error": error}
-        with LiveProgress(stream, terminal=False, run=run):
+        with showing(stream, terminal=False, run=run):
             tell(run, record)
         assert stream.getvalue().rstrip("\n").isprintable()
         assert "ab c 31m" in stream.getvalue()
@@ -237,7 +243,7 @@ class TestLines:
                 raise gone
 
         stream = Gone()
-        with LiveProgress(stream, terminal=terminal) as live:
+        with showing(stream, terminal=terminal) as live:
             live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
             live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
         assert stream.writes == 1
@@ -260,7 +266,7 @@ class TestPicture:
     def test_of_a_drill(self, run: RunLayout) -> None:
         begin_trace(run, "chaos", 1, 0, range(1, 18)).close()
         stream = Screenless()
-        with LiveProgress(stream, terminal=True, size=lambda _: (100, 30)) as live:
+        with showing(stream, terminal=True, size=lambda _: (100, 30)) as live:
             live.on_event({"event": "run.created", "leg": None, "run": run.run_id, "path": str(run.path)})
             tell(run, *CHAOS[:7])
             until(lambda: "rank 0      step 17 training" in self.screen(stream))
@@ -271,7 +277,7 @@ class TestPicture:
     def test_what_nobody_asked_for_keeps_its_line(self, run: RunLayout) -> None:
         stream = Screenless()
         record = {"event": "death.unplanned", "attempt": 1, "rank": 2, "step": 7, "reason": "rank 2 left"}
-        with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
+        with showing(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
             tell(run, *CHAOS[:4], record)
             until(lambda: "restarts" in self.screen(stream))
             live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
@@ -284,7 +290,7 @@ class TestPicture:
         tell(run, *CHAOS, FINISHED)
         begin_trace(run, "diagnosis/chaos", 1, 0, range(5, 8)).close()
         stream = Screenless()
-        with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
+        with showing(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
             tell(run, *CHAOS[:4], leg="diagnosis/chaos")
             live.on_event({**CHAOS[0], "leg": "diagnosis/chaos", "seq": 1})
             until(lambda: "diagnosis/chaos, attempt 1" in self.screen(stream))
@@ -293,7 +299,7 @@ class TestPicture:
     def test_the_second_replay_does_not_tell_the_first_again(self, run: RunLayout) -> None:
         stream = io.StringIO()
         legs = ("diagnosis/reference", "diagnosis/chaos")
-        with LiveProgress(stream, terminal=False, run=run) as live:
+        with showing(stream, terminal=False, run=run) as live:
             for leg in legs:
                 tell(run, CHAOS[0], leg=leg)
                 live.on_event({**CHAOS[0], "leg": leg, "seq": 1})
@@ -304,7 +310,7 @@ class TestPicture:
         monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.2)
         stream, number = Screenless(), 0
         began_s = time.monotonic()
-        with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
+        with showing(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
             while time.monotonic() - began_s < 0.5 or not stream.getvalue():
                 number += 1
                 tell(run, {"event": "supervisor.resumed"})
@@ -319,7 +325,7 @@ class TestPicture:
         path.parent.mkdir(parents=True)
         path.write_bytes(b"garbage\n\xff\xfe\x00\n[1]\n{\n")
         stream = Screenless()
-        with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)):
+        with showing(stream, terminal=True, run=run, size=lambda _: (100, 30)):
             tell(run, *CHAOS[:4])
             until(lambda: "rank 0      step 0 starting" in self.screen(stream))
 
@@ -362,7 +368,7 @@ class TestWatch:
         own, times = io.StringIO(), stamped(CHAOS)
         # What is read at once is told in the order in which it happened.
         dated = [{**each, "died_s": 1000.0 + at} if "died_s" in each else each for at, each in enumerate(CHAOS)]
-        with LiveProgress(own, terminal=False, run=run, clock=lambda: 1000.0):
+        with showing(own, terminal=False, run=run, clock=lambda: 1000.0):
             tell(run, *dated, clock=lambda: next(times))
         others = io.StringIO()
         watch(run, stream=others, terminal=False, ended=lambda: True)
