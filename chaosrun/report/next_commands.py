@@ -84,7 +84,7 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> NextCommand | None:
         *facts.joining,
         *words[dashes:],
     )
-    return NextCommand(label=found.label, line=found.line, note="; ".join(notes) or None)
+    return replace(found, note="; ".join(notes) or None)
 
 
 def command(label: str, *arguments: str) -> NextCommand:

@@ -12,7 +12,7 @@ from chaosrun.records.events import TRAINED, FaultObserved, LegFinished
 from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
-from chaosrun.verify.account import AttemptSummary
+from chaosrun.verify.account import fault_outcomes
 from chaosrun.verify.alignment import never_saves
 from chaosrun.verify.check import CheckResult, Divergence, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
@@ -72,14 +72,7 @@ class Ruling:
     """None: that of the status."""
 
 
-def rule(
-    drill: Drill,
-    checks: Sequence[CheckResult],
-    irreproducible: Cause | None,
-    attempts: Sequence[AttemptSummary],
-    *,
-    landed: int,
-) -> tuple[Ruling, Divergence | None]:
+def rule(drill: Drill, checks: Sequence[CheckResult], irreproducible: Cause | None) -> tuple[Ruling, Divergence | None]:
     """The ruling of the first rule that applies, and the first difference, as far as recovery may be its reason."""
     unfounded = _of_premises(checks, irreproducible, drill)
     divergence = first_divergence(drill)
@@ -111,7 +104,7 @@ def rule(
         or _of_control(checks, divergence, drill)
         or _of_failures(checks, divergence, drill)
         or _of_doubts(checks, drill)
-        or _pass(drill, attempts, landed=landed)
+        or _pass(drill)
     )
     if ruling.reason.code == "ended_at_another_step":
         ruling = replace(ruling, reason=with_values_at_end(drill, ruling.reason))
@@ -365,9 +358,10 @@ def _of_doubts(checks: Sequence[CheckResult], drill: Drill) -> Ruling | None:
     return Ruling(status="INCONCLUSIVE", reason=Cause.of("checks_missing", checks=lacking)) if lacking else None
 
 
-def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> Ruling:
-    verify = drill.spec.verify
-    restored = any(attempt.resumed_from for attempt in attempts)
+def _pass(drill: Drill) -> Ruling:
+    verify, attempts = drill.spec.verify, drill.chaos.attempts
+    landed = sum(fault.landed for fault in fault_outcomes(drill.plan, drill.chaos))
+    restored = any(attempt.went_on for attempt in attempts)
     exact = drill.exact_weights and verify.losses.exact
     unseen = never_saves(drill) and len(attempts) > 1
     whose = "the script" if drill.by_script else "chaosrun"

@@ -202,8 +202,7 @@ def _judged_run(leg: LegHistory, spec: JobSpec, plan: FaultPlan) -> Verdict:
         found = judge_run(replace(leg, attempts=(), problems=(*leg.problems, error.message)), spec, plan)
     edited = [EDITED.format(files=listed(names))] if (names := edited_sources(leg)) else []
     told = (*edited, *([UNREPEATED] if found.divergence else []))
-    attempts = attempt_summaries(found.drill)
-    return _verdict(found.drill, found.ruling, found.divergence, found.checks, attempts, leg.outcome, told)
+    return _verdict(found.drill, found.ruling, found.divergence, found.checks, leg.outcome, told)
 
 
 def _irreproducible(info: RunInfo) -> Cause | None:
@@ -220,11 +219,9 @@ def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed:
     """Judge a drill. Pure but for the checkpoints' audit. `irreproducible`: how runs without faults differed; `confirmed`: how
     many agreed."""
     checks = run_checks(drill)
-    attempts = attempt_summaries(drill)
-    landed = sum(fault.landed for fault in fault_outcomes(drill.plan, drill.chaos))
-    ruling, divergence = rule(drill, checks, irreproducible, attempts, landed=landed)
+    ruling, divergence = rule(drill, checks, irreproducible)
     leg = drill.chaos if drill.reference.outcome == "completed" else drill.reference
-    return replace(_verdict(drill, ruling, divergence, checks, attempts, leg.outcome), confirmed=confirmed)
+    return replace(_verdict(drill, ruling, divergence, checks, leg.outcome), confirmed=confirmed)
 
 
 def _verdict(
@@ -232,10 +229,10 @@ def _verdict(
     ruling: Ruling,
     divergence: Divergence | None,
     checks: tuple[CheckResult, ...],
-    attempts: tuple[AttemptSummary, ...],
     outcome: Outcome | None,
     told: tuple[str, ...] = (),
 ) -> Verdict:
+    attempts = attempt_summaries(drill)
     return Verdict(
         status=ruling.status,
         exit_code=EXIT_CODES[ruling.status] if ruling.exit_code is None else ruling.exit_code,
