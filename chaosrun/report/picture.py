@@ -6,7 +6,7 @@ Steps done again after a restart are counted once.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Literal
 
 from chaosrun.faults.fault import Fault
@@ -14,11 +14,12 @@ from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.observed import signal_name
 from chaosrun.records import events as recorded
 from chaosrun.records.heartbeat import Heartbeat
-from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import RUN
 from chaosrun.records.traces import RankTrace
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.sentences import sentence
+from chaosrun.verify import recovery_times
 
 State = Literal["starting", "restoring", "training", "saving", "ending", "done", "stopped", "killed", "left", "failed", "hung"]
 """Of a rank: what it does, then how it ended. stopped: by the supervisor, with its attempt."""
@@ -106,7 +107,7 @@ class LegPicture:
     @property
     def reached(self) -> int:
         """The newest step that any rank has completed, in any attempt."""
-        return max(map(_reached, self.history.attempts), default=0)
+        return max(map(recovery_times.reached, self.history.attempts), default=0)
 
     @property
     def restarts(self) -> int:
@@ -114,13 +115,7 @@ class LegPicture:
 
     @property
     def lost_steps(self) -> int:
-        """Steps done or restored beyond the point at which the next attempt resumed, where that is known."""
-        known = [
-            entry
-            for entry in self.history.attempts
-            if entry.by == "chaosrun" or entry.number == 1 or any(trace.start for trace in entry.traces.values())
-        ]
-        return sum(max(0, _reached(before) - after.resume_step) for before, after in pairwise(known))
+        return sum(recovery_times.lost_steps(self.history.attempts).values())
 
     @property
     def step_s(self) -> float | None:
@@ -129,10 +124,6 @@ class LegPicture:
             if paces := [pace for trace in attempt.traces.values() if (pace := _pace(trace)) is not None]:
                 return max(paces)
         return None
-
-
-def _reached(attempt: Attempt) -> int:
-    return max((trace.steps.last for trace in attempt.traces.values() if trace.steps), default=attempt.resume_step)
 
 
 def _pace(trace: RankTrace) -> float | None:

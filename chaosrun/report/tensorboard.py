@@ -53,8 +53,7 @@ def _write(run: RunLayout, verdict: "Verdict", directory: Path) -> None:
     info = read_run(run)
     reference, chaos = (read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos"))
     fault_free, chain = lineage(reference), lineage(chaos)
-    expected = _by_step(record for by_step in fault_free.steps.values() for record in by_step.values())
-    seen = _by_step(record for by_step in chain.steps.values() for record in by_step.values())
+    expected, seen = _by_step(fault_free.records), _by_step(chain.records)
     with _run(directory / "reference") as put:
         _put_steps(put, expected)
         _put_checkpoints(put, reference)
@@ -63,8 +62,8 @@ def _write(run: RunLayout, verdict: "Verdict", directory: Path) -> None:
         _put_differences(put, expected, seen)
         _put_checkpoints(put, chaos)
         _put_recoveries(put, chaos, verdict)
-    for attempt in sorted({record.attempt for record in chain.tails}):
-        tail = _by_step(record for record in chain.tails if record.attempt == attempt)
+    for attempt, records in grouped(chain.tails, lambda record: record.attempt).items():
+        tail = _by_step(records)
         with _run(directory / "chaos" / f"replayed-attempt-{attempt}") as put:
             _put_steps(put, tail)
             _put_differences(put, expected, tail)
@@ -138,13 +137,10 @@ def _put_differences(put: Put, expected: Steps, seen: Steps) -> None:
 
 
 def _put_checkpoints(put: Put, leg: "LegHistory") -> None:
-    slowest: dict[tuple[int, int], tuple[float, float]] = {}
-    for attempt in leg.attempts:
-        for trace in attempt.traces.values():
-            for saved in trace.checkpoints:
-                key = (saved.step, attempt.number)
-                slowest[key] = max(slowest.get(key, (0.0, 0.0)), (saved.duration_s, saved.time_s))
-    for (step, _), (duration_s, time_s) in sorted(slowest.items()):
+    saves = ((saved.step, trace.attempt, saved.duration_s, saved.time_s) for trace in leg.traces for saved in trace.checkpoints)
+    # Of all ranks the slowest, which comes last.
+    slowest = {(step, attempt): (time_s, duration_s) for step, attempt, duration_s, time_s in sorted(saves)}
+    for (step, _), (time_s, duration_s) in slowest.items():
         put("checkpoint_s", step, time_s, duration_s)
 
 

@@ -10,7 +10,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import Source
 from chaosrun.verify.alignment import passed_over
 from chaosrun.verify.check import Drill
-from chaosrun.verify.recovery_times import recoveries_of
+from chaosrun.verify.recovery_times import lost_steps, recoveries_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +90,12 @@ def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
 def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
     plan, chaos = drill.plan, drill.chaos
     recovery_s = {recovery.attempt: recovery.total_s for recovery in recoveries_of(chaos)}
+    lost = lost_steps(chaos.attempts)
     summaries: list[AttemptSummary] = []
-    for number, attempt in enumerate(chaos.attempts):
+    for attempt in chaos.attempts:
         faults = _faults_that_ended(attempt, plan, chaos)
-        later = chaos.attempts[number + 1 :]
-        after = next(iter(later), None)
-        # If a script's attempt never began to train, the step that it would have resumed at is unknown.
-        following = next((each for each in later if each.by == "chaosrun" or each.starts), None)
         steps, own = attempt.steps, attempt.by == "script" and attempt.went_on
         newer = passed_over(drill, attempt) if drill.by_script and attempt.number > 1 and attempt.starts else None
-        reached = max(steps, default=attempt.resume_step)
         summaries.append(
             AttemptSummary(
                 attempt=attempt.number,
@@ -107,8 +103,8 @@ def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
                 resumed_step=attempt.resume_step,
                 first_step=min(steps, default=None),
                 last_step=max(steps, default=None),
-                ended_by=", ".join(faults.values()) or _ended_by(attempt, chaos, last=after is None),
-                lost_steps=max(0, reached - following.resume_step) if following else 0,
+                ended_by=", ".join(faults.values()) or _ended_by(attempt, chaos),
+                lost_steps=lost.get(attempt.number, 0),
                 recovery_s=recovery_s.get(attempt.number),
                 ranks=len(attempt.starts),
                 faults=tuple(faults),
@@ -127,12 +123,12 @@ def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> 
     return {fault: f"{fault} ({known.get(fault, 'not in the plan')})" for fault in ended}
 
 
-def _ended_by(attempt: Attempt, chaos: LegHistory, *, last: bool) -> str:
+def _ended_by(attempt: Attempt, chaos: LegHistory) -> str:
     if attempt.unplanned:
         death = attempt.unplanned[0]
         whose = "" if death.rank is None else f" of rank {death.rank}"
         return f"unplanned death{whose}: {death.reason}"
-    if last and chaos.outcome is not None:
+    if attempt is chaos.attempts[-1] and chaos.outcome is not None:
         return chaos.outcome
     if attempt.stopped is None and chaos.events(SupervisorResumed):
         return "the death of its supervisor"

@@ -26,6 +26,10 @@ class Lineage:
         return max((steps.last for steps in self.steps.values()), default=0)
 
     @property
+    def records(self) -> Iterator[StepRecord]:
+        return (record for steps in self.steps.values() for record in steps.values())
+
+    @property
     def tails(self) -> Iterator[StepRecord]:
         """The records of the steps in `cut_off`."""
         return (span.at(step) for span in self.cut_off for step in span.steps)

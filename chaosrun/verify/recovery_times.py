@@ -58,6 +58,18 @@ def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
     return tuple(_recovery(before, own[before.number], attempt, paused) for before, attempt in restarts)
 
 
+def reached(attempt: Attempt) -> int:
+    """The newest step that any rank recorded; without one, the step that the attempt resumed at."""
+    return max((trace.steps.last for trace in attempt.traces.values() if trace.steps), default=attempt.resume_step)
+
+
+def lost_steps(attempts: Sequence[Attempt]) -> Mapping[int, int]:
+    """By attempt, the steps done or restored from which the next one did not resume."""
+    # If a script's attempt never began to train, the step that it would have resumed at is unknown.
+    known = [each for each in attempts if each.by == "chaosrun" or each.number == 1 or each.starts]
+    return {before.number: max(0, reached(before) - after.resume_step) for before, after in pairwise(known)}
+
+
 def events_by_attempt(journal: Sequence[events.JournalEvent]) -> defaultdict[int, list[events.JournalEvent]]:
     """The events of each attempt; a supervisor that took over belongs to the newest one."""
     found: defaultdict[int, list[events.JournalEvent]] = defaultdict(list)

@@ -5,11 +5,10 @@ died in (`recovery.died_in`). Pure.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import CheckResult, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
 from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import Field, Mismatch, compared_fields, first_difference, unlike_orders
@@ -25,8 +24,7 @@ def data_order(drill: Drill) -> CheckResult:
     check = _compare(drill, ("ids", "batch", "position"), "sample ids and batch bytes")
     if check.status != "pass":
         return check
-    records = _reference_records(drill)
-    alike = _alike(digest for record in records for digest in record.batch)
+    alike = _alike(digest for record in drill.reference_lineage.records for digest in record.batch)
     if alike and not drill.by_script:
         return inconclusive("batches_all_alike", **check.evidence)
     lineages = (drill.reference_lineage, drill.chaos_lineage)
@@ -44,7 +42,7 @@ def rng(drill: Drill) -> CheckResult:
 def losses(drill: Drill) -> CheckResult:
     """Every micro-batch's loss is the same, bit for bit or within `verify.losses` or `verify.profile`."""
     check = _compare(drill, ("loss",), "losses")
-    if check.status == "pass" and drill.by_script and not any(record.loss for record in _reference_records(drill)):
+    if check.status == "pass" and drill.by_script and not any(record.loss for record in drill.reference_lineage.records):
         return passed("no losses are seen of a script without backward passes: gradients and weights tell", **check.evidence)
     nan_since = _nan_since(drill)
     if check.status == "pass" and nan_since is not None:
@@ -55,7 +53,7 @@ def losses(drill: Drill) -> CheckResult:
 def lr(drill: Drill) -> CheckResult:
     """The optimizer used the same learning rates."""
     check = _compare(drill, ("lr",), "learning rates")
-    if check.status == "pass" and not any(record.lr for record in _reference_records(drill)):
+    if check.status == "pass" and not any(record.lr for record in drill.reference_lineage.records):
         return inconclusive("steps_all_skipped", **check.evidence)
     return check
 
@@ -65,7 +63,7 @@ def gradients(drill: Drill) -> CheckResult:
     if not drill.exact_weights:
         return skipped(TOLERANCE_GIVEN)
     check = _compare(drill, ("grad",), "gradient fingerprints")
-    if check.status == "pass" and _constant((record.grad for record in _reference_records(drill)), drill):
+    if check.status == "pass" and _constant((record.grad for record in drill.reference_lineage.records), drill):
         return inconclusive("gradients_constant", **check.evidence)
     return check
 
@@ -78,7 +76,7 @@ def parameters(drill: Drill) -> CheckResult:
     if problem:
         return problem
     check = _compare(drill, ("param", "state"), "parameter fingerprints")
-    if check.status == "pass" and _constant((record.param for record in _reference_records(drill)), drill):
+    if check.status == "pass" and _constant((record.param for record in drill.reference_lineage.records), drill):
         return inconclusive("parameters_constant", **check.evidence)
     return check
 
@@ -106,10 +104,6 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> CheckResult:
     if not compared or compared < total:
         return inconclusive("records_lacking", **evidence)
     return passed(f"{what} of {compared} records are equal", **evidence)
-
-
-def _reference_records(drill: Drill) -> Iterator[StepRecord]:
-    return (record for by_step in drill.reference_lineage.steps.values() for record in by_step.values())
 
 
 def _alike(values: Iterable[str]) -> bool:

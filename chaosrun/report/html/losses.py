@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 
+from chaosrun.records.grouping import grouped
 from chaosrun.records.traces import StepRecord
 from chaosrun.report.html.page import Scale, Shown, integer_ticks, path_of, ticks
 from chaosrun.report.html.source import Leg, PageSource
@@ -97,10 +98,9 @@ def _loss(records: Sequence[StepRecord]) -> float:
 
 def _tails(leg: Leg) -> dict[int, dict[int, list[StepRecord]]]:
     """The steps of each attempt that the next one repeated: records by attempt and step."""
-    tails: dict[int, dict[int, list[StepRecord]]] = {}
-    for record in sorted(leg.chain.tails, key=lambda record: (record.attempt, record.step)):
-        tails.setdefault(record.attempt, {}).setdefault(record.step, []).append(record)
-    return tails
+    records = sorted(leg.chain.tails, key=lambda record: (record.attempt, record.step))
+    by_attempt = grouped(records, lambda record: record.attempt)
+    return {attempt: grouped(own, lambda record: record.step) for attempt, own in by_attempt.items()}
 
 
 def _distances(expected: Lineage, seen: Lineage) -> tuple[dict[int, int | None], str]:

@@ -280,7 +280,7 @@ def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
     """The script's own saves, by step; where torch or safetensors wrote, only those."""
     made = [record for _, trace in sorted(attempt.traces.items()) for record in trace.saves if record.how != "remove"]
     written = [record for record in made if record.how not in ("open", "rename")] or made
-    return {step: [each for each in written if each.step == step] for step in {record.step for record in written}}
+    return grouped(written, lambda saved: saved.step)
 
 
 def _event_lines(journal: Sequence[recorded.JournalEvent], clock: TimelineClock) -> Iterator[tuple[str, str]]:
