@@ -172,13 +172,11 @@ def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> CheckResult:
 
 
 def _numeric_weights(drill: Drill, tolerance: Tolerance) -> CheckResult:
-    directories: list[Path] = []
-    for leg in (drill.reference, drill.chaos):
-        found = _audited(leg, drill)
+    legs = (drill.reference, drill.chaos)
+    for found in (_audited(leg, drill) for leg in legs):
         if isinstance(found, CheckResult):
             return inconclusive("final_weights_missing", problem=found.summary)
-        directories.append(leg.layout.checkpoints / str(leg.ends[0].checkpoint))
-    expected, seen = (_tensors(directory) for directory in directories)
+    expected, seen = (_tensors(leg.layout.checkpoints / str(leg.ends[0].checkpoint)) for leg in legs)
     if not expected:
         problem = "the final checkpoint of the reference has no model*.safetensors"
         return inconclusive("final_weights_missing", problem=problem)

@@ -280,14 +280,11 @@ def _in_common(ledger: Sequence[_Entry], place: int, seen: Sequence[tuple[object
 def _best(ledger: Sequence[_Entry], seen: Sequence[tuple[object, ...]], here: int) -> int | None:
     """Index in the ledger where the longest prefix of `seen` matches; of equal ones, the same epoch's, then the nearest."""
     epoch = ledger[here].epoch if here < len(ledger) else -1
-    found: tuple[tuple[int, bool, int], int] | None = None
-    for place, entry in enumerate(ledger):
-        if entry.key != seen[0]:
-            continue
-        rating = (_in_common(ledger, place, seen), entry.epoch == epoch, -abs(place - here))
-        if found is None or rating > found[0]:
-            found = (rating, place)
-    return found[1] if found else None
+
+    def rating(place: int) -> tuple[int, bool, int]:
+        return _in_common(ledger, place, seen), ledger[place].epoch == epoch, -abs(place - here)
+
+    return max((place for place, entry in enumerate(ledger) if entry.key == seen[0]), key=rating, default=None)
 
 
 def _reference_steps(drill: Drill, rank: int) -> list[StepRecord]:

@@ -7,6 +7,7 @@ died in (`recovery.died_in`). Pure.
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import takewhile
 
 from chaosrun.records.history import Attempt
 from chaosrun.verify.check import CheckResult, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
@@ -120,17 +121,12 @@ def _constant(values: Iterable[str], drill: Drill) -> bool:
 
 def _nan_since(drill: Drill) -> int | None:
     """First step of an unbroken run of NaN losses up to the end, on any rank."""
-    earliest: int | None = None
+    found: list[int] = []
     for by_step in drill.reference_lineage.steps.values():
-        since: int | None = None
-        for step in sorted(by_step, reverse=True):
-            losses = by_step[step].loss
-            if not all(math.isnan(float.fromhex(value)) for value in losses):
-                break
-            since = step if losses else since
-        if since is not None:
-            earliest = since if earliest is None else min(earliest, since)
-    return earliest
+        from_the_end = (by_step[step] for step in sorted(by_step, reverse=True))
+        last = takewhile(lambda record: all(math.isnan(float.fromhex(value)) for value in record.loss), from_the_end)
+        found += [record.step for record in last if record.loss]
+    return min(found, default=None)
 
 
 def _wrong_names(drill: Drill) -> CheckResult | None:
