@@ -14,7 +14,6 @@ from chaosrun.report.facts import RunFacts
 from chaosrun.wording import LEFT_OUT
 
 if TYPE_CHECKING:
-    from chaosrun.verify.row import Whose
     from chaosrun.verify.verdict import Verdict
 
 
@@ -30,10 +29,8 @@ class NextCommand:
     """What its label does not say, or why it cannot do that."""
 
 
-def next_commands(
-    verdict: "Verdict", run: RunLayout, facts: RunFacts, repeat: NextCommand | None, whose: "Whose"
-) -> tuple[NextCommand, ...]:
-    """`repeat`: from `repeat_command`; `whose` fault the verdict is: an effect of a planned fault needs no diagnosis."""
+def next_commands(verdict: "Verdict", run: RunLayout, facts: RunFacts, repeat: NextCommand | None) -> tuple[NextCommand, ...]:
+    """`repeat`: from `repeat_command`."""
     where = run_arguments(run)
     resume = command("resume", "resume", *where, *facts.joining)
     if verdict.outcome == "interrupted":
@@ -48,7 +45,8 @@ def next_commands(
     elif verdict.outcome not in CONCLUSIVE:
         inspect = command("inspect", "logs", *where)
     unexplained = verdict.divergence is not None or verdict.outcome == "inexact_restore"
-    diagnose = verdict.status == "FAIL" and unexplained and whose != "planned" and run.main != RUN
+    unplanned = verdict.blame.whose != "planned"  # an effect of a planned fault needs no diagnosis
+    diagnose = verdict.status == "FAIL" and unexplained and unplanned and run.main != RUN
     further = [command("diagnose", "diagnose", *where)] if diagnose else []
     if verdict.code != "records_damaged" and can_go_on(verdict.outcome, in_production=run.main == RUN):
         stopped = verdict.outcome == "diverged"

@@ -1,7 +1,6 @@
 """The status of a run, read from its files alone: works during a drill, after it, and after a crash."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from chaosrun.errors import ChaosrunError, UsageError
@@ -28,8 +27,7 @@ WIDTH = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    run_id: str
-    path: Path
+    run: RunLayout
     state: RunState
     facts: RunFacts
     verdict: dict[str, object] | None
@@ -53,7 +51,7 @@ class RunStatus:
         return tuple(problem for leg in self.legs for problem in leg.damage)
 
     def to_json(self) -> dict[str, Any]:
-        about = {"run": self.run_id, "path": str(self.path.absolute()), "state": self.state, **asdict(self.facts)}
+        about = {"run": self.run.run_id, "path": str(self.run.path.absolute()), "state": self.state, **asdict(self.facts)}
         remaining_s = self.remaining_s
         return {
             "v": 1,
@@ -116,8 +114,7 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
     if not supervised or (supervision and supervision.began_s > _began_s(follower.picture)):
         follower.picture.end()  # also while a new supervisor starts, which takes over later
     return RunStatus(
-        run_id=run.run_id,
-        path=run.path,
+        run=run,
         state=_state(follower.picture, verdict, supervised=supervised),
         facts=read_facts(run),
         verdict=verdict,
@@ -148,11 +145,11 @@ def status_lines(status: RunStatus, *, now_s: float) -> list[str]:
     if status.error is not None and status.error.hint and not resumable:
         rows.append(("hint", status.error.hint))
     if resumable:
-        resume = command("resume", "resume", *run_arguments(RunLayout(status.path)), *status.facts.joining)
+        resume = command("resume", "resume", *run_arguments(status.run), *status.facts.joining)
         rows.append((resume.label, resume.line))
     drawn = [line.plain.rstrip() for line in draw(status.picture, now_s=now_s, width=WIDTH)[1:]] if status.legs else []
     return [
-        harmless(f"run {status.run_id}  {status.facts.sentence}".rstrip()),
+        harmless(f"run {status.run.run_id}  {status.facts.sentence}".rstrip()),
         harmless(f"{'state':<{LABEL}}{_state_sentence(status)}"),
         *drawn,
         *(harmless(f"{label:<{LABEL}}{words}") for label, words in rows),

@@ -190,7 +190,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     spec, plan = readable(lambda: spec_of(run), damage), readable(lambda: FaultPlan.read(run.plan_json), damage)
     legs = {leg: read_leg(run.leg(leg), traces=None) for leg in ("reference", run.main)}
     repeat = repeat_command(run, facts)
-    commands, found = next_commands(verdict, run, facts, repeat, verdict.blame.whose), verdict.divergence
+    commands, found = next_commands(verdict, run, facts, repeat), verdict.divergence
     diagnosed = any(each.label == "diagnose" for each in commands)
     deaths = _deaths(legs.values())
     return RunView(

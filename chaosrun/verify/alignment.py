@@ -31,7 +31,6 @@ _OF_DDP = " (DDP hands on rank 0's weights alone, where it wraps the model), beh
 class AttemptStart:
     """The state that an attempt began with, on all ranks that began."""
 
-    attempt: int
     step: int
     """The reference's step that most of the state belongs to; the attempt's steps are numbered from it."""
     held: Mapping[str, tuple[int, ...]]
@@ -98,7 +97,7 @@ def attempt_start(drill: Drill, attempt: Attempt) -> AttemptStart | None:
         for quantity, by_rank in agreeing.items()
         for of in [next(iter(ranks[quantity]), min(by_rank))]
     }
-    return AttemptStart(attempt=attempt.number, step=step, held=held, ranks=ranks, began=frozenset(found))
+    return AttemptStart(step=step, held=held, ranks=ranks, began=frozenset(found))
 
 
 def _streams_rest(drill: Drill, start: StartRecord, step: int) -> bool:
@@ -151,8 +150,8 @@ def cause_of(drill: Drill, attempt: Attempt, begun: AttemptStart, quantity: str)
     if {"optimizer", "data"} <= {*begun.wrong} and common and begun.began - {*wrong}:
         # The weights may be equal nevertheless: DDP broadcasts those of rank 0.
         about |= {"rank": min(begun.began - {*wrong}), "step": begun.step, "other": wrong[0], "there": max(common)}
-        return Cause("ranks_resume_apart", {**about, "attempt": begun.attempt})
-    about |= {"rank": wrong[0], "attempt": begun.attempt, "by": "script", "streams": "random streams"}
+        return Cause("ranks_resume_apart", {**about, "attempt": attempt.number})
+    about |= {"rank": wrong[0], "attempt": attempt.number, "by": "script", "streams": "random streams"}
     if quantity == "rng" and (start := attempt.traces[about["rank"]].start):
         about |= _of_streams(drill, attempt, start, begun.step)
         if "other" in about:

@@ -233,7 +233,7 @@ def streams_not_restored(drill: Drill) -> Iterator[str]:
         found = attempt_start(drill, attempt)
         if found and "rng" in found.wrong:
             yield (
-                f"the random streams were not restored (attempt {found.attempt} began with {found.words}), but nothing that "
+                f"the random streams were not restored (attempt {attempt.number} began with {found.words}), but nothing that "
                 "was trained depends on them: dropout, augmentation or a shuffle that draws from them would differ after a "
                 "restart (save and restore the random state of every rank, after the first batch of a loader that has no "
                 "generator of its own: as it starts, it draws its seed)"

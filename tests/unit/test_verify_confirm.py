@@ -86,7 +86,7 @@ def test_a_missing_confirming_run_is_told_and_resumed(tmp_path: Path) -> None:
     def told() -> tuple[list[str], list[str], bool]:
         verdict = judge(run)
         assert verdict.status == "FAIL"
-        commands = next_commands(verdict, run, read_facts(run), None, verdict.blame.whose)
+        commands = next_commands(verdict, run, read_facts(run), None)
         warnings = [each.split("(verify.confirm) ")[1] for each in verdict.warnings if each.startswith("not confirmed")]
         return warnings, [each.label for each in commands if each.label == "resume"], has_ended(run)
 
