@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -133,10 +133,10 @@ def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
 def repeats(target: Target, replayed: Divergence | None) -> bool | None:
     """Whether the replay differs at the same step, on the same ranks and in the same kind as the run; None if the run named no
     place."""
-    expected = target.divergence
-    if expected is None:
+    if target.divergence is None:
         return None
-    return replayed is not None and _place(replayed) == _place(expected)
+    place = attrgetter("step", "kind", "ranks")
+    return replayed is not None and place(replayed) == place(target.divergence)
 
 
 SAVED = ("parameters before", "buffers", "optimizer state", "scheduler state", "registered state")
@@ -158,10 +158,6 @@ def hint_of(target: Target, comparison: InspectionComparison) -> str | None:
 def candidates_of(comparison: InspectionComparison) -> tuple[Candidate, ...]:
     finding = comparison.finding
     return () if finding and finding.quantity in SAVED else comparison.candidates
-
-
-def _place(divergence: Divergence) -> tuple[Any, ...]:
-    return divergence.step, divergence.kind, divergence.ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,9 +48,24 @@ class Saved:
 
     @property
     def enough(self) -> tuple[frozenset[str], ...]:
-        """Subsets of `needed` that each have all the contents: a copy of the best weights may exist in addition to a
-        checkpoint."""
-        return _enough(self.needed, self.written, self.renames)
+        """Subsets of `needed` that each have all the contents, without files whose contents other files hold: a copy of the
+        best weights may exist in addition to a checkpoint. Several, if the result depends on the order."""
+        held: dict[str, set[tuple[str, str]]] = {}
+        names: dict[str, set[str]] = {}
+        by_name = renames_in(self.renames)
+        for saved in self.written:
+            entries = {_entry(name, value) for name, value in saved.held.items() if ALIVE not in name}
+            held.setdefault(kind := without_digits(saved.path), set()).update(entries)
+            names.setdefault(kind, {kind}).add(without_digits(named_since(saved, by_name)))
+        found: dict[frozenset[str], None] = {}
+        for first in held:
+            left = dict(held)
+            for kind in (first, *held):
+                if kind in left and _is_held_by(left[kind], [each for other, each in left.items() if other != kind]):
+                    del left[kind]
+            dropped = {name for kind in held.keys() - left.keys() for name in names[kind]}
+            found[self.needed - (dropped - {name for kind in left for name in names[kind]})] = None
+        return tuple(found) or (self.needed,)
 
     @property
     def entries(self) -> frozenset[str]:
@@ -90,26 +105,6 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
             about = {"path": path, "kinds": kinds, "needed": needed, "written": tuple(written), "renames": tuple(renames)}
             yield Saved(attempt=attempt.number, step=step, behind_s=behind_s, **about)
-
-
-def _enough(needed: frozenset[str], written: Sequence[SaveRecord], renames: Sequence[SaveRecord]) -> tuple[frozenset[str], ...]:
-    """`needed` without files whose contents other files hold; several sets, if the result depends on the order."""
-    held: dict[str, set[tuple[str, str]]] = {}
-    names: dict[str, set[str]] = {}
-    by_name = renames_in(renames)
-    for saved in written:
-        entries = {_entry(name, value) for name, value in saved.held.items() if ALIVE not in name}
-        held.setdefault(kind := without_digits(saved.path), set()).update(entries)
-        names.setdefault(kind, {kind}).add(without_digits(named_since(saved, by_name)))
-    found: dict[frozenset[str], None] = {}
-    for first in held:
-        left = dict(held)
-        for kind in (first, *held):
-            if kind in left and _is_held_by(left[kind], [each for other, each in left.items() if other != kind]):
-                del left[kind]
-        dropped = {name for kind in held.keys() - left.keys() for name in names[kind]}
-        found[needed - (dropped - {name for kind in left for name in names[kind]})] = None
-    return tuple(found) or (needed,)
 
 
 def _entry(name: str, value: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from chaosrun.records.events import OUTCOMES
 from chaosrun.verify.check import Status
 from chaosrun.verify.codes import public_codes
 from chaosrun.verify.compare import Kind
-from chaosrun.verify.row import Whose
+from chaosrun.verify.row import Part, Whose
 from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES
 from chaosrun.verify.verdict import VERDICT_VERSION
 
@@ -43,10 +43,7 @@ def verdict_schema() -> Schema:
                     "description": "nobody of a PASS; planned: an injected corruption was found",
                 },
                 likely={"type": "boolean", "description": "the records point there without proving it"},
-                part={
-                    "enum": ["script", "job file", "plan", "command", None],
-                    "description": "of the user's: where to look; else null",
-                },
+                part={"enum": [*get_args(Part), None], "description": "of the user's: where to look; else null"},
                 reason=_text("a clause for people"),
             ),
             outcome={

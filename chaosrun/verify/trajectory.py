@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from chaosrun.errors import UsageError
-from chaosrun.records.history import LegHistory, read_leg
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.traces import StepRecord
@@ -86,17 +86,14 @@ class TrajectoryComparison:
 
 
 def trajectory(run: RunLayout, leg: str = "reference") -> Trajectory:
-    """The losses of a leg that ran to its end, by default the reference leg. Raises UsageError for any other leg."""
+    """The losses (see `loss_of`) of a leg that ran to its end, by default the reference leg. Raises UsageError, naming the
+    run, for any other leg, and for one whose records are damaged."""
     layout = run.leg(leg)
     if not layout.journal.exists():
         hint = f"`chaosrun status {run_argument(run)}` tells what it has done"
         raise UsageError(f"run {run.run_id} has no {leg} leg", hint=hint)
-    return losses_of(read_leg(layout), run.run_id)
-
-
-def losses_of(history: LegHistory, run_id: str) -> Trajectory:
-    """See `loss_of`. Raises UsageError, naming the run, for a leg that did not complete or whose records are damaged."""
-    what = f"the {history.name} leg of run {run_id}"
+    history = read_leg(layout)
+    what = f"the {history.name} leg of run {run.run_id}"
     if history.problems:
         raise UsageError(f"{what} cannot be compared: {history.problems[0]}")
     if history.outcome != "completed":
