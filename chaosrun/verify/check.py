@@ -249,7 +249,10 @@ class Drill:
 
     def before(self, attempt: int, rank: int | None = None) -> list[RankTrace]:
         """The traces that the chaos leg's earlier attempts left; `rank`: only this rank's."""
-        return [trace for trace in self.chaos.traces if trace.attempt < attempt and rank in (None, trace.rank)]
+        earlier = [each.traces for each in self.chaos.attempts if each.number < attempt]
+        if rank is None:
+            return [trace for traces in earlier for trace in traces.values()]
+        return [traces[rank] for traces in earlier if rank in traces]
 
     def differs(self, record: StepRecord) -> bool:
         """Whether this record of the chaos leg differs from the reference's."""
