@@ -101,6 +101,8 @@ def compared_fields(spec: JobSpec) -> tuple[Field, ...]:
 _EVERYTHING = attrgetter(
     *("ids", "batch", "epoch", "batches", "rng", "loss", "grad", "grads", "lr", "param", "params", "state", "settings", "began")
 )
+_RESULTS = attrgetter("loss", "grad", "lr", "param", "state", "settings")
+_COMPUTED = attrgetter("batch", "loss", "grad", "grads", "lr", "param", "params", "state", "settings")
 
 
 def alike(expected: StepRecord, seen: StepRecord) -> bool:
@@ -121,21 +123,11 @@ def completes(expected: StepRecord, seen: StepRecord) -> bool:
 def comes_to_the_same(
     expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
 ) -> bool:
-    """Whether the first step of an attempt has the same result as the reference's, although their records differ; judged also
-    by the records of the following step."""
-    return completes(expected, seen) or _streams_seen_elsewhere(expected, seen, next_expected, next_seen)
-
-
-_RESULTS = attrgetter("loss", "grad", "lr", "param", "state", "settings")
-_COMPUTED = attrgetter("batch", "loss", "grad", "grads", "lr", "param", "params", "state", "settings")
-
-
-def _streams_seen_elsewhere(
-    expected: StepRecord, seen: StepRecord, next_expected: StepRecord | None, next_seen: StepRecord | None
-) -> bool:
-    """Whether only the random streams at the beginning of the step differ, while its results and the next step's streams are
-    equal: one leg recorded the streams before a pass without effect, which a restart from a later checkpoint does not
-    repeat."""
+    """Whether the first step of an attempt has the same result as the reference's, although their records differ: it completes
+    that step; or only the random streams at its beginning differ, while its results and the next step's streams are equal. One
+    leg then recorded the streams before a pass without effect, which a restart from a later checkpoint does not repeat."""
+    if completes(expected, seen):
+        return True
     if next_expected is None or next_seen is None or not seen.grad or _COMPUTED(expected) != _COMPUTED(seen):
         return False
     return (next_expected.rng, next_expected.batch) == (next_seen.rng, next_seen.batch)
