@@ -8,6 +8,7 @@ wrapped; files open or mapped for writing are looked up. Not seen: native code t
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,7 +97,4 @@ def _is_there(folder: Any, below: int) -> bool:
 
 def _is_of_a_probe() -> bool:
     """Whether Python is looking, once in each process, for a folder in which temporary files can be written and removed."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not PROBE:
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_code is PROBE for frame, _ in traceback.walk_stack(sys._getframe(1)))

@@ -1,10 +1,12 @@
 """The variables that a script's training loop sets anew in each step, according to its source."""
 
 import ast
+import traceback
+import types
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chaosrun.observe.script_state import is_own
 
@@ -19,17 +21,13 @@ class _Use:
     """The conditional statements around it."""
 
 
-def loop_variables(frame: Any) -> set[str] | None:
+def loop_variables(innermost: types.FrameType) -> set[str] | None:
     """Names that the script's training loop sets anew in each step; None when its source has no such loop."""
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(innermost):
         if is_own(frame.f_globals.get("__name__", "")):
-            try:
-                names = set_in_each_round(ast.parse(Path(frame.f_code.co_filename).read_bytes()))
-            except (OSError, SyntaxError, ValueError):
-                names = None  # not Python source
-            if names is not None:
-                return names
-        frame = frame.f_back
+            with suppress(OSError, SyntaxError, ValueError):  # not Python source
+                if (names := set_in_each_round(ast.parse(Path(frame.f_code.co_filename).read_bytes()))) is not None:
+                    return names
     return None
 
 
@@ -96,19 +94,11 @@ def _uses(node: ast.AST, branch: tuple[int, ...]) -> Iterator[_Use]:
     match node:
         case ast.Name():
             yield _Use(node.id, isinstance(node.ctx, ast.Store), branch)
-        case ast.Assign():
-            yield from _uses(node.value, branch)
-            for target in node.targets:
-                yield from _uses(target, branch)
-        case ast.AugAssign():
-            if isinstance(node.target, ast.Name):
+        case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 yield _Use(node.target.id, False, branch)
-            yield from _uses(node.value, branch)
-            yield from _uses(node.target, branch)
-        case ast.AnnAssign():
-            for part in (node.value, node.target):
-                if part is not None:
-                    yield from _uses(part, branch)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (use for part in (node.value, *targets) if part is not None for use in _uses(part, branch))
         case ast.If() | ast.While():
             yield from _uses(node.test, branch)
             for number, part in enumerate((node.body, node.orelse)):

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -200,12 +201,8 @@ def caches() -> list[str]:
 
 
 def _is_of_a_tracker() -> bool:
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] in TRACKERS:
-            return True
-        frame = frame.f_back
-    return False
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return any(module.partition(".")[0] in TRACKERS for module in modules)
 
 
 def open_files() -> Iterator[tuple[str, bool, int]]:

@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import time
+import traceback
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -285,11 +286,7 @@ def of_functions() -> dict[str, Any]:
     """The variables of the script itself and of its running functions; for equal names the innermost one."""
     found = _of_module("", sys.modules["__main__"])
     # From the caller on: a function that lists its own frame is freed, with all it has found, only by the garbage collector.
-    frames, frame = [], sys._getframe(1)
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    for frame in reversed(frames):
+    for frame, _ in reversed([*traceback.walk_stack(sys._getframe(1))]):
         if is_of_the_job(frame.f_code.co_filename):
             found |= {_named(key, value): value for key, value in locals_of(frame).items() if _counts(key, value)}
     return found
