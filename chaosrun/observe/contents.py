@@ -340,9 +340,13 @@ def batch_tensors(batch: Any) -> list[torch.Tensor]:
     return found
 
 
-def address_of(tensor: torch.Tensor) -> int:
-    """The address of the tensor's memory; 0 if it has no memory itself."""
-    tensor = local_part(tensor)
+def address_of(value: torch.Tensor | numpy.ndarray) -> int:
+    """The address of the memory of a tensor, or of what an array is a view of; 0 for a tensor that has no memory itself."""
+    while isinstance(value, numpy.ndarray):
+        if not isinstance(value.base, torch.Tensor | numpy.ndarray):
+            return value.__array_interface__["data"][0]
+        value = value.base
+    tensor = local_part(value)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return 0
     try:

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import types
 from collections import ChainMap, deque
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -258,7 +259,7 @@ class _Look:
         """With which tensor or array seen before it shares its memory: to change one changes the other."""
         if not isinstance(value, torch.Tensor | numpy.ndarray):
             return ""
-        address = address_of(value) if isinstance(value, torch.Tensor) else _owner(value).__array_interface__["data"][0]
+        address = address_of(value)
         first = self.memory.setdefault(address, path) if address else path
         return "" if first == path else f" in {first}"
 
@@ -266,13 +267,6 @@ class _Look:
         self._bytes += size
         if self._bytes > MOST_BYTES:
             raise ValueError("too large")
-
-
-def _owner(array: numpy.ndarray) -> numpy.ndarray:
-    """The array that an array is a view of."""
-    while isinstance(array.base, numpy.ndarray):
-        array = array.base
-    return array
 
 
 def _about(tensor: torch.Tensor) -> str:
@@ -320,12 +314,10 @@ def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
         inner = getattr(wrapper, "base_dataloader", wrapper)
         yield from ((f"loader {number}/{key}", getattr(inner, key, None)) for key in OF_LOADERS)
         yield f"loader {number}", wrapper
-    frame, depth = sys._getframe(), 0
-    while frame := frame.f_back:
-        if is_of_the_job(frame.f_code.co_filename):
-            depth += 1
-            known = ((key, value) for key, value in (locals_of(frame) or frame.f_locals).items() if key not in OF_PYTHON)
-            yield from ((f"{depth}:{frame.f_code.co_qualname}.{key}", value) for key, value in known)
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if is_of_the_job(frame.f_code.co_filename)]
+    for depth, frame in enumerate(frames, 1):
+        known = ((key, value) for key, value in (locals_of(frame) or frame.f_locals).items() if key not in OF_PYTHON)
+        yield from ((f"{depth}:{frame.f_code.co_qualname}.{key}", value) for key, value in known)
     for name, module in sorted(sys.modules.items()):
         if is_of_the_job(file_of_module(module)):
             yield from ((f"{name}:{key}", value) for key, value in variables(module))
@@ -383,10 +375,7 @@ def _elsewhere(accelerator: Any) -> Iterator[str]:
     compiled = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COMPILE_COUNTER", {})
     if any(count > 1 for count in compiled.values()):
         yield "code that torch.compile has compiled more than once"  # for which inputs, and in which order, decides what runs
-    own = threading.get_ident()
-    for ident, frame in sys._current_frames().items():
-        while frame is not None and ident != own:
-            if is_of_the_job(frame.f_code.co_filename):
-                yield f"a thread of the script's own ({frame.f_code.co_qualname})"
-                break
-            frame = frame.f_back
+    for ident, top in sys._current_frames().items():
+        codes = (frame.f_code for frame, _ in traceback.walk_stack(top) if ident != threading.get_ident())
+        if code := next((each for each in codes if is_of_the_job(each.co_filename)), None):
+            yield f"a thread of the script's own ({code.co_qualname})"

@@ -74,13 +74,13 @@ class Outside:
         self._hook.remove()
         groups = self._left or self._reachable()
         registered = components["registered"]
-        live = {_address(each) for group in groups for each in group.memory.values()}
-        saved = {_address(each) for each in _memory_in(components)}
-        copies = _digests(enumerate(each for each in _memory_in(registered) if _address(each) not in live)).values()
+        live = {address_of(each) for group in groups for each in group.memory.values()}
+        saved = {address_of(each) for each in _memory_in(components)}
+        copies = _digests(enumerate(each for each in _memory_in(registered) if address_of(each) not in live)).values()
         changed: list[str] = []
         for group in groups:
-            own = {name: each for name, each in group.memory.items() if _address(each) not in saved}
-            saved |= {_address(each) for each in own.values()}
+            own = {name: each for name, each in group.memory.items() if address_of(each) not in saved}
+            saved |= {address_of(each) for each in own.values()}
             now, before = _digests(own.items()), self._before.get(group.path, {})
             state = registered.get(group.owner or NOT_REGISTERED)
             # A state_dict may return copies, or the same values in another form.
@@ -191,13 +191,7 @@ def _size_of(value: Any, left_out: Collection[int] = ()) -> int:
     """How many numbers and letters a state has, without the memory at the addresses `left_out`."""
     plain = [each for each in leaves(value) if not isinstance(each, Memory)]
     letters = sum(len(each) if isinstance(each, str | bytes) else 1 for each in plain)
-    return letters + sum(math.prod(each.shape) for each in _memory_in(value) if _address(each) not in left_out)
-
-
-def _address(value: Memory) -> int:
-    while isinstance(value, numpy.ndarray) and isinstance(value.base, Memory):
-        value = value.base
-    return address_of(value) if isinstance(value, torch.Tensor) else value.__array_interface__["data"][0]
+    return letters + sum(math.prod(each.shape) for each in _memory_in(value) if address_of(each) not in left_out)
 
 
 def _digests(memory: Iterable[tuple[Any, Memory]]) -> Digests:
