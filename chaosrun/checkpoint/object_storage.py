@@ -122,10 +122,7 @@ class ObjectStorage:
 
     def read(self, key: str) -> bytes | None:
         """The bytes of an object; None if there is no such object."""
-        try:
-            return self._ask("read", key, lambda: self.fs.cat_file(self._path(key)), passes=FileNotFoundError)
-        except FileNotFoundError:
-            return None
+        return self._ask_of("read", key, lambda: self.fs.cat_file(self._path(key)))
 
     def fetch(self, key: str, path: Path) -> bool:
         """Download to a new file; False when there is no such object."""
@@ -137,24 +134,18 @@ class ObjectStorage:
 
     def size(self, key: str) -> int | None:
         """Size of an object in bytes, looked up by key; None if there is none."""
-        try:
-            return int(self._ask("look", key, lambda: self.fs.info(self._path(key)), passes=FileNotFoundError)["size"])
-        except FileNotFoundError:
-            return None
+        found = self._ask_of("look", key, lambda: self.fs.info(self._path(key)))
+        return None if found is None else int(found["size"])
 
     def listed(self, prefix: str) -> list[str]:
         """Keys that begin with `prefix` and a slash, as the store lists them; a listing may be out of date."""
-        try:
-            found: list[str] = self._ask("list", prefix, lambda: self.fs.find(self._path(prefix)), passes=FileNotFoundError)
-        except FileNotFoundError:
-            return []
+        found: list[str] = self._ask_of("list", prefix, lambda: self.fs.find(self._path(prefix))) or []
         start = len(self.fs._strip_protocol(self._path(""))) + 1
         return sorted(path[start:] for path in found if not path.endswith(".tmp"))
 
     def delete(self, key: str) -> None:
         """Delete an object, which need not exist."""
-        with suppress(FileNotFoundError):
-            self._ask("delete", key, lambda: self.fs.rm_file(self._path(key)), passes=FileNotFoundError)
+        self._ask_of("delete", key, lambda: self.fs.rm_file(self._path(key)))
         if self._scheme == "file" and "/" in key:
             with suppress(OSError):  # not empty, or gone: an object store has no directories to leave behind
                 os.rmdir(os.path.dirname(self._path(key)))
@@ -205,6 +196,11 @@ class ObjectStorage:
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}".rstrip("/")
+
+    def _ask_of(self, kind: Kind, key: str, request: Callable[[], _T]) -> _T | None:
+        """Make a request for what may not be there: None then."""
+        with suppress(FileNotFoundError):
+            return self._ask(kind, key, request, passes=FileNotFoundError)
 
     def _ask(self, kind: Kind, key: str, request: Callable[[], _T], *, passes: type[OSError] | tuple[()] = ()) -> _T:
         """Make a request, with retries. `passes`: exceptions that are raised unchanged."""

@@ -62,15 +62,12 @@ class CheckpointStore:
         self._layout = layout
         self._keep = keep
         self._disk = disk or Filesystem()
+        self.objects: ObjectStorage | None = None
+        """The object store that checkpoints are committed to, if any."""
         self._is_durable = False
         """Whether this process has made or synced the directory that checkpoints are committed to."""
         self._vouched: dict[int, str] = {}
         """By step, signatures of checkpoints that have been hashed completely."""
-
-    @property
-    def objects(self) -> ObjectStorage | None:
-        """The object store that checkpoints are committed to, if any."""
-        return None
 
     def stage(self, step: int, attempt: int) -> Path:
         """The directory to fill with the checkpoint of `step`; any rank may call this, in any order."""
