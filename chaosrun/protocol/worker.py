@@ -124,8 +124,7 @@ def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0)
         error = unfinished
     if error is not None:
         end = _raised("raised", error, context.order)
-    end = _unless_left_on_notice(_unless_refused(end, context), context)
-    if _write_end(context, end) and end.error is None:
+    if _is_complete(context, end):
         rendezvous.leave_process_group()
 
 
@@ -135,10 +134,8 @@ def _leave_by_os_exit(context: WorkerContext, code: int) -> None:
     order = context.order
     if code != 0 or context.leg.attempt(order.attempt).end(order.rank).exists():
         return
-    if (end := _exited(context, waiting=False)) is not None:
-        end = _unless_left_on_notice(_unless_refused(end, context), context)
-        if _write_end(context, end) and end.error is None:
-            rendezvous.all_ranks_arrive()
+    if (end := _exited(context, waiting=False)) is not None and _is_complete(context, end):
+        rendezvous.all_ranks_arrive()
 
 
 def _finish(context: WorkerContext) -> None:
@@ -151,6 +148,12 @@ def _finish(context: WorkerContext) -> None:
             + (" (run.batches() was never iterated)" if context.session else " (chaosrun.attach() was never called)"),
             hint="run = chaosrun.attach(accelerator) after prepare(), then loop over run.batches(loader, epochs=...)",
         )
+
+
+def _is_complete(context: WorkerContext, end: WorkerEnd) -> bool:
+    """Record how the rank ended. Returns whether its training was complete, and that could be recorded."""
+    end = _unless_left_on_notice(_unless_refused(end, context), context)
+    return _write_end(context, end) and end.error is None
 
 
 def _write_end(context: WorkerContext, end: WorkerEnd) -> bool:
@@ -291,14 +294,10 @@ def _raised(status: str, error: BaseException, order: WorkerOrder) -> WorkerEnd:
 def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
     if isinstance(error, OSError) and error.errno in WRITES_REFUSED:
         leg = Path(order.leg_path)
-        return RaisedError(
-            type=type(error).__name__,
-            message=f"rank {order.rank} could not write to {place_of(error, leg)}: {error.strerror}",
-            hint=f"{before_again(error, leg)}, or put the run elsewhere with --root",
-            exit_code=ResourcesError.exit_code,
-            traceback=_script_traceback(error),
-        )
-    told = error if isinstance(error, ChaosrunError) else refused_operation(error, order.deterministic)
+        what = f"rank {order.rank} could not write to {place_of(error, leg)}: {error.strerror}"
+        told = ResourcesError(what, hint=f"{before_again(error, leg)}, or put the run elsewhere with --root")
+    else:
+        told = error if isinstance(error, ChaosrunError) else refused_operation(error, order.deterministic)
     storage = error.__cause__ if isinstance(error, ResourcesError) else None
     return RaisedError(
         type=type(error).__name__,
