@@ -157,9 +157,6 @@ class FoundState:
         """The outermost modules that hold `parameters`."""
         return self._roots
 
-    def learning_rates(self) -> list[float]:
-        return rates_of(self.optimizers())
-
     def optimizer_digest(self) -> str:
         """A digest of all optimizers' state, 16 hex digits. An optimizer without state, or that never steps, adds nothing."""
         return _digest_of(self.optimizers())

@@ -15,7 +15,7 @@ import signal
 import stat
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -211,16 +211,13 @@ def _answer(question: Callable[[], Iterator[list[_Fetched]]], report: int) -> No
         # As in a loader worker: a thread pool does not survive a fork.
         torch.set_num_threads(1)
         fetched = [[asdict(sample) for sample in samples] for samples in question()]
-        _say(report, {"fetched": fetched})
+        write_all(report, json.dumps({"fetched": fetched}).encode())
         code = 0
     except BaseException as error:  # any error of the dataset is the answer
-        _say(report, {"error": f"in the probe's process a sample could not be fetched: {type(error).__name__}: {error!s:.300}"})
+        what = f"in the probe's process a sample could not be fetched: {type(error).__name__}: {error!s:.300}"
+        write_all(report, json.dumps({"error": what}).encode())
     finally:
         os._exit(code)
-
-
-def _say(pipe: int, value: Mapping[str, object]) -> None:
-    write_all(pipe, json.dumps(value).encode())
 
 
 def _let_go_of_files(report: int) -> None:

@@ -35,7 +35,8 @@ class Results:
     def __init__(self, step: Callable[[], int], ours: Iterable[Path]) -> None:
         self._pid, self._step = os.getpid(), step
         self._ours = (*_NO_FILES, *(os.path.join(os.path.realpath(folder), "") for folder in ours))
-        self._complete = False
+        self.complete = False
+        """Whether the training is complete: files written from then on are its outcome."""
         self.at_the_end: dict[str, None] = {}
         """Absolute paths that were written to after the training was complete, in that order."""
         self.before: dict[str, dict[int, float]] = {}
@@ -45,10 +46,6 @@ class Results:
         """Watch until the end of the process; each path is noted before it is written to."""
         wrap_imported(_NATIVE_WRITERS, self._note)
         sys.addaudithook(self._hear)
-
-    def complete(self) -> None:
-        """Note that the training is complete: files written from now on are its outcome."""
-        self._complete = True
 
     def saves(self) -> dict[str, tuple[tuple[int, float], ...]]:
         """By path, after which steps it was written to, and when. Opens no file: that would count as a read."""
@@ -63,10 +60,10 @@ class Results:
     def _note(self, target: Any) -> None:
         if os.getpid() != self._pid or (path := path_of(target)) is None:
             return
-        noted = self.at_the_end if self._complete else self.before
+        noted = self.at_the_end if self.complete else self.before
         if (path not in noted and len(noted) >= MOST) or path.startswith(self._ours):
             return
-        if self._complete:
+        if self.complete:
             self.at_the_end[path] = None
         elif len(writes := self.before.setdefault(path, {})) <= MOST:
             writes[self._step()] = time.time()

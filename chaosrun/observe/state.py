@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from chaosrun.errors import MisuseError
 from chaosrun.observe.contents import Components
 from chaosrun.observe.fingerprint import digests, spots
-from chaosrun.observe.found_state import rates_of, settings_of
+from chaosrun.observe.found_state import settings_of
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.script_state import is_own, script_roots, script_state
 from chaosrun.records.traces import UNNAMED
@@ -28,14 +28,10 @@ class ObservedState:
     """Models, optimizers, schedulers, random streams, and the objects that the script registered."""
 
     def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
+        self.accelerator = accelerator
         self.registered: dict[str, Any] = {}
         self._bare: list[tuple[torch.nn.Module, torch.nn.Module]] = []
         """The prepared models, with and without their wrappers."""
-
-    @property
-    def accelerator(self) -> Accelerator:
-        return self._accelerator
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Every parameter once: those that optimizers update, in their order, then the frozen ones."""
@@ -49,10 +45,7 @@ class ObservedState:
         return [name for name, _ in self.parameters()]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [prepared.optimizer for prepared in self._accelerator._optimizers]
-
-    def learning_rates(self) -> list[float]:
-        return rates_of(self.optimizers())
+        return [prepared.optimizer for prepared in self.accelerator._optimizers]
 
     def optimizer_digest(self) -> str:
         """Empty, as every checkpoint holds digests of it."""
@@ -99,33 +92,33 @@ class ObservedState:
 
     def hooks(self) -> list[str]:
         """Names of the hooks that accelerate calls when it saves or loads."""
-        hooks = [*self._accelerator._save_model_state_pre_hook.values(), *self._accelerator._load_model_state_pre_hook.values()]
+        hooks = [*self.accelerator._save_model_state_pre_hook.values(), *self.accelerator._load_model_state_pre_hook.values()]
         return list(dict.fromkeys(getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks))
 
     def hooks_of(self, component: str) -> list[str]:
         """Names of all the script's own hooks and methods between a component and its files."""
         holders: list[Any] = self.optimizers() if component == "optimizer" else []
         if component in ("model", "buffers"):
-            holders = [module for model in self._accelerator._models for module in model.modules()]
+            holders = [module for model in self.accelerator._models for module in model.modules()]
         return [*self.hooks(), *_own_hooks(holders)]
 
     def of_script(self) -> dict[str, str]:
         """The script's state outside the components, by path: see `observe.script_state`."""
         saved = [item for item in self.prepared() if isinstance(item, torch.nn.Module)]
         tensors = (tensor for model in saved for tensor in (*model.parameters(), *model.buffers()))
-        return script_state(script_roots(self._accelerator), known=[id(item) for item in (self, self._accelerator, *tensors)])
+        return script_state(self.variables(), known=[id(item) for item in (self, self.accelerator, *tensors)])
 
     def rng(self) -> dict[str, str]:
         """Digests of the random streams."""
-        return digest_rng(self._accelerator.device)
+        return digest_rng(self.accelerator.device)
 
     def variables(self) -> dict[str, object]:
         """The script's variables and the prepared objects, by name."""
-        return script_roots(self._accelerator)
+        return script_roots(self.accelerator)
 
     def bare_models(self) -> list[torch.nn.Module]:
         """The models as the script made them, without wrappers."""
-        own = self._accelerator
+        own = self.accelerator
         if [id(model) for model, _ in self._bare] != [id(model) for model in own._models]:
             # Cached: accelerate searches the disk for packages each time, and this is called several times a step.
             self._bare = [(model, own.unwrap_model(model)) for model in own._models]
@@ -141,13 +134,13 @@ class ObservedState:
 
     def prepared(self) -> list[Any]:
         """Objects that are saved as a whole, and accelerate's wrappers around them."""
-        own = self._accelerator
+        own = self.accelerator
         registered = self.all_registered().values()
         return [own, *own._models, *self.bare_models(), *own._optimizers, *own._schedulers, *own._dataloaders, *registered]
 
     def all_registered(self) -> dict[str, Any]:
         """The objects that the script registered with chaosrun, and with accelerate, which saves them for rank 0 alone."""
-        others = {f"accelerate/{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
+        others = {f"accelerate/{number}": item for number, item in enumerate(self.accelerator._custom_objects)}
         return {**self.registered, **others}
 
     def _named(self, method: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -167,13 +160,13 @@ class ObservedState:
         for number, optimizer in enumerate(self.optimizers()):
             order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
             states[str(number)] = _by_name(optimizer.state_dict(), order)
-        scaler = self._accelerator.scaler
+        scaler = self.accelerator.scaler
         if scaler is not None:
             states["scaler"] = scaler.state_dict()
         return states
 
     def _scheduler_states(self) -> dict[str, object]:
-        return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self._accelerator._schedulers)}
+        return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self.accelerator._schedulers)}
 
 
 def _by_name(state: Any, order: Sequence[str]) -> Any:
@@ -198,14 +191,9 @@ def _own_hooks(holders: Iterable[object]) -> list[str]:
 
 
 def _own_name(hook: Any) -> str:
-    """Empty for a library's."""
+    """Its name in the source; for a callable object, that of its class; empty for a library's."""
     while isinstance(hook, functools.partial) or type(hook).__name__ == "_WrappedHook":  # torch's wrapper around a load hook
         hook = hook.func if isinstance(hook, functools.partial) else hook.hook
     if not is_own(getattr(hook, "__module__", None) or ""):
         return ""
-    return name_of(hook)
-
-
-def name_of(hook: Any) -> str:
-    """Its name in the source; for a callable object, that of its class."""
     return getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", "")

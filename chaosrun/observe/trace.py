@@ -6,7 +6,7 @@ The protocol calls it as the script passes certain points; `records.traces` defi
 import os
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ import xxhash
 from chaosrun.observe.contents import input_digest
 from chaosrun.observe.environment import canary, record_environment
 from chaosrun.observe.fingerprint import NONE_DIGEST, combined, fingerprint, part_of, tensor_digests
+from chaosrun.observe.found_state import names_of_optimizers, rates_of
 from chaosrun.observe.module_settings import ModuleSettings
 from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
 FEW_TENSORS = 8
 """For so few tensors, a digest of each takes no more room than the rest of a step's record."""
-Digests = dict[str, dict[str, str]]
-"""Digests of a whole state, by component and by name inside it."""
 
 
 class Observer:
@@ -93,7 +92,7 @@ class Observer:
             weights=weights.value,
             params=weights.each,
             optimizer=self._state.optimizer_digest(),
-            rates=_hex_of(self._state.learning_rates()),
+            rates=_hex_of(rates_of(self._state.optimizers())),
             rng=self._rng(),
         )
 
@@ -209,7 +208,7 @@ class Observer:
         applied = tensor_digests([p.grad if own is None or id(p) in own else None for p in self.parameters])
         others = self._gradients or applied
         self._gradients = [other if one == NONE_DIGEST else one for one, other in zip(applied, others, strict=True)]
-        self._settings, self._rates = self._state.optimizer_settings(), self._state.learning_rates()
+        self._settings, self._rates = self._state.optimizer_settings(), rates_of(self._state.optimizers())
         groups = [group for optimizer in self._state.optimizers() for group in optimizer.param_groups]
         for number, group in enumerate(groups):
             if own is None or not own.isdisjoint(map(id, group["params"])):
@@ -219,9 +218,10 @@ class Observer:
         if self._inspector:
             self._inspector.before_optimizer_step(self._rates)
 
-    def step(self, position: Position, *, items: int | None, stepped: tuple[str, ...] = ()) -> None:
+    def step(self, position: Position, *, items: int | None, stepped: Iterable[int] = ()) -> None:
         """Record a complete optimizer step. `items`: the items of its window over all ranks; None: the loop does not count
-        them. `stepped`: see `StepRecord`."""
+        them. `stepped`: the optimizers that made it, by id."""
+        names = names_of_optimizers(self._state.optimizers())
         parameters = fingerprint(self.parameters)
         gradients = combined(self._gradients) if self._gradients else None
         worded = self._restarts_here or len(self.parameters) <= FEW_TENSORS
@@ -247,7 +247,7 @@ class Observer:
                 settings=self._settings,
                 began=self._began,
                 fetched=tuple(None if ids is None else tuple(ids) for ids in self._fetched) if any(self._fetched) else None,
-                stepped=stepped,
+                stepped=tuple(names[each] for each in stepped if each in names),
             )
         )
         self._weights, self._restarts_here, self._saved_here = parameters.value, False, False
@@ -259,25 +259,12 @@ class Observer:
             self._inspector.step()
         self._clear_window()
 
-    def checkpoint(
-        self,
-        step: int,
-        *,
-        duration_s: float,
-        digests: Digests | None,
-        changed: dict[str, str],
-        own: OwnState,
-        pending: bool,
-        because: str,
-    ) -> CheckpointRecord:
-        """Record a saved checkpoint. `changed`: the live state that the save itself changed. Returns the record."""
-        hooks = tuple(self._state.hooks()) if changed else ()
-        took_s = round(duration_s, 6)
-        record = CheckpointRecord(
-            **{"step": step, "name": checkpoint_name(step), "time_s": time.time(), "duration_s": took_s, "digests": digests},
-            **{"pending": pending, "because": because},
-            **{"changed": changed, "hooks": hooks, "own": own.digest, "unseen": own.unseen},
-        )
+    def checkpoint(self, step: int, own: OwnState, *, changed: Mapping[str, str], **about: Any) -> CheckpointRecord:
+        """Record a saved checkpoint. `changed`: the live state that the save itself changed; `about`: fields of the record that
+        others know. Returns the record."""
+        about |= {"changed": changed, "hooks": tuple(self._state.hooks()) if changed else ()}
+        about |= {"name": checkpoint_name(step), "own": own.digest, "unseen": own.unseen}
+        record = CheckpointRecord(step=step, time_s=time.time(), **about)
         self._trace.write(record)
         self._restarts_here, self._saved_here = True, not changed
         return record

@@ -51,10 +51,6 @@ class _Reserve(NamedTuple):
     place: int
 
 
-class _Reserved(NamedTuple):
-    problem: str
-
-
 class _Beat(NamedTuple):
     stage: str
     step: int
@@ -121,9 +117,8 @@ class Writer:
         if self._asked or not self._arena.holds(size):
             self.prepare(size)
         while self._asked:
-            answer = self._hear()
-            assert isinstance(answer, _Reserved), f"{answer} was not asked for"
-            problem, self._asked = answer.problem, self._asked - 1
+            problem, self._asked = self._hear(), self._asked - 1
+            assert isinstance(problem, str), f"{problem} was not asked for"
         if not problem:
             self._arena.reserve(size)
             try:
@@ -241,7 +236,7 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: S
         if message is None:
             return
         if isinstance(message, _Reserve):
-            connection.send(_Reserved(_reserve(arenas, message, order.memory_limit)))
+            connection.send(_reserve(arenas, message, order.memory_limit))
             continue
         assert isinstance(message, _Save)
         arena = arenas[message.place]
@@ -261,6 +256,7 @@ def _serve(order: WorkerOrder, leg: LegLayout, connection: Connection, arenas: S
 
 
 def _reserve(arenas: Sequence[Arena], asked: _Reserve, limit: int | None) -> str:
+    """Why that failed, or an empty string: the answer to the rank."""
     size, others = asked.size, sum(arena.size for place, arena in enumerate(arenas) if place != asked.place)
     if limit is not None and size + others > limit:
         return f"a copy takes {size >> 20} MiB, checkpoint.memory allows {(limit - others) >> 20} MiB"
@@ -344,9 +340,14 @@ class _Copied:
         return Committed(step, state_of(saver.store.audit(checkpoint_name(step), hashed=()), self._order.rank))
 
 
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Names whose values differ."""
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
 def refuse_changes(component: str, before: Mapping[str, str], after: Mapping[str, str], rank: int, step: int) -> None:
     """Raise MisuseError when the copy differs from the digests taken before it."""
-    if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+    if changed := differing(before, after):
         raise MisuseError(
             f"rank {rank}: {component} {changed[0]!r} changed while the state of step {step} was copied",
             hint="a state_dict() with a side effect, or a thread that keeps running, changes it: mend that, or use "

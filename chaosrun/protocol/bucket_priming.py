@@ -148,11 +148,11 @@ class BucketPrimer:
         finally:
             for hook in hooks:
                 hook.remove()
-        reached = {id(arrival.parameter) for arrival in arrivals}
+        reached = {id(parameter) for parameter, _ in arrivals}
         complete = [model for model in self._waiting if _is_complete(model, reached)]
         for models in _sharing(complete):
             own = {id(p) for p in _trained(models)}
-            replay = [arrival for arrival in arrivals if id(arrival.parameter) in own]
+            replay = [arrival for arrival in arrivals if id(arrival[0]) in own]
             if any(model.static_graph for model in models):
                 _replay_gradients(models, replay, before)
             _put_back(models, before)
@@ -186,15 +186,8 @@ def _see_forward_passes() -> None:
     DistributedDataParallel._inside_ddp_forward = _inside_ddp_forward  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arrival:
-    """A local gradient as it arrived at a parameter in a backward pass; a parameter shared by reentrant checkpoints has
-    several."""
-
-    parameter: torch.nn.Parameter
-    gradient: torch.Tensor
-
-
+_Arrival = tuple[torch.nn.Parameter, torch.Tensor]
+"""A local gradient as it arrived at a parameter in a backward pass; one shared by reentrant checkpoints has several."""
 _Before = Mapping[int, torch.Tensor | None]
 """What parameters had accumulated before the backward pass, by id."""
 
@@ -244,8 +237,8 @@ def _replay_gradients(
         model.reducer.prepare_for_backward([])
     # The gradients have passed the script's hooks already, and these may draw random numbers or count calls.
     with without_hooks(parameter._backward_hooks for parameter in _trained(models) if parameter._backward_hooks):
-        for arrival in arrivals:
-            torch.autograd.backward([arrival.parameter], [arrival.gradient.clone()])
+        for parameter, gradient in arrivals:
+            torch.autograd.backward([parameter], [gradient.clone()])
 
 
 def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> torch.utils.hooks.RemovableHandle:
@@ -253,7 +246,7 @@ def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> 
 
     def keep(gradient: torch.Tensor) -> None:
         # A copy: DDP writes the reduced gradient into the same memory.
-        arrivals.append(_Arrival(parameter, gradient.detach().clone()))
+        arrivals.append((parameter, gradient.detach().clone()))
 
     return parameter.register_hook(keep)
 

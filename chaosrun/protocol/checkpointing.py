@@ -3,8 +3,7 @@
 `protocol.saving` does a save: while the training waits (`checkpoint: {mode: sync}`), or from a copy, while it goes on (async).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -18,10 +17,10 @@ from chaosrun.errors import (
     RestoreMismatchError,
 )
 from chaosrun.faults.points import FaultPoints
-from chaosrun.protocol.background import Committed, Writer, refuse_changes
+from chaosrun.protocol.background import Committed, Writer, differing, refuse_changes
 from chaosrun.protocol.saving import Digests, GroupPeers, Saver, rank_file, state_of
 from chaosrun.protocol.snapshot import Taken, copies_of, keeps_shared
-from chaosrun.protocol.state import TrainingState
+from chaosrun.protocol.state import TrainingState, replaced
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
@@ -144,7 +143,7 @@ class Checkpointer:
         self._accelerator.project_configuration.iteration += 1
         after = {"rng": self._state.rng(), "mode": self._state.modes()}
         self.digests = before if whole else None
-        self.changed = _differing({"rng": before["rng"], **modes}, after)
+        self.changed = _changes({"rng": before["rng"], **modes}, after)
         return ""
 
     def _is_small(self) -> bool:
@@ -186,12 +185,12 @@ class Checkpointer:
 
     def _refuse_cast(self, directory: Path, expected: dict[str, str], live: dict[str, str]) -> None:
         """Raise OptimizerCastError where torch's cast is the only difference."""
-        differing = _keys(expected, live)
-        cast = self._state.cast_on_load(directory, differing) if differing else None
+        names = sorted(differing(expected, live))
+        cast = self._state.cast_on_load(directory, names) if names else None
         if cast is not None:
             saved, now = cast
             raise OptimizerCastError(
-                f"rank {self._order.rank}: optimizer is not what checkpoint {directory.name} holds: {differing[0]!r} was "
+                f"rank {self._order.rank}: optimizer is not what checkpoint {directory.name} holds: {names[0]!r} was "
                 f"{saved} when saved and is {now}, its parameter's type, after the restore: torch's Optimizer.load_state_dict "
                 "casts it",
                 hint="keep that state in the parameters' type, or give the optimizer a load_state_dict that restores its type",
@@ -222,19 +221,18 @@ class _Live:
         self, accelerator: Accelerator, state: TrainingState, rank: int, position: Position, job: Mapping[str, object]
     ) -> None:
         self._accelerator, self._state, self._rank = accelerator, state, rank
-        self.position, self.job = position, job
+        self.position, self.job, self.own_components = position, job, state.own_components
         self._whole = bool(state.hooks())
         """Whether the whole state is digested to find what the save changes; else only `spots` of it."""
         self._before = {**state.digests(whole=self._whole), "mode": state.modes()}
         self.digests: dict[str, dict[str, str]] | None = None
         self.changed: dict[str, str] = {}
 
-    @property
-    def own_components(self) -> Sequence[str]:
-        return self._state.own_components
-
     def write(self, staging: Path) -> list[str]:
-        with self.shared_files_by_rank_zero():
+        # Rank 0 alone writes the files of a stateful dataloader and the gradient scaler. accelerate makes every rank write the
+        # same file and the last one wins (hazards D18, O7), so a hash might be taken while another rank still writes.
+        written_by_rank_zero = {"_dataloaders": [], "scaler": None}
+        with replaced(self._accelerator, written_by_rank_zero if self._rank else {}):
             self._state.save(staging)
         return self._state.own_files(staging, self._rank)
 
@@ -244,32 +242,15 @@ class _Live:
     def seen(self) -> tuple[Digests, list[str]]:
         self.digests = self._state.digests()
         after = self.digests if self._whole else self._state.digests(whole=False)
-        self.changed = _differing(self._before, {**after, "mode": self._state.modes()})
+        self.changed = _changes(self._before, {**after, "mode": self._state.modes()})
         return self.digests, self._state.parameter_names()
-
-    @contextmanager
-    def shared_files_by_rank_zero(self) -> Iterator[None]:
-        """Let rank 0 alone write the files of a stateful dataloader and the gradient scaler. accelerate makes every rank write
-        the same file and the last one wins (hazards D18, O7), so a hash might be taken while another rank still writes."""
-        loaders, scaler = self._accelerator._dataloaders, self._accelerator.scaler
-        if self._rank:
-            self._accelerator._dataloaders, self._accelerator.scaler = [], None
-        try:
-            yield
-        finally:
-            self._accelerator._dataloaders, self._accelerator.scaler = loaders, scaler
 
 
 def _check_same_job(name: str, manifest: Manifest, order: WorkerOrder, job: dict[str, object]) -> None:
     """Refuse a checkpoint from which the training would continue differently (hazards D14, G4, C4)."""
     saved = {**manifest.digests["job"], "world size": manifest.world_size, "spec": manifest.job_fingerprint}
     now = {**job, "world size": order.world_size, "spec": order.job_fingerprint}
-    changed = [
-        f"{key}: {saved.get(key)} then, {now.get(key)} now"
-        for key in sorted(saved.keys() | now.keys())
-        if saved.get(key) != now.get(key)
-    ]
-    if changed:
+    if changed := [f"{key}: {saved.get(key)} then, {now.get(key)} now" for key in sorted(differing(saved, now))]:
         raise MisuseError(
             f"checkpoint {name} belongs to another configuration of this job ({'; '.join(changed)})", hint="start a new run"
         )
@@ -284,19 +265,10 @@ def _check_order(name: str, saved: list[str] | None, now: list[str], rank: int) 
     )
 
 
-def _differing(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> dict[str, str]:
+def _changes(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> dict[str, str]:
     """For each component that changed: its first changed value, and how many more."""
-    found: dict[str, str] = {}
-    for component, values in before.items():
-        names = [name for name in {**values, **after[component]} if values.get(name) != after[component].get(name)]
-        if names:
-            found[component] = listed(names, 1)
-    return found
-
-
-def _keys(expected: dict[str, str], live: dict[str, str]) -> list[str]:
-    """Keys whose values differ."""
-    return [key for key in sorted(expected.keys() | live.keys()) if expected.get(key) != live.get(key)]
+    found = {component: differing(values, after[component]) for component, values in before.items()}
+    return {component: listed(names, 1) for component, names in found.items() if names}
 
 
 def _compare(
@@ -311,9 +283,9 @@ def _compare(
     """`own`: classes of the optimizers whose load_state_dict is the script's, by number."""
     if expected == live:
         return
-    differing = _keys(expected, live)
+    names = sorted(differing(expected, live))
     # A saved value that is missing says more than the empty container in its place.
-    first = next((key for key in differing if key in expected), differing[0])
+    first = next((key for key in names if key in expected), names[0])
     kind = RegisteredStateError if component == "registered" else HookedStateError if hooks else RestoreMismatchError
     beside = f"; the script's hooks on saving and loading: {', '.join(hooks)}" if kind is HookedStateError else ""
     if kind is RestoreMismatchError and (optimizer := own.get(first.partition("/")[0])):

@@ -56,7 +56,8 @@ class WorkerContext:
         order, resume = self.order, self.order.resume
         if order.mode == "sync" or order.by == "script":
             return
-        small = resume and _size(self.leg.checkpoints / resume) < ASYNC_FROM_BYTES
+        saved = (self.leg.checkpoints / resume).glob("*") if resume else ()
+        small = resume and sum(path.lstat().st_size for path in saved) < ASYNC_FROM_BYTES
         if order.mode == "async" or not small:
             from chaosrun.protocol.background import Writer
 
@@ -103,7 +104,3 @@ def enter(context: WorkerContext) -> None:
 def current() -> WorkerContext | None:
     """This process's context, None when the script does not run under chaosrun."""
     return _current
-
-
-def _size(checkpoint: Path) -> int:
-    return sum(path.lstat().st_size for path in checkpoint.glob("*"))

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from chaosrun.observe.found_state import names_of_optimizers
 from chaosrun.observe.hooks import hook_each_step, parameters_of, uncompiled
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
@@ -76,15 +75,10 @@ class Recorder(Steps):
         optimizer.register_step_pre_hook(uncompiled(partial(see, closure=False)))
         optimizer.register_step_post_hook(uncompiled(partial(see, closure=True)))
 
-    def record(
-        self, position: Position, primer: BucketPrimer | None, *, items: int | None = None, stepped: tuple[str, ...] = ()
-    ) -> None:
+    def record_step(self, position: Position, primer: BucketPrimer | None, *, items: int | None = None) -> None:
         """Record an optimizer step; `complete` ends it when the script asks for the next batch."""
-        self._incomplete = position
-        names = names_of_optimizers(self._state.optimizers())
-        by_turns = tuple(names[each] for each in self._stepped if each in names)
-        self._stepped.clear()
-        super().record(position, primer, items=items, stepped=stepped or by_turns)
+        self._incomplete, stepped, self._stepped = position, self._stepped, []
+        self.record(position, primer, items=items, stepped=stepped)
 
     def complete(self) -> None:
         """Complete the last recorded step: take a checkpoint if one is due, let step faults strike, and leave on a notice."""
@@ -129,7 +123,7 @@ class Recorder(Steps):
             self._checkpoint(position)
         self._wait_for_saves()
         self.end(position, checkpoint_name(position.step))
-        self._results.complete()
+        self._results.complete = True
 
     def left(self, position: Position) -> None:
         """End the training of a script that left its loop by `break`, at the latest when it destroys the process group."""
@@ -154,11 +148,10 @@ class Recorder(Steps):
         started = time.monotonic()
         self._wait_for_saves()
         self._checkpointer.save(position, self._job)
-        took_s = time.monotonic() - started
-        about = {"digests": self._checkpointer.digests, "changed": self._checkpointer.changed}
-        about |= {"pending": self._checkpointer.pending, "because": self._checkpointer.because}
+        saved, took_s = self._checkpointer, round(time.monotonic() - started, 6)
         own = self._settling.own(self._state, position.step)
-        return self.observer.checkpoint(position.step, duration_s=took_s, own=own, **about)
+        about = {"duration_s": took_s, "digests": saved.digests, "pending": saved.pending, "because": saved.because}
+        return self.observer.checkpoint(position.step, own, changed=saved.changed, **about)
 
     def _note_commits(self) -> None:
         """Record checkpoints that were committed asynchronously. Raises the error of their save."""

@@ -74,17 +74,6 @@ class Content(Protocol):
         ...
 
 
-class Peers(Protocol):
-    """How the ranks of one save exchange values and wait for each other."""
-
-    def gather(self, value: "RankFiles") -> "list[RankFiles]":
-        """The values of all ranks, in rank order; only rank 0 can rely on getting the others'."""
-        ...
-
-    def wait(self, what: str) -> None:
-        """Wait until all ranks have reached this point."""
-
-
 class RankFiles(NamedTuple):
     """The files that one rank has saved of a checkpoint, and the digests of the state that only it has."""
 
@@ -105,7 +94,7 @@ class Saver:
         self._disk.listeners.append(self._points)
         self.store = checkpoint_store(leg, order.keep, self._disk)
 
-    def save(self, content: Content, peers: Peers, *, before_commit: Callable[[], None] = lambda: None) -> None:
+    def save(self, content: Content, peers: "Peers", *, before_commit: Callable[[], None] = lambda: None) -> None:
         """Commit a checkpoint. A collective: every rank calls it. `before_commit` is called on each rank when all files are
         written; the checkpoint is committed only after every rank has returned from it.
 
@@ -117,7 +106,7 @@ class Saver:
             self._faults.reach("checkpoint.begin", step, disk=self._disk, objects=self.store.objects, until_saved=until_saved)
             self._save(content, peers, before_commit)
 
-    def _save(self, content: Content, peers: Peers, before_commit: Callable[[], None]) -> None:
+    def _save(self, content: Content, peers: "Peers", before_commit: Callable[[], None]) -> None:
         rank, step = self._order.rank, content.position.step
         staging = self.store.stage(step, self._order.attempt)
         with storage_errors(staging), _full_disk(staging), written_back(staging):
@@ -177,7 +166,7 @@ class Saver:
 
 
 class GroupPeers:
-    """Reaches the other ranks through the training's process group."""
+    """How the ranks of one save exchange values and wait for each other: through the training's process group."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -193,8 +182,8 @@ class GroupPeers:
 
 
 class StorePeers:
-    """Reaches the writers of the other ranks (`protocol.background`) through the rendezvous store. If a rank dies, the others
-    do not wait long: the attempt is over, and all are killed."""
+    """As GroupPeers, for the writers of the ranks (`protocol.background`): through the rendezvous store. If a rank dies, the
+    others do not wait long: the attempt is over, and all are killed."""
 
     def __init__(self, order: WorkerOrder) -> None:
         self._rank, self._size = order.rank, order.world_size
@@ -208,6 +197,7 @@ class StorePeers:
             self._store = torch.distributed.PrefixStore("chaosrun/saves", self._connect(timeout=_FOR_EVER))
 
     def gather(self, value: RankFiles) -> list[RankFiles]:
+        """The values of all ranks, in rank order; on other ranks than 0 only the rank's own."""
         if self._store is None:
             return [value]
         if self._rank:
@@ -225,6 +215,9 @@ class StorePeers:
             if self._store.add(key, 1) == self._size:
                 self._store.set(f"{key}/all", "1")
             self._store.wait([f"{key}/all"], _FOR_EVER)
+
+
+Peers = GroupPeers | StorePeers
 
 
 def _packed(sealed: RankFiles) -> str:

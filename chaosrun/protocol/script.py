@@ -23,7 +23,7 @@ from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.contents import batch_tensors, input_digest, tensors_in
 from chaosrun.observe.early_pass import EarlyPass, Pass, scalar
-from chaosrun.observe.found_state import FoundState, free_dropped_optimizers, names_of_optimizers, stepped_digest
+from chaosrun.observe.found_state import FoundState, free_dropped_optimizers, names_of_optimizers, rates_of, stepped_digest
 from chaosrun.observe.hooks import parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.modes import outside_modes
@@ -33,7 +33,7 @@ from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.determinism import seeds
 from chaosrun.protocol.earlier_traces import EarlierTraces
-from chaosrun.protocol.steps import EnoughSteps, Steps, refuse_captured, why_added, why_no_step
+from chaosrun.protocol.steps import Steps, refuse_captured, why_added, why_no_step
 from chaosrun.records.codec import changed
 from chaosrun.records.position import Position
 from chaosrun.records.traces import SavedRecord, SaveRecord
@@ -178,7 +178,7 @@ class ScriptTraining:
             if self._backwards:
                 if not self._steps.observer.has_met_an_optimizer:
                     self._steps.before_optimizer_step(parameters_of(optimizer))  # its backward passes were made in a closure
-                unmoving = self._began_with is not None and not any(self._state.learning_rates())
+                unmoving = self._began_with is not None and not any(rates_of(self._state.optimizers()))
                 self._finish_step([id(optimizer)])
                 self._unmoving = stepped_digest() if unmoving else None
             elif not self._recorded:
@@ -328,17 +328,16 @@ class ScriptTraining:
         return len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
 
     def _record(self) -> None:
-        assert self._steps and self._state
+        assert self._steps
         self._recorded, self._incomplete, self._may_add = True, True, False
-        names = names_of_optimizers(self._state.optimizers())
-        self._steps.record(self.position, self._primer, stepped=tuple(names[each] for each in self._stepped if each in names))
+        self._steps.record(self.position, self._primer, stepped=self._stepped)
 
     def _go_on(self) -> None:
-        """Go to the next step, unless this is inside an optimizer's closure. Raises EnoughSteps after the job's last."""
+        """Go to the next step, unless this is inside an optimizer's closure. Ends the script after the job's last."""
         if not self._calls:
             self._complete()
             if self._order.max_steps is not None and self.position.step >= self._order.max_steps:
-                raise EnoughSteps(0)
+                raise SystemExit(0)
 
     def _step_of_save(self) -> int | None:
         """The step to which a save that begins now belongs; None before the attempt's step is known."""

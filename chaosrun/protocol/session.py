@@ -264,7 +264,7 @@ class Session:
         whole = self._accelerator.gradient_accumulation_steps == 1
         self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step + whole)
         if self._recorder and whole:
-            self._recorder.record(self._position, None)
+            self._recorder.record_step(self._position, None)
             self._recorder.complete()
 
     def step(self, loss: torch.Tensor) -> None:
@@ -306,7 +306,7 @@ class Session:
             )
         self._position = Position(epoch=at.epoch, batches=batches_done, step=at.step + 1)
         if self._recorder:
-            self._recorder.record(self._position, self._primer, items=window.items if window else None)
+            self._recorder.record_step(self._position, self._primer, items=window.items if window else None)
 
     def finish(self) -> None:
         """End the training here, after leaving the loop by `break`. A collective; called by itself when the loop runs to its

@@ -108,14 +108,14 @@ class ShardedState(TrainingState):
             _load_optimizer(each, [next(groups) for _ in each.param_groups], state["optimizer"]["state"])
 
     def _rest(self) -> StateDict:
-        scaler = self._accelerator.scaler
+        scaler = self.accelerator.scaler
         return {"scheduler": self._scheduler_states(), "scaler": None if scaler is None else scaler.state_dict()}
 
     def _load_rest(self, saved: StateDict) -> None:
-        for number, scheduler in enumerate(self._accelerator._schedulers):
+        for number, scheduler in enumerate(self.accelerator._schedulers):
             scheduler.load_state_dict(saved["scheduler"][str(number)])
-        if self._accelerator.scaler is not None and saved["scaler"] is not None:
-            self._accelerator.scaler.load_state_dict(saved["scaler"])
+        if self.accelerator.scaler is not None and saved["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(saved["scaler"])
 
     def _local(self, state: Any) -> Any:
         return tree_map(lambda value: value.to_local() if isinstance(value, DTensor) else value, state)

@@ -139,26 +139,20 @@ def _buffer_name(source: Any) -> str | None:
 
 def unseedable_sampler(loader: Any) -> str | None:
     """The type of the torch sampler, if any, whose order cannot be restored."""
-    found = list(samplers(loader))
-    for sampler in found:
-        if isinstance(sampler, UNSEEDABLE) and not _takes_epoch(sampler, found):
-            return type(sampler).__name__
-    return None
+    return next((type(sampler).__name__ for sampler in _without_epoch(loader) if isinstance(sampler, UNSEEDABLE)), None)
 
 
 def _own_generator(loader: Any) -> tuple[str, str] | None:
     """Types of the first sampler with its own generator that is never reseeded, and of that generator."""
+    found = ((type(sampler).__name__, _generators(sampler)) for sampler in _without_epoch(loader))
+    return next(((name, type(own[0]).__name__) for name, own in found if own), None)
+
+
+def _without_epoch(loader: Any) -> Iterator[Any]:
+    """The samplers that have no `set_epoch`, nor a generator that the `set_epoch` of one around them may seed."""
     found = list(samplers(loader))
-    for sampler in found:
-        own = _generators(sampler)
-        if own and not _takes_epoch(sampler, found):
-            return type(sampler).__name__, type(own[0]).__name__
-    return None
-
-
-def _takes_epoch(sampler: Any, found: list[Any]) -> bool:
-    """Whether it, or a sampler around it, has a `set_epoch`, which may seed its generator."""
-    return _has(sampler, "set_epoch") or (bool(_generators(sampler)) and any(_has(other, "set_epoch") for other in found))
+    told = any(_has(sampler, "set_epoch") for sampler in found)
+    return (sampler for sampler in found if not (_has(sampler, "set_epoch") or (told and _generators(sampler))))
 
 
 def _generators(sampler: Any) -> list[Any]:

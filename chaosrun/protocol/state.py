@@ -127,7 +127,7 @@ class TrainingState(ObservedState):
     def parts(self, *, shared: bool, digested: bool) -> dict[str, object]:
         """Everything that a save writes, and everything that is digested; with `shared` and `digested` also the state that
         ranks share. Nothing is copied: the tensors are the live ones."""
-        own, saved = self._accelerator, self.components()
+        own, saved = self.accelerator, self.components()
         weights = [own.get_state_dict(model, unwrap=False) for model in own._models] if shared else []
         stateful = (loader if getattr(loader, "use_stateful_dataloader", False) else None for loader in own._dataloaders)
         return {
@@ -162,8 +162,8 @@ class TrainingState(ObservedState):
             registered = {name: item.state_dict() for name, item in self.all_registered().items()}
         return {
             "v": 1,
-            "micro_step": self._accelerator.step,
-            "rng": capture_rng(self._accelerator.device),
+            "micro_step": self.accelerator.step,
+            "rng": capture_rng(self.accelerator.device),
             "buffers": {name: tensor.detach() for name, tensor in self._buffers().items()},
             "registered": registered,
             "gradients": [
@@ -174,7 +174,7 @@ class TrainingState(ObservedState):
 
     def save(self, directory: Path) -> None:
         """Write the state that ranks save together. A collective."""
-        self._accelerator.save_state(str(directory), safe_serialization=True)
+        self.accelerator.save_state(str(directory), safe_serialization=True)
 
     def own_files(self, directory: Path, rank: int) -> list[str]:
         """Names of the files that `save` has written on this rank alone."""
@@ -200,7 +200,7 @@ class TrainingState(ObservedState):
     def load_copied(self, own: Any, shared: Any) -> None:
         """Restore everything as `load` does, from the results of `parts` for the rank's own and the shared state; neither is
         modified."""
-        accelerator = self._accelerator
+        accelerator = self.accelerator
         for model, weights in zip(accelerator._models, shared["weights"], strict=True):
             model.load_state_dict(weights)
         optimizers, schedulers = shared["states"]
@@ -217,7 +217,7 @@ class TrainingState(ObservedState):
 
     def _load_rank_values(self, saved: StateDict) -> None:
         """Load the rank's own values, the random streams last."""
-        self._accelerator.step = saved["micro_step"]
+        self.accelerator.step = saved["micro_step"]
         self._load_buffers(saved["buffers"])
         self._load_rest(saved)
         # What zero_grad(set_to_none=False) leaves: an optimizer passes over a parameter without a gradient.
@@ -233,7 +233,7 @@ class TrainingState(ObservedState):
             )
         for name, item in registered.items():
             item.load_state_dict(self._as_live(saved["registered"][name], item))
-        restore_rng(saved["rng"], self._accelerator.device)
+        restore_rng(saved["rng"], self.accelerator.device)
 
     def _load_buffers(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Raises RestoreMismatchError naming a buffer that the model lacks, or that was not saved."""
@@ -269,8 +269,10 @@ class TrainingState(ObservedState):
     def _load_prepared(self, directory: Path) -> None:
         """Load the files of `save`."""
         # Through the CPU: accelerate's default would restore AdamW's step counters, which are on the CPU, to the GPU.
-        with self._custom_objects_left_alone():
-            self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
+        # accelerate loads registered objects by a full unpickling, which runs any code, and gives rank 0's to all ranks: let it
+        # count these objects and load none. Each rank's own state of them is in its rank file.
+        with replaced(self.accelerator, {"_custom_objects": _Counted(self.accelerator._custom_objects)}):
+            self.accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
 
     def own_loading(self) -> dict[str, str]:
         """Classes of the optimizers whose load_state_dict is the script's own, by number."""
@@ -316,22 +318,24 @@ class TrainingState(ObservedState):
         """A registered object's state, in the form that it loads."""
         return saved
 
-    @contextmanager
-    def _custom_objects_left_alone(self) -> Iterator[None]:
-        """accelerate loads registered objects by a full unpickling, which runs any code, and gives rank 0's to all ranks: let
-        it count these objects and load none. Each rank's own state of them is in its rank file."""
-        objects = self._accelerator._custom_objects
-        self._accelerator._custom_objects = _Counted(objects)
-        try:
-            yield
-        finally:
-            self._accelerator._custom_objects = objects
-
     def _own_device(self, storage: Any, location: str) -> Any:
         """Map tensors saved from a GPU to this rank's GPU; the rest stays on the CPU."""
         if location == "cpu":
             return storage
-        return torch.serialization.default_restore_location(storage, str(self._accelerator.device))
+        return torch.serialization.default_restore_location(storage, str(self.accelerator.device))
+
+
+@contextmanager
+def replaced(accelerator: Accelerator, attributes: Mapping[str, object]) -> Iterator[None]:
+    """Give it these attributes in the block."""
+    before = {name: getattr(accelerator, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(accelerator, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(accelerator, name, value)
 
 
 def _zeros(parameter: torch.Tensor) -> torch.Tensor:

@@ -146,10 +146,10 @@ class Steps:
         self.observer.before_optimizer_step(stepped)
 
     def record(
-        self, position: Position, primer: BucketPrimer | None, *, items: int | None = None, stepped: tuple[str, ...] = ()
+        self, position: Position, primer: BucketPrimer | None, *, items: int | None = None, stepped: Iterable[int] = ()
     ) -> None:
         """Record a complete optimizer step. `items`: the items of its window over all ranks, None for a loop that does not
-        count them. `primer` is None for a skipped batch: nothing went through DDP. `stepped`: see `StepRecord`."""
+        count them. `primer` is None for a skipped batch: nothing went through DDP. `stepped`: see `Observer.step`."""
         self.heart.beat("record", position.step)
         if primer and primer.is_news:
             about = {"step": position.step, "layout": primer.layout(), "primed": primer.primed}
@@ -167,7 +167,3 @@ class Steps:
         self.observer.end(position, checkpoint=checkpoint)
         self.heart.beat("ended", position.step)
         self.ended = True
-
-
-class EnoughSteps(SystemExit):
-    """Raised when the job has made its max_steps, to end the script."""

@@ -271,21 +271,21 @@ def overwrite(name: str, value: float) -> Callable[[], Mutant]:
 
 
 def schedules(state: TrainingState) -> list[dict[str, Any]]:
-    return [dict(scheduler.state_dict()) for scheduler in state._accelerator._schedulers]
+    return [dict(scheduler.state_dict()) for scheduler in state.accelerator._schedulers]
 
 
 def forget_schedule(state: TrainingState, before: list[dict[str, Any]]) -> None:
-    for scheduler, values in zip(state._accelerator._schedulers, before, strict=True):
+    for scheduler, values in zip(state.accelerator._schedulers, before, strict=True):
         scheduler.load_state_dict(values)
 
 
 def schedule_ahead(state: TrainingState, _: None) -> None:
-    for scheduler in state._accelerator._schedulers:
+    for scheduler in state.accelerator._schedulers:
         scheduler.load_state_dict({**scheduler.state_dict(), "last_epoch": scheduler.state_dict()["last_epoch"] + 1})
 
 
 def scaler_of(state: TrainingState) -> torch.amp.GradScaler:
-    scaler = state._accelerator.scaler
+    scaler = state.accelerator.scaler
     assert isinstance(scaler, torch.amp.GradScaler)
     return scaler
 
@@ -410,7 +410,7 @@ def miscounted_batches() -> Mutant:
 
 
 def wrong_micro_step(state: TrainingState, _: None) -> None:
-    state._accelerator.step += 1
+    state.accelerator.step += 1
 
 
 def older_checkpoint() -> Mutant:

@@ -37,7 +37,7 @@ def test_a_group_without_a_learning_rate_is_recorded_as_nan(monkeypatch: pytest.
     attached = ObservedState(cast(Any, SimpleNamespace(_optimizers=[SimpleNamespace(optimizer=each) for each in made])))
     found = FoundState(None)
     monkeypatch.setattr(found, "optimizers", lambda: made)
-    for rates in (attached.learning_rates(), found.learning_rates()):
+    for rates in (rates_of(attached.optimizers()), rates_of(found.optimizers())):
         assert [str(rate) for rate in rates] == ["nan", "nan", "0.5"]
 
 
@@ -151,7 +151,7 @@ def test_an_optimizer_of_an_earlier_phase_does_not_count(phases: list[torch.opti
     found = begun(phases, second)
     assert found.optimizers() == [first, second]  # it has not stepped yet
     found.keep(second)
-    assert found.optimizers() == [second] and found.learning_rates() == [0.25]
+    assert found.optimizers() == [second] and rates_of([second]) == [0.25]
     found.keep(first)  # it steps again: they go by turns
     found.keep(second)
     assert found.optimizers() == [first, second]

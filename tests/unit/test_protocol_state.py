@@ -29,7 +29,7 @@ def state() -> TrainingState:
 
 
 def save(state: TrainingState, folder: Path) -> Path:
-    state._accelerator.save_state(str(folder), safe_serialization=True)
+    state.accelerator.save_state(str(folder), safe_serialization=True)
     rank_file = folder / "chaosrun-rank-0.pt"
     rank_file.write_bytes(state.rank_payload())
     return rank_file
@@ -96,7 +96,7 @@ PICKLED = ["chaosrun-rank-0.pt", "custom_checkpoint_0.pkl", "optimizer.bin", "ra
 
 
 def test_these_are_all_the_files_that_could_hold_code(state: TrainingState, tmp_path: Path) -> None:
-    state._accelerator.register_for_checkpointing(Counter())
+    state.accelerator.register_for_checkpointing(Counter())
     save(state, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*PICKLED, "model.safetensors"])
 
@@ -105,7 +105,7 @@ def test_these_are_all_the_files_that_could_hold_code(state: TrainingState, tmp_
 @pytest.mark.parametrize("how", ["torch.save", "old torch.save", "pickle"])
 def test_no_file_of_a_checkpoint_runs_code(state: TrainingState, tmp_path: Path, name: str, how: str) -> None:
     folder, sprung = tmp_path / "checkpoint", tmp_path / "sprung"
-    state._accelerator.register_for_checkpointing(Counter())
+    state.accelerator.register_for_checkpointing(Counter())
     rank_file = save(state, folder)
     assert (folder / name).is_file()
     trap = {"state": Trap(sprung), "step": 0}
@@ -133,7 +133,7 @@ def test_nor_does_it_run_where_the_look_beforehand_sees_nothing(
     state: TrainingState, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, sprung = tmp_path / "checkpoint", tmp_path / "sprung"
-    state._accelerator.register_for_checkpointing(Counter())
+    state.accelerator.register_for_checkpointing(Counter())
     rank_file = save(state, folder)
     torch.save({"state": Trap(sprung), "step": 0}, folder / name)
     monkeypatch.setattr("chaosrun.protocol.state.refuse_code", lambda directory: None)
@@ -144,12 +144,12 @@ def test_nor_does_it_run_where_the_look_beforehand_sees_nothing(
 
 def test_what_was_registered_with_accelerate_comes_back_from_the_ranks_own_file(state: TrainingState, tmp_path: Path) -> None:
     counter = Counter()
-    state._accelerator.register_for_checkpointing(counter)
+    state.accelerator.register_for_checkpointing(counter)
     rank_file = save(state, tmp_path)
     counter.value = 5
     state.load(tmp_path, rank_file)
     assert counter.value == 3
-    assert state._accelerator._custom_objects == [counter]
+    assert state.accelerator._custom_objects == [counter]
 
 
 def test_state_of_a_class_is_refused_when_it_is_saved(state: TrainingState) -> None:
@@ -161,13 +161,13 @@ def test_state_of_a_class_is_refused_when_it_is_saved(state: TrainingState) -> N
 
 def test_unless_the_user_names_the_class(state: TrainingState, tmp_path: Path) -> None:
     colour, name = Counter(Colour.RED), f"{Colour.__module__}.Colour"
-    named = TrainingState(state._accelerator, classes=(name,))
+    named = TrainingState(state.accelerator, classes=(name,))
     named.register("colour", colour)
     rank_file = save(named, tmp_path)
     colour.value = None
     named.load(tmp_path, rank_file)
     assert colour.value is Colour.RED
-    other = TrainingState(state._accelerator)
+    other = TrainingState(state.accelerator)
     other.register("colour", Counter())
     with pytest.raises(InvalidCheckpointError, match="Colour"):
         other.load(tmp_path, rank_file)
@@ -176,7 +176,7 @@ def test_unless_the_user_names_the_class(state: TrainingState, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["os.system", "nowhere.Class", "enum.NoSuch", "builtins.eval"])
 def test_only_classes_can_be_named(state: TrainingState, name: str) -> None:
     with pytest.raises(MisuseError, match=re.escape(name)):
-        TrainingState(state._accelerator, classes=(name,)).rank_payload()
+        TrainingState(state.accelerator, classes=(name,)).rank_payload()
 
 
 def test_a_missing_rng_file_of_accelerate_changes_nothing(state: TrainingState, tmp_path: Path) -> None:

@@ -191,8 +191,7 @@ def test_only_rank_zero_writes_the_files_that_accelerate_has_every_rank_write(
 ) -> None:
     accelerator, loader = prepared(STATEFUL)
     scaler = accelerator.scaler = torch.amp.GradScaler("cpu")  # pyright: ignore[reportPrivateImportUsage]
-    with _Live(accelerator, TrainingState(accelerator), rank, Position(), {}).shared_files_by_rank_zero():
-        accelerator.save_state(str(tmp_path / "state"))
+    _Live(accelerator, TrainingState(accelerator), rank, Position(), {}).write(tmp_path / "state")
     names = {path.name for path in (tmp_path / "state").iterdir()} & {"dl_state_dict.bin", "scaler.pt"}
     assert sorted(names) == written
     assert accelerator._dataloaders == [loader]
