@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from urllib.parse import unquote, urlsplit
 
 from chaosrun.observe.writers import wrap_imported
 from chaosrun.records.codec import encode
+from chaosrun.records.layout import LegLayout
 from chaosrun.records.opened import OpenedFile, TrainingTime
+from chaosrun.records.order import WorkerOrder
 
 NATIVE_READERS = (
     ("safetensors", "safe_open"),
@@ -49,30 +51,20 @@ _THIS_LEG = TrainingTime(leg="", begun_s=0.0, since_s=0.0, until_s=0.0)
 
 
 class FileWatch:
-    """Records in `record`, once each, the files of `earlier` legs that a rank and its children read. Files in the leg's `own`
-    folder belong to this leg, even if another process trained next to it before a supervisor took over."""
+    """Records, once each, the files of earlier legs that a rank and its children read. Files in the leg's own folder belong to
+    this leg, even if another process trained next to it before a supervisor took over."""
 
-    def __init__(
-        self,
-        earlier: Sequence[TrainingTime],
-        record: Path,
-        *,
-        own: Path,
-        attempt: int,
-        rank: int,
-        ours: Sequence[str] = (),
-        made: Sequence[Path] = (),
-        since_s: float = 0.0,
-    ) -> None:
-        """`ours`: paths below which nothing counts. `made`: folders whose files count as an earlier attempt's if they were last
-        changed between `since_s` and now."""
-        self._record, self._attempt, self._rank = record, attempt, rank
-        self._earlier = earlier
-        self._own = os.path.join(os.path.realpath(own), "")
+    def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
+        self._record, self._attempt, self._rank = leg.attempt(order.attempt).opened(order.rank), order.attempt, order.rank
+        self._earlier = order.earlier
+        self._own = os.path.join(os.path.realpath(leg.path), "")
+        # Files here count as an earlier attempt's if they were last changed between the drill's beginning and now.
+        made = (leg.output, leg.work) if order.attempt > 1 else ()
         self._made = tuple(os.path.join(os.path.realpath(folder), "") for folder in made)
-        self._since_s, self._began_s = since_s, time.time()
+        self._since_s, self._began_s = order.drill_began_s, time.time()
         self._told: set[str] = set()
-        self._caches = (*caches(), *ours)
+        # The reference's traces show the attempt's position.
+        self._caches = (*caches(), *([f"{order.reference_path}/attempts/"] if order.reference_path else ()))
         self._kept: dict[tuple[int, int], tuple[TrainingTime, float]] = {}
         """By device and inode: files of another leg that have since been renamed, appended to or given other rights."""
         self._handlers: Mapping[str, Callable[..., None]] = {

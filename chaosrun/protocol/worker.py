@@ -209,11 +209,7 @@ def _set_up_leg(context: WorkerContext) -> None:
         context.file_guard.install()
     context.settling.listen()
     if order.earlier:
-        about = {"own": leg.path, "attempt": order.attempt, "rank": order.rank, "since_s": order.drill_began_s}
-        # The reference's traces show the attempt's position.
-        ours = (f"{order.reference_path}/attempts/",) if order.reference_path else ()
-        made = (leg.output, leg.work) if order.attempt > 1 else ()
-        context.files = FileWatch(order.earlier, leg.attempt(order.attempt).opened(order.rank), ours=ours, made=made, **about)
+        context.files = FileWatch(order, leg)
         context.files.begin()
 
 

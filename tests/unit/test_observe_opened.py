@@ -7,6 +7,7 @@ import pwd
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from chaosrun.cluster import joining
 from chaosrun.observe import opened as module
 from chaosrun.observe.opened import FileWatch, caches
 from chaosrun.records.history import read_leg
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
 from tests.records import read_lines
 from tests.unit.forked import printed
@@ -24,8 +25,14 @@ from tests.unit.legs import edit_journal, edit_ranks, write_run
 IMPORTS = """
 import dbm.dumb, json, os, pathlib, pickle, shelve, sqlite3, sys, time
 import numpy, torch, safetensors.torch
+from types import SimpleNamespace
 from chaosrun.observe.opened import FileWatch
 from chaosrun.records.opened import TrainingTime
+
+def watch(root, own, earlier, made="nowhere", began_s=0.0):
+    attempt = SimpleNamespace(opened=lambda rank: root / "record")
+    leg = SimpleNamespace(path=own, output=root / made, work=root / made, attempt=lambda number: attempt)
+    return FileWatch(SimpleNamespace(attempt=2, rank=1, earlier=earlier, drill_began_s=began_s, reference_path=None), leg)
 """
 LEAVE = """
 os.chdir(root)
@@ -53,7 +60,7 @@ while time.time() < since + 0.15: pass
 until = time.time()
 while time.time() < until + 0.05: pass
 earlier = TrainingTime(leg="reference leg", begun_s=early, since_s=since, until_s=until)
-watching = FileWatch([earlier], root / "record", own=root / "own", attempt=2, rank=1)
+watching = watch(root, root / "own", [earlier])
 watching.begin()
 """
 READS = {
@@ -104,7 +111,7 @@ PROGRAMS = {
     "others": "\n".join(OTHERS),
     "native": NATIVE,
     "again": (
-        "watching = FileWatch([], root / 'record', own=root, attempt=2, rank=1, made=[root / 'elsewhere'], since_s=early)\n"
+        "watching = watch(root, root, [], 'elsewhere', early)\n"
         "watching.begin()\n"
         "for path in ('elsewhere/absolute', 'text'): open(path, 'r+').read()\n"
         "open('elsewhere/new', 'w').write('1'); open('elsewhere/new').read(); open('elsewhere/chdir', 'w').write('2')\n"
@@ -226,7 +233,8 @@ def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/nowhere", 3, b"\0", None, "/tmp"])
 def test_what_cannot_be_looked_at_is_left_to_whoever_opens_it(path: object) -> None:
     earlier = [TrainingTime(leg="x", begun_s=0, since_s=0, until_s=time.time())]
-    watching = FileWatch(earlier, Path("/nowhere/record"), own=Path("/nowhere"), attempt=1, rank=0)
+    order: Any = SimpleNamespace(earlier=earlier, attempt=1, rank=0, drill_began_s=0.0, reference_path=None)
+    watching = FileWatch(order, LegLayout(Path("/nowhere")))
     watching._open(path, "r", 0)
     watching._keep(path)
     watching._start(path)
