@@ -17,12 +17,8 @@ class Pass(NamedTuple):
     """A call of an outermost module."""
 
     module: torch.nn.Module
-    inputs: tuple[Any, ...]
-    named: dict[str, object]
-
-    @property
-    def arguments(self) -> list[Any]:
-        return [self.inputs, self.named]
+    arguments: list[Any]
+    """Those given by position, and those given by name."""
 
     @property
     def comes_early(self) -> bool:

@@ -7,6 +7,7 @@ format is `records.inspection`; values that are equal on several ranks or in sev
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -167,22 +168,22 @@ class Inspector:
 
     def _stored(self, entry: InspectedValue, raw: Any, dtype: str, shape: tuple[int, ...]) -> InspectedValue:
         digest = xxhash.xxh3_128_hexdigest(raw)
-        path = self._tensors / digest
-        if not path.exists():
-            # Other ranks may write the same at the same time, and a kill may come in between.
-            temporary = path.with_name(f".{digest}.{os.getpid()}")
-            temporary.write_bytes(raw)
-            os.replace(temporary, path)
+        if not (self._tensors / digest).exists():
+            _put(self._tensors / digest, raw)
         return changed(entry, bytes=digest, dtype=dtype, shape=list(shape))
 
     def _write(self, name: str, step: int) -> None:
         moment = InspectedMoment(step=step, entries=list(self._entries.values()), script=self._script)
-        path = self._folder / name
-        temporary = path.with_name(f".{name}")
-        temporary.write_bytes(encode(moment))
-        os.replace(temporary, path)
+        _put(self._folder / name, encode(moment))
         self._entries.clear()
         self._script = {}
+
+
+def _put(path: Path, data: Any) -> None:
+    """Write a whole file: other ranks may write the same at the same time, and a kill may come in between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
 
 
 def _raw(tensor: torch.Tensor) -> Any:

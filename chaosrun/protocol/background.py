@@ -304,21 +304,21 @@ class _Copied:
         restore_rng(copied["values"]["rng"], torch.device("cpu"))
         # accelerate requires these, and this process has none.
         torch.cuda.get_rng_state_all = lambda: copied["cuda_streams"]
-        optimizers, schedulers = ([_Holder(state) for state in states] for states in copied["states"])
+        optimizers, schedulers = ([_Holder(state=state) for state in states] for states in copied["states"])
         save_accelerator_state(
             str(staging),
             copied["weights"],
             optimizers,
             schedulers,
-            [_Holder(state, dataset=None, use_stateful_dataloader=state is not None) for state in copied["loaders"]],
+            [_Holder(state=state, dataset=None, use_stateful_dataloader=state is not None) for state in copied["loaders"]],
             self._order.rank,
             copied["values"]["micro_step"],
-            None if copied["scaler"] is None else _Holder(copied["scaler"]),  # pyright: ignore[reportArgumentType]
+            None if copied["scaler"] is None else _Holder(state=copied["scaler"]),  # pyright: ignore[reportArgumentType]
             save_on_each_node=copied["each_node"],
             safe_serialization=True,
         )
         for number, state in enumerate(copied["custom"]):
-            save_custom_state(_Holder(state), str(staging), number, save_on_each_node=copied["each_node"])
+            save_custom_state(_Holder(state=state), str(staging), number, save_on_each_node=copied["each_node"])
         return [f"random_states_{self._order.rank}.pkl"]
 
     def payload(self) -> bytes:
@@ -357,9 +357,6 @@ def refuse_changes(component: str, before: Mapping[str, str], after: Mapping[str
 
 class _Holder(SimpleNamespace):
     """Stands for an object of the training: its state_dict is the copy."""
-
-    def __init__(self, state: object, **more: object) -> None:
-        super().__init__(state=state, **more)
 
     def state_dict(self) -> object:
         return self.state

@@ -49,16 +49,10 @@ def rank_file(rank: int) -> str:
 class Content(Protocol):
     """The state that one rank saves."""
 
-    @property
-    def position(self) -> Position: ...
-
-    @property
-    def job(self) -> Mapping[str, object]: ...
-
-    @property
-    def own_components(self) -> Sequence[str]:
-        """Components of the state that differ by rank."""
-        ...
+    position: Position
+    job: Mapping[str, object]
+    own_components: Sequence[str]
+    """Components of the state that differ by rank."""
 
     def write(self, staging: Path) -> list[str]:
         """Write all files but the rank's own file. Returns the names of those that no other rank writes."""

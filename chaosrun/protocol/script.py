@@ -107,7 +107,7 @@ class ScriptTraining:
         if self._busy:
             return
         with self._ignoring_events():
-            call = Pass(module, inputs, named)
+            call = Pass(module, [inputs, named])
             if (tensors := [*tensors_in(call.arguments)]) and all(tensor.grad_fn for tensor in tensors):
                 return  # it continues from another module's output
             if not module.training:
