@@ -6,7 +6,7 @@ import functools
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import torch
 
@@ -26,10 +26,6 @@ ENOUGH = 2
 
 StateOrLost = State | Literal["lost"]
 """Result of a rank's comparison. Lost: an earlier attempt had reached this step, which is only repeated now."""
-
-
-class Decided(SystemExit):
-    """Raised through the script, so that its `finally` blocks and exit handlers run."""
 
 
 class EarlyEnd:
@@ -75,32 +71,34 @@ class EarlyEnd:
 
     def look(
         self, step: int, saved: CheckpointRecord | None, record: Callable[[], StateRecord], save: Callable[[], object]
-    ) -> None:
-        """Compare the state with the reference's, and leave if the leg is decided. A collective: every rank calls it at the
-        same steps, and all leave or none.
+    ) -> bool:
+        """Compare the state with the reference's. Returns whether to leave, as the leg is decided. A collective: every rank
+        calls it at the same steps, and all leave or none.
 
-        `saved`: the checkpoint of this step. Without one, `record` records the state, and a rank that leaves calls `save`.
+        `saved`: the checkpoint of this step. Without one, `record` records the state, and for a rank that leaves `save` is
+        called.
         """
         if not self._order.settle:
             if saved is None:
                 record()
-            return
+            return False
         (expected, last), lost = self._reference, step <= self._came_to
         states = self._gather("lost" if lost else state_of(expected.get(step), saved or record())[0])
         if "lost" in states:
-            return
+            return False
         if "differs" in states:
             self._differing = self._differing + 1 if saved else max(1, self._differing)
         equal = not self._differing and set(states) == {"equal"}
         self._was_equal = self._was_equal or equal
         if self._order.settle == "watch":
-            return
+            return False
         if equal and step < last:  # after the last step there is nothing left to skip
             if saved is None:
                 save()
-            self._leave(SETTLED)
-        if saved and self._differing >= ENOUGH and self._order.settle == "stop":
-            self._leave(DIFFERED)
+            self.left = SETTLED
+        elif saved and self._differing >= ENOUGH and self._order.settle == "stop":
+            self.left = DIFFERED
+        return self.left is not None
 
     @functools.cached_property
     def _came_to(self) -> int:
@@ -125,7 +123,3 @@ class EarlyEnd:
         states: list[StateOrLost] = ["unknown"] * self._order.world_size
         torch.distributed.all_gather_object(states, state)
         return states
-
-    def _leave(self, how: str) -> NoReturn:
-        self.left = how
-        raise Decided(0)

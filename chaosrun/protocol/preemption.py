@@ -52,10 +52,6 @@ def unsignalled() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Preempted(SystemExit):
-    """Raised to end the script normally: its `finally` blocks and exit handlers run."""
-
-
 class Preemption:
     """The preemption notice of one rank: whether it arrived, and after which step all ranks leave."""
 
@@ -184,7 +180,7 @@ class Preemption:
         self.left = step
         if self._store is not None:
             self._gather(self._store)
-        raise Preempted(PREEMPTED_EXIT_CODE)
+        raise SystemExit(PREEMPTED_EXIT_CODE)  # a normal end: the script's `finally` blocks and exit handlers run
 
     def _gather(self, store: "torch.distributed.Store") -> None:
         """Wait until all ranks are done with the checkpoint before any of them closes its sockets (hazard P8); but not for the
@@ -227,5 +223,5 @@ class Preemption:
 
 
 def _left(message: str, told: int, handled: str | None = None) -> WorkerEnd:
-    error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
+    error = RaisedError(type="Preempted", message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
     return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=told, handled=handled)

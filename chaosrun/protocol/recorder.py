@@ -12,7 +12,6 @@ from chaosrun.observe.hooks import hook_each_step, parameters_of, uncompiled
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.context import WorkerContext
-from chaosrun.protocol.early_end import Decided
 from chaosrun.protocol.loader_workers import LoaderWorkers, newest_workers
 from chaosrun.protocol.rendezvous import before_group_ends
 from chaosrun.protocol.state import TrainingState
@@ -105,11 +104,9 @@ class Recorder(Steps):
             self._preemption.leave(position.step)
         if saved or self._settling.is_due(position.step):
             record, save = partial(self._record_state, position.step), partial(self._checkpoint, position)
-            try:
-                self._settling.look(position.step, saved, record, save)
-            except Decided:
+            if self._settling.look(position.step, saved, record, save):
                 self._wait_for_saves()
-                raise
+                raise SystemExit(0)  # through the script, so that its `finally` blocks and exit handlers run
         self.heart.beat("fetch", position.step + 1)
 
     def finish(self, position: Position) -> None:

@@ -10,7 +10,7 @@ from legs import KILLS, edit_trace, only, put, write_run
 from msgspec import structs
 
 from chaosrun.observe.own import OwnState
-from chaosrun.protocol.early_end import Decided, EarlyEnd, StateOrLost
+from chaosrun.protocol.early_end import EarlyEnd, StateOrLost
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.order import Settle, WorkerOrder
 from chaosrun.records.run_file import read_run
@@ -63,9 +63,7 @@ def left_at(
         assert record.digests
         if step in differs:
             record = replace_digests(record)
-        try:
-            settling.look(step, record, never, never)
-        except Decided:
+        if settling.look(step, record, never, never):
             return step, settling.left
     return None, settling.left
 
@@ -154,13 +152,8 @@ def test_a_leg_settles_between_checkpoints(
     settling, taken = Team(replace(order_of(run, settle), every_steps=40), run.leg("chaos")), list[int]()
     here, later = (saved[step] if equal else replace_digests(saved[step]) for step in (8, 12))
     state = StateRecord(step=8, time_s=0.0, digests=here.digests, own=here.own)
-    at: int | None = None
-    try:
-        settling.look(8, None, lambda: state, lambda: taken.append(8))
-        settling.look(12, later, never, never)
-    except Decided:
-        at = 8 if taken else 12
-    assert (at, settling.left) == left
+    leaves = settling.look(8, None, lambda: state, lambda: taken.append(8)) or settling.look(12, later, never, never)
+    assert ((8 if taken else 12) if leaves else None, settling.left) == left
     # What was equal once needs no further look, and at what differs the next checkpoint decides.
     assert settling.is_due(16) is not equal
 
