@@ -21,6 +21,7 @@ from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.checkpoint.retention import to_delete
 from chaosrun.checkpoint.storage_errors import storage_errors
 from chaosrun.errors import InvalidCheckpointError
+from chaosrun.records.events import CheckpointQuarantined
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import CHECKPOINT_NAME, MANIFEST_NAME, LegLayout, checkpoint_name, checkpoint_step
 from chaosrun.records.manifest import FileEntry, Manifest, check_member_name
@@ -36,20 +37,12 @@ _OWN_LEVELS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
-    name: str
-    step: int
-    reason: str
-    moved_to: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The checkpoint to restore (None: start from the beginning) and the damaged ones found before it."""
 
     name: str | None
     manifest: Manifest | None
-    quarantined: tuple[Quarantined, ...] = ()
+    quarantined: tuple[CheckpointQuarantined, ...] = ()
     signature: str = ""
     """Signature of its files from before they were hashed."""
 
@@ -166,7 +159,7 @@ class CheckpointStore:
 
         Call between attempts only. Older checkpoints are not audited.
         """
-        quarantined: list[Quarantined] = []
+        quarantined: list[CheckpointQuarantined] = []
         while True:
             self._finish_interrupted_commit()
             step = max(self.steps(), default=None)
@@ -184,21 +177,21 @@ class CheckpointStore:
                 about = {"quarantined": tuple(quarantined), "signature": self._vouched[step]}
                 return Selection(name=name, manifest=manifest, **about)
 
-    def set_aside(self, step: int, reason: str) -> Quarantined | None:
+    def set_aside(self, step: int, reason: str) -> CheckpointQuarantined | None:
         """Move a checkpoint that must not be resumed from to quarantine; None if there is none of this step.
 
         Call between attempts only.
         """
         return self._quarantine(step, "unwanted", reason) if step in self.steps() else None
 
-    def quarantined(self) -> Iterator[Quarantined]:
+    def quarantined(self) -> Iterator[CheckpointQuarantined]:
         """Checkpoints already in quarantine: a supervisor may have been killed before it could report them."""
         with storage_errors(self._layout.quarantine):
             found = [match for name in sorted(_listed(self._layout.quarantine)) if (match := ASIDE_NAME.fullmatch(name))]
         for match in found:
             step, moved_to = int(match[1]), str(self._layout.quarantine / match[0])
             reason = f"set aside as {match[2]} by a supervisor that ended before it could say why"
-            yield Quarantined(name=checkpoint_name(step), step=step, reason=reason, moved_to=moved_to)
+            yield CheckpointQuarantined(name=checkpoint_name(step), step=step, reason=reason, moved_to=moved_to)
 
     def clear_staging(self) -> list[str]:
         """Remove what killed attempts left in staging, and return its names; other entries stay. Call between
@@ -225,10 +218,10 @@ class CheckpointStore:
             return False
         return True
 
-    def _quarantine(self, step: int, why: str, reason: str) -> Quarantined:
+    def _quarantine(self, step: int, why: str, reason: str) -> CheckpointQuarantined:
         with storage_errors(self._layout.quarantine):
             moved_to = self._to_quarantine(checkpoint_name(step), why)
-        return Quarantined(name=checkpoint_name(step), step=step, reason=reason, moved_to=str(moved_to))
+        return CheckpointQuarantined(name=checkpoint_name(step), step=step, reason=reason, moved_to=str(moved_to))
 
     def _to_quarantine(self, name: str, why: str) -> Path:
         self._disk.make_directories_durably(self._layout.quarantine)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chaosrun.checkpoint.object_store import checkpoint_store
-from chaosrun.checkpoint.store import Quarantined
 from chaosrun.cluster.messages import AgentDied, Announced, Exited, LauncherFailed, NodeEvent, RanksStopped
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -259,7 +258,7 @@ class Supervisor:
             observations=self._observations,
             outside_faults=self.outside_faults,
             store=self._store,
-            record_quarantined=self._record_quarantined,
+            record_quarantined=self._record,
         )
 
     def _act(self, action: lifecycle.Action) -> None:
@@ -276,7 +275,7 @@ class Supervisor:
             case lifecycle.SetAside():
                 step = checkpoint_step(action.name)
                 if step is not None and (aside := self._store.set_aside(step, action.reason)):
-                    self._record_quarantined(aside)
+                    self._record(aside)
             case lifecycle.Rest():
                 self._rest_until_s = time.monotonic() + action.seconds
 
@@ -307,7 +306,7 @@ class Supervisor:
             self._record(recorded.StagingCleared(names=tuple(cleared)), durable=False)
         selection = self._store.newest_valid()
         for bad in selection.quarantined:
-            self._record_quarantined(bad)
+            self._record(bad)
         self._audited = selection.signature
         step = selection.manifest.step if selection.manifest else 0
         if missed := self._observations.missed(self._template, resume=step, passed=self._passed):
@@ -319,9 +318,6 @@ class Supervisor:
         self, outcome: recorded.Outcome, message: str, hint: str | None = None, code: recorded.EndCode | None = None
     ) -> None:
         self._pending.append(lifecycle.EndLeg(lifecycle.Finish(outcome=outcome, message=message, hint=hint, code=code)))
-
-    def _record_quarantined(self, bad: Quarantined) -> None:
-        self._record(recorded.CheckpointQuarantined(name=bad.name, step=bad.step, reason=bad.reason, moved_to=bad.moved_to))
 
     def _start(self, action: lifecycle.Start) -> None:
         fired = read_markers(self._leg)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chaosrun.checkpoint.store import CheckpointStore, Quarantined
+from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.cluster.messages import Exited
 from chaosrun.processes import ProcessIdentity, identify, kill_all
 from chaosrun.records import events as recorded
@@ -34,7 +34,7 @@ def take_over(
     observations: Observations,
     outside_faults: OutsideFaults,
     store: CheckpointStore,
-    record_quarantined: Callable[[Quarantined], None],
+    record_quarantined: Callable[[recorded.CheckpointQuarantined], None],
 ) -> Resume:
     """`past`: the journal as it was found; `now_s`: wall clock, like the times in it."""
     left_over = list(_left_over(past, leg))
@@ -47,7 +47,7 @@ def take_over(
     observations.observed = {record.fault for record in past if isinstance(record, recorded.FaultObserved)}
     told = {Path(record.moved_to or "").name for record in past if isinstance(record, recorded.CheckpointQuarantined)}
     for aside in store.quarantined():
-        if Path(aside.moved_to).name not in told:
+        if Path(aside.moved_to or "").name not in told:
             record_quarantined(aside)
     observations.of_notes()
     outside_faults.take_over(past, now_s)

@@ -167,7 +167,7 @@ def test_all_invalid_means_none_and_names_each(store, layout):
     assert selection.name is None
     assert [item.step for item in selection.quarantined] == [20, 10]
     flip(save(store, 20) / MODEL)
-    assert store.newest_valid().quarantined[0].moved_to.endswith("step-00000020.invalid-2")
+    assert str(store.newest_valid().quarantined[0].moved_to).endswith("step-00000020.invalid-2")
 
 
 def test_audit_of_what_does_not_exist(store):
