@@ -38,6 +38,7 @@ from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
+from chaosrun.records.traces import CommittedRecord
 
 
 class _Save(NamedTuple):
@@ -64,12 +65,6 @@ class _Due(NamedTuple):
     at: Mapping[str, Path]
 
 
-class Committed(NamedTuple):
-    step: int
-    digests: Digests | None
-    """Digests of this rank's part of the checkpoint; None if the rank digested its state itself."""
-
-
 class _Failed(NamedTuple):
     error: Exception
     cause: BaseException | None
@@ -85,7 +80,7 @@ class Writer:
         self._connection, theirs = Pipe()
         self.saving: int | None = None
         """The step of the save that is under way."""
-        self._committed: list[Committed] = []
+        self._committed: list[CommittedRecord] = []
         self._asked = 0
         """Requests for memory that have not been answered yet."""
         rank_pid = os.getpid()
@@ -149,7 +144,7 @@ class Writer:
         if not self._arena.holds(taken.layout.size):
             self.prepare(taken.layout.size)
 
-    def look(self, faults: FaultPoints) -> list[Committed]:
+    def look(self, faults: FaultPoints) -> list[CommittedRecord]:
         """Checkpoints that were committed since the last call. Raises the error of a failed save."""
         while self.saving is not None and self._connection.poll():
             self._take(self._hear(), faults)
@@ -170,7 +165,7 @@ class Writer:
             case _Due():
                 faults.fire_by_id(message.fault, message.step, **message.at)
                 self._tell(message)
-            case Committed():
+            case CommittedRecord():
                 self.saving = None
                 self._committed.append(message)
             case _Failed():
@@ -333,11 +328,12 @@ class _Copied:
         parts = {} if whole else {name: digests(values) for name, values in self._copied["components"].items()}
         return {**expected, **parts}, self._copied["names"]
 
-    def committed(self, saver: Saver) -> Committed:
+    def committed(self, saver: Saver) -> CommittedRecord:
         step = self.position.step
-        if self._copied["whole"]:
-            return Committed(step, None)
-        return Committed(step, state_of(saver.store.audit(checkpoint_name(step), hashed=()), self._order.rank))
+        if self._copied["whole"]:  # the rank has digested its state itself
+            return CommittedRecord(step=step)
+        saved = saver.store.audit(checkpoint_name(step), hashed=())
+        return CommittedRecord(step=step, digests=state_of(saved, self._order.rank))
 
 
 def differing(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

@@ -17,7 +17,7 @@ from chaosrun.errors import (
     RestoreMismatchError,
 )
 from chaosrun.faults.points import FaultPoints
-from chaosrun.protocol.background import Committed, Writer, differing, refuse_changes
+from chaosrun.protocol.background import Writer, differing, refuse_changes
 from chaosrun.protocol.saving import Digests, GroupPeers, Saver, rank_file, state_of
 from chaosrun.protocol.snapshot import Taken, copies_of, keeps_shared
 from chaosrun.protocol.state import TrainingState, replaced
@@ -26,7 +26,7 @@ from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.order import ASYNC_FROM_BYTES, WorkerOrder
 from chaosrun.records.position import Position
-from chaosrun.records.traces import Source
+from chaosrun.records.traces import CommittedRecord, Source
 from chaosrun.wording import listed
 
 SMALL = "the state is small"
@@ -106,7 +106,7 @@ class Checkpointer:
         if self._writer is not None:
             self._writer.wait(self._heart, self._faults)
 
-    def look(self) -> list[Committed]:
+    def look(self) -> list[CommittedRecord]:
         """Strike the faults that are due in the writer, and return the checkpoints committed asynchronously since the last
         call. Raises the error of the save."""
         return self._writer.look(self._faults) if self._writer is not None else []

@@ -18,7 +18,7 @@ from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.steps import Steps, refuse_captured
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
-from chaosrun.records.traces import CheckpointRecord, CommittedRecord, LoaderWorkersRecord, StateRecord
+from chaosrun.records.traces import CheckpointRecord, LoaderWorkersRecord, StateRecord
 
 
 class Recorder(Steps):
@@ -152,8 +152,8 @@ class Recorder(Steps):
 
     def _note_commits(self) -> None:
         """Record checkpoints that were committed asynchronously. Raises the error of their save."""
-        for step, digests in self._checkpointer.look():
-            self.observer.write(CommittedRecord(step=step, digests=digests))
+        for committed in self._checkpointer.look():
+            self.observer.write(committed)
 
     def _wait_for_saves(self) -> None:
         """Wait until no save is under way."""
