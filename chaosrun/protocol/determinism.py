@@ -42,7 +42,10 @@ def pin_process(*, seed: int, deterministic: Determinism, threads: int) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ.setdefault("NCCL_ALGO", "Ring")
         os.environ.setdefault("NCCL_PROTO", "Simple")
-    seed_everything(seed)
+    # Python, numpy's global stream and torch on all devices.
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def pin_algorithms(deterministic: Determinism) -> None:
@@ -92,21 +95,6 @@ def refused_operation(error: BaseException, deterministic: Determinism) -> UserS
         hint="use another operation (torch.use_deterministic_algorithms lists those that have one), or set deterministic: "
         "warn; the operation then runs, its name stands in the worker's log, and the verdict shows whether its results differ",
     )
-
-
-def seed_everything(seed: int) -> None:
-    """Seed python, numpy (legacy global stream) and torch on all devices."""
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def seed_streams(sequence: numpy.random.SeedSequence) -> None:
-    """Seed them from one sequence with unrelated seeds of their full width: python and numpy 128 bits, torch 64."""
-    for_torch, for_python = sequence.spawn(2)
-    numpy.random.seed(sequence.generate_state(4))
-    torch.manual_seed(int(for_torch.generate_state(1, numpy.uint64)[0]))
-    random.seed(int.from_bytes(for_python.generate_state(4).tobytes(), "little"))
 
 
 class Seeds:

@@ -6,6 +6,7 @@ memory. The scheme is numpy's advice (pytorch#5059) as Lightning applies it.
 """
 
 import os
+import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ import torch
 
 from chaosrun.observe.rng import digest_rng
 from chaosrun.processes import start_ticks
-from chaosrun.protocol.determinism import seed_streams
 from chaosrun.protocol.randomness import SharedMemory, loader_generator, share_epoch, shared_epoch
 
 STREAMS = ("python", "numpy", "torch")
@@ -25,8 +25,12 @@ _CPU = torch.device("cpu")
 
 
 def seed_worker(base_seed: int, worker_id: int, rank: int) -> None:
-    """Seed the streams of this process, a loader worker: python and numpy with 128 bits each, torch with 64."""
-    seed_streams(numpy.random.SeedSequence([base_seed, worker_id, rank]))
+    """Seed the streams of this process, a loader worker, with unrelated seeds: python and numpy of 128 bits, torch of 64."""
+    sequence = numpy.random.SeedSequence([base_seed, worker_id, rank])
+    for_torch, for_python = sequence.spawn(2)
+    numpy.random.seed(sequence.generate_state(4))
+    torch.manual_seed(int(for_torch.generate_state(1, numpy.uint64)[0]))
+    random.seed(int.from_bytes(for_python.generate_state(4).tobytes(), "little"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

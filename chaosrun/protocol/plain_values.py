@@ -7,8 +7,8 @@ harmless (`checkpoint.classes`).
 
 import io
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,9 @@ _HINT = (
 )
 
 
-@contextmanager
-def plain_values(classes: Sequence[str]) -> Iterator[None]:
+def plain_values(classes: Sequence[str]) -> AbstractContextManager[None]:
     """Treat numpy's values and the user's `classes` ("package.module.Class") as harmless inside the block."""
-    with torch.serialization.safe_globals([*NUMPY_VALUES, *map(_class_of, classes)]):
-        yield
+    return torch.serialization.safe_globals([*NUMPY_VALUES, *map(_class_of, classes)])
 
 
 def refuse_code(directory: Path) -> None:

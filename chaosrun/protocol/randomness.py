@@ -119,19 +119,16 @@ def _words(index: Any) -> Iterator[int]:
             yield number if number >= 0 else number % 2**64
 
 
-def derive_seed(*words: int) -> int:
-    """A 63-bit seed from non-negative integers (numpy's SeedSequence: distinct words give unrelated seeds)."""
-    return int(numpy.random.SeedSequence(list(words)).generate_state(1, numpy.uint64)[0]) >> 1
-
-
 def loader_generator(seed: int, epoch: int, rank: int) -> torch.Generator:
     """The generator that seeds the loader's workers in one epoch.
 
     With its own generator, starting an iterator draws nothing from the global stream (hazard R1), and the workers' base seed is
     the same after a restart.
     """
+    # 63 bits; distinct words give unrelated seeds.
+    words = numpy.random.SeedSequence([seed % 2**64, epoch, rank]).generate_state(1, numpy.uint64)
     generator = torch.Generator()
-    generator.manual_seed(derive_seed(seed % 2**64, epoch, rank))
+    generator.manual_seed(int(words[0]) >> 1)
     return generator
 
 

@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 import chaosrun
 from chaosrun.errors import MisuseError
 from chaosrun.observe.rng import digest_rng
-from chaosrun.protocol.determinism import seed_everything
 from chaosrun.protocol.loader_workers import LoaderWorkers, newest_workers, seed_loader, seed_worker
-from chaosrun.protocol.randomness import derive_seed, enter_epoch
+from chaosrun.protocol.randomness import enter_epoch, loader_generator
 
 CPU = torch.device("cpu")
 
@@ -110,8 +109,7 @@ class TestLoaderWorkers:
     def test_what_they_draw_follows_from_base_seed_worker_and_rank(self) -> None:
         again = self.first_draws(1)[0]
         assert self.first_draws(1)[0] == again
-        generator = torch.Generator().manual_seed(derive_seed(5, 0, 1))
-        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader_generator(5, 0, 1)))
         before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
         for worker, draws in enumerate(again):
             seed_worker(base_seed, worker, 1)
@@ -251,7 +249,9 @@ def test_the_global_streams_alone_are_not_the_same_from_any_workers() -> None:
     """The control of the table above: without a key, the number of workers shows."""
 
     def first(settings: dict[str, Any]) -> Any:
-        seed_everything(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        torch.manual_seed(0)
         return TestSamples.epochs(Draws(), **settings)
 
     each: list[Callable[[], Any]] = [lambda: first({}), lambda: first({"num_workers": 1}), lambda: first({"num_workers": 3})]
