@@ -290,8 +290,10 @@ def _raised(status: str, error: BaseException, order: WorkerOrder) -> WorkerEnd:
 def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
     if isinstance(error, OSError) and error.errno in WRITES_REFUSED:
         leg = Path(order.leg_path)
-        what = f"rank {order.rank} could not write to {place_of(error, leg)}: {error.strerror}"
-        told = ResourcesError(what, hint=f"{before_again(error, leg)}, or put the run elsewhere with --root")
+        told = ResourcesError(
+            f"rank {order.rank} could not write to {place_of(error, leg)}: {error.strerror}",
+            hint=f"{before_again(error, leg)}, or put the run elsewhere with --root",
+        )
     else:
         told = error if isinstance(error, ChaosrunError) else refused_operation(error, order.deterministic)
     storage = error.__cause__ if isinstance(error, ResourcesError) else None
