@@ -156,7 +156,7 @@ class _Digest:
         if id(value) not in self._known and len(self._known) < MOST_OBJECTS:
             outer, self.hasher = self.hasher, xxhash.xxh3_64()
             self._known[id(value)] = value, ""
-            self.visit(_state_of(value))
+            self.visit(value.state_dict() if isinstance(value, TOLD_BY_STATE) else dict(attributes(value)))
             self._known[id(value)] = value, self.hasher.hexdigest()
             self.hasher = outer
         return self._known[id(value)][1] if id(value) in self._known else ""
@@ -224,12 +224,6 @@ def _known_parts(tensor: torch.Tensor) -> Any:
         return [tensor.int_repr(), scales, zeros, tensor.q_per_channel_axis()]
     # A subclass may keep other tensors as plain attributes, as MaskedTensor does.
     return {name: each for name, each in vars(tensor).items() if isinstance(each, torch.Tensor)}
-
-
-def _state_of(value: Any) -> Any:
-    if isinstance(value, TOLD_BY_STATE):
-        return value.state_dict()
-    return dict(attributes(value))
 
 
 def contents(saved: Any) -> dict[str, str]:
