@@ -21,7 +21,7 @@ from chaosrun.errors import UsageError
 from chaosrun.plan.points import Point
 from chaosrun.records.codec import DamagedRecordError, decoder_of, read_records
 from chaosrun.records.events import Event
-from chaosrun.records.folders import find_folder, new_folder
+from chaosrun.records.folders import called, new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import Below
 from chaosrun.records.locks import locked
@@ -180,12 +180,23 @@ class _Folder(Generic[_Kept]):
     @classmethod
     def find(cls, root: Path, ref: str, of: Path) -> Self:
         """The folder of the file `of` that `ref` names: an id, a unique prefix of one, or "latest". Raises UsageError."""
-
-        def began(path: Path) -> tuple[str, float]:
-            kept = cls(path).load()
-            return (kept.job if isinstance(kept, Sweep) else kept.path), kept.created_s
-
-        return cls(find_folder(root / f"{cls.what}s", ref, began, of=of, otherwise="without --resume a new one begins"))
+        created_s: dict[Path, float] = {}
+        for path in (root / f"{cls.what}s").glob("*"):
+            try:
+                kept = cls(path).load()
+            except UsageError:
+                if path.name == ref:
+                    raise
+                continue  # damaged or of another version: the others can still be used
+            if (kept.job if isinstance(kept, Sweep) else kept.path) == str(of.resolve()):
+                created_s[path] = kept.created_s
+        if (found := called(ref, created_s)) is not None:
+            return cls(found)
+        names = ", ".join(sorted(path.name for path in created_s)[-5:])
+        raise UsageError(
+            f"no {cls.what} {ref!r} of {of} under {root}",
+            hint=f"there are {names}" if names else "without --resume a new one begins",
+        )
 
     def save(self, value: _Kept) -> None:
         save(self.file, value)

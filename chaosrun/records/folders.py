@@ -1,7 +1,7 @@
 """Folders of runs, sweeps and suites, named by name and time: makes a new one, and finds the one that a user means."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from chaosrun.errors import UsageError
@@ -26,29 +26,6 @@ def new_folder(parent: Path, name: str) -> Path:
             ) from error
         return path
     raise UsageError(f"could not find a free name under {parent}", hint=f"remove old {parent.name}")
-
-
-def find_folder(parent: Path, ref: str, began: Callable[[Path], tuple[str, float]], *, of: Path, otherwise: str) -> Path:
-    """The folder in `parent` called `ref` (see `called`) that was made from the file `of`. `began` returns a folder's file and
-    when it was made. Raises UsageError, with the hint `otherwise` if there are none, and what `began` raises for `ref`."""
-    created_s: dict[Path, float] = {}
-    for path in parent.glob("*"):
-        try:
-            file, made_s = began(path)
-        except UsageError:
-            if path.name == ref:
-                raise
-            continue  # damaged or of another version: the others can still be used
-        if file == str(of.resolve()):
-            created_s[path] = made_s
-    found = called(ref, created_s)
-    if found is not None:
-        return found
-    names = ", ".join(sorted(path.name for path in created_s)[-5:])
-    raise UsageError(
-        f"no {parent.name.removesuffix('s')} {ref!r} of {of} under {parent.parent}",
-        hint=f"there are {names}" if names else otherwise,
-    )
 
 
 def called(ref: str, created_s: Mapping[Path, float]) -> Path | None:
