@@ -1,6 +1,6 @@
 """One drill: run in this process or on kept agents, judged again, removed. Ray and torch are imported when needed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ def submit(
     """
     with Interrupts() as interrupts:
         base = (default_root() if root is None else root).absolute()
-        return _carried_out(create(job, overrides, base, address, reference, early), base, address, on_event, interrupts)
+        return _carried_out(create(job, overrides, base, address, reference, early), address, on_event, interrupts)
 
 
 def run(
@@ -72,7 +72,7 @@ def run(
     with Interrupts() as interrupts:
         base = (default_root() if root is None else root).absolute()
         made = create(job, overrides, base, address, "auto", kind="run", metrics=metrics)
-        return _carried_out(made, base, address, on_event, interrupts)
+        return _carried_out(made, address, on_event, interrupts)
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
@@ -81,8 +81,9 @@ def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | N
     with Interrupts() as interrupts:
         if has_ended(run):
             with lock_run(run):
-                return _reported(run, verify(run))
-        return _carried_out(run, run.path.parent.parent.absolute(), address, on_event, interrupts)
+                verdict = verify(run)
+                return RunResult(run, verdict, tuple(write_reports(run, verdict)))
+        return _carried_out(run, address, on_event, interrupts)
 
 
 def verify(run: RunLayout) -> Verdict:
@@ -97,15 +98,13 @@ def verify(run: RunLayout) -> Verdict:
         ) from error
 
 
-def _carried_out(
-    run: RunLayout, root: Path, address: str | None, on_event: Listener | None, interrupts: Interrupts
-) -> RunResult:
+def _carried_out(run: RunLayout, address: str | None, on_event: Listener | None, interrupts: Interrupts) -> RunResult:
     """The verdict, with the reports written before another process may take the run."""
     unwritten: tuple[str, ...] = ()
 
     def report(verdict: Verdict) -> tuple[str, ...]:
         nonlocal unwritten
-        unwritten = _reported(run, verdict).unwritten
+        unwritten = tuple(write_reports(run, verdict))
         return unwritten
 
     with ExitStack() as stack:
@@ -115,27 +114,26 @@ def _carried_out(
             if not run.supervisor_json.exists():
                 remove_run(run)  # no leg has begun
             raise
+        root = run.path.parent.parent.absolute()
         verdict = carry_out(run, root, address, on_event or (lambda record: None), interrupts, report)
     return RunResult(run, verdict, unwritten)
 
 
-def _reported(run: RunLayout, verdict: Verdict) -> RunResult:
-    return RunResult(run, verdict, tuple(write_reports(run, verdict)))
-
-
 def drill_on(
-    cluster: "RayCluster",
+    cluster: "RayCluster | None",
     run: RunLayout,
     root: Path,
     *,
     watch: Watch,
+    address: str | None = None,
     on_record: Listener = lambda record: None,
+    report: Callable[[Verdict], Sequence[str]] = lambda verdict: (),
     survey: bool = False,
 ) -> Verdict:
-    """Execute a run on these agents, as one of many. `root`: its cache of references is used. Raises as `Drill.execute`
-    does."""
+    """Execute a run as one of many, on these agents or (None) on its own ones at `address`. `root`: its cache of references is
+    used. Raises as `Drill.execute` does."""
     with OneOfMany(watch) as interrupts:
-        return carry_out(run, root, None, on_record, interrupts, cluster=cluster, survey=survey)
+        return carry_out(run, root, address, on_record, interrupts, report, cluster=cluster, survey=survey)
 
 
 def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str, early: Early = "always") -> RunLayout:

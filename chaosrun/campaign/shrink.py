@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.campaign.ddmin import ddmin, simplify
-from chaosrun.campaign.drill import new_run, takes_agents
+from chaosrun.campaign.drill import drill_on, new_run, takes_agents
 from chaosrun.campaign.scheduler import PlacementPool, RunningSupervisors, Scheduler, Shape, Task, one_ray
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
@@ -27,8 +27,8 @@ from chaosrun.spec.job_file import Job, load_job
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.find_runs import remove_run
-from chaosrun.supervise.interrupts import Interrupts, OneOfMany
-from chaosrun.supervise.run import Listener, carry_out
+from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.run import Listener
 from chaosrun.verify.verdict import Verdict
 from chaosrun.wording import count
 
@@ -320,8 +320,7 @@ class _Drills:
     ) -> tuple[str | None, bool]:
         run = runs[key]
         try:
-            with OneOfMany(supervisors.watch()) as interrupts:
-                verdict = carry_out(run, self.root, self.address, listen, interrupts, cluster=cluster)
+            verdict = drill_on(cluster, run, self.root, watch=supervisors.watch(), address=self.address, on_record=listen)
         except ChaosrunError:
             raise
         except Exception as error:

@@ -45,11 +45,6 @@ class SuiteRequest:
     asked_s: float | None = field(default=None, compare=False)
     """The time of the request, for names with the date; None: when the suite is opened."""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the request has no options beyond the suite itself."""
-        return self == SuiteRequest(path=self.path, history=self.history)
-
 
 def night_of(now_s: float) -> str:
     """The date, in UTC: `2026-11-21`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.campaign.drill import new_run, takes_agents
+from chaosrun.campaign.drill import drill_on, new_run, takes_agents
 from chaosrun.campaign.files import DrillEnded, DrillStarted, SuiteBegan, SuiteEnded, SuiteFolder, SuitePlan, plain
 from chaosrun.campaign.history import History, NightResult, append, expect_writable, label, nights, read_history, trend
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans
@@ -28,8 +28,8 @@ from chaosrun.records.run_file import Early, read_run
 from chaosrun.report.write import write_reports
 from chaosrun.spec.suite import Comparison
 from chaosrun.supervise.drill import has_ended, lock_run
-from chaosrun.supervise.interrupts import Interrupts, OneOfMany
-from chaosrun.supervise.run import Listener, carry_out
+from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.run import Listener
 from chaosrun.verify.verdict import Verdict, judge
 from chaosrun.wording import listed
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from chaosrun.cluster.ray_cluster import RayCluster
 
 ANEW = "start the suite again, without --resume"
-Report = Callable[[RunLayout, Verdict], Sequence[str]]
-"""Called with a run that has a verdict; returns warnings."""
 
 
 def suite_plan(request: SuiteRequest, *, root: Path | None = None) -> SuitePlan:
@@ -68,7 +66,7 @@ def suite(
     base = (default_root() if root is None else root).absolute()
     listener = on_event or (lambda record: None)
     with Interrupts() as interrupts, opened(base, request, resume) as (folder, plan, journal):
-        run = SuiteRun(folder, plan, journal, base, address, early, listener, write_reports, tuple(overrides))
+        run = SuiteRun(folder, plan, journal, base, address, early, listener, tuple(overrides))
         run.tell("suite.started", suite=plan.suite_id, seed=plan.seed)
         if not plan.drills:  # an empty shard
             return write_pages(folder, run.result({}), Path(plan.history))
@@ -99,7 +97,7 @@ def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tu
         plan = replace(plan, suite_id=folder.path.name)
         folder.save(plan)
     else:
-        if not request.is_plain:
+        if request != SuiteRequest(path=request.path, history=request.history):
             raise UsageError(
                 f"the suite continues as it began ({resume})",
                 hint="leave out --only, --except, --shard, --seed and --fail-fast, or start again without --resume",
@@ -125,7 +123,6 @@ class SuiteRun:
     address: str | None
     early: Early
     on_record: Listener
-    report: Report
     overrides: tuple[str, ...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _began_s: float = field(default_factory=time.monotonic)
@@ -258,7 +255,7 @@ class SuiteRun:
         self, run: RunLayout, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listener
     ) -> Verdict:
         def report(verdict: Verdict) -> Sequence[str]:
-            unwritten = self.report(run, verdict)
+            unwritten = write_reports(run, verdict)
             self._notes += unwritten
             return unwritten
 
@@ -266,8 +263,8 @@ class SuiteRun:
             with lock_run(run):
                 report(verdict := judge(run))
                 return verdict
-        with OneOfMany(supervisors.watch()) as interrupts:
-            return carry_out(run, self.root, self.address, listen, interrupts, report, cluster=cluster)
+        watch = supervisors.watch()
+        return drill_on(cluster, run, self.root, watch=watch, address=self.address, on_record=listen, report=report)
 
     @property
     def _resume_command(self) -> str:

@@ -43,4 +43,4 @@ def write_suite(folder: Path, suite: str, job: str = JOB) -> Path:
 def night_of(suite: Path, root: Path, request: SuiteRequest | None = None) -> Iterator[SuiteRun]:
     """A run of the suite, of which nothing has been carried out yet."""
     with opened(root, request or SuiteRequest(path=suite), None) as (folder, plan, journal):
-        yield SuiteRun(folder, plan, journal, root, None, "always", lambda record: None, lambda run, verdict: ())
+        yield SuiteRun(folder, plan, journal, root, None, "always", lambda record: None)

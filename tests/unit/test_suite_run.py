@@ -91,10 +91,10 @@ def test_no_result_is_lost_unseen(run: SuiteRun) -> None:
 def cancelled(run: SuiteRun, monkeypatch: pytest.MonkeyPatch) -> DrillResult:
     """The first drill, as it ends when its supervisor is told to end it, alone."""
 
-    def carry_out(*_: object, **__: object) -> None:
+    def drill_on(*_: object, **__: object) -> None:
         raise InterruptedRunError("interrupted in the chaos leg")
 
-    monkeypatch.setattr("chaosrun.campaign.suite_run.carry_out", carry_out)
+    monkeypatch.setattr("chaosrun.campaign.suite_run.drill_on", drill_on)
     result, sound = run._carry(run.plan.drills[0], None, RunningSupervisors(), lambda record: None)
     assert not sound
     return result
