@@ -39,23 +39,19 @@ def figures(path: Path) -> Figures:
         found = list(islice(_numbers(_content(path.suffix, text), ""), MOST_FIGURES))
     except (ValueError, RecursionError, csv.Error):
         return {}
-    return {name: repr(value) for name, value in found if not _of_the_process(name)}
+    return {name: repr(value) for name, value in found if not _has_word(name, _OF_THE_PROCESS)}
 
 
 def figures_beside_tensors(numbers: Mapping[str, float]) -> Figures:
     """The plain numbers of a checkpoint that each run without faults saves after the same step."""
-    own = ((name, value) for name, value in numbers.items() if not _of_the_process(name) and not _of_a_place(name))
-    return {name: repr(value) for name, value in islice(own, MOST_FIGURES)}
+    own = {name: value for name, value in numbers.items() if not _has_word(name, _OF_THE_PROCESS)}
+    # The step count of a scheduler is for its warnings only.
+    kept = (name for name in own if not name.endswith("_step_count") and not _has_word(name, _OF_A_PLACE))
+    return {name: repr(own[name]) for name in islice(kept, MOST_FIGURES)}
 
 
-def _of_a_place(name: str) -> bool:
-    if name.endswith("_step_count"):  # a scheduler's, for its warnings only
-        return True
-    return any(_OF_A_PLACE.fullmatch(word.lower()) for word in _WORD.findall(name))
-
-
-def _of_the_process(name: str) -> bool:
-    return any(_OF_THE_PROCESS.fullmatch(word.lower()) for word in _WORD.findall(name))
+def _has_word(name: str, kind: re.Pattern[str]) -> bool:
+    return any(kind.fullmatch(word.lower()) for word in _WORD.findall(name))
 
 
 def _content(suffix: str, text: str) -> Any:

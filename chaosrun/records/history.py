@@ -217,20 +217,17 @@ def _attempts(
             )
         )
         since = start.seq
-        problems.extend([*_foreign_processes(found[-1]), *(() if traces is None else _lost_steps(layout, found[-1]))])
+        problems.extend(() if traces is None else _contradictions(layout, found[-1]))
     return tuple(found)
 
 
-def _foreign_processes(attempt: Attempt) -> Iterator[str]:
+def _contradictions(layout: LegLayout, attempt: Attempt) -> Iterator[str]:
+    """Traces of other processes; a lost folder; of an attempt that finished, traces that lack steps which the heartbeat has
+    passed: records come before beats."""
     for rank, trace in attempt.traces.items():
         started = attempt.pids.get(rank)
         if trace.start and started is not None and trace.start.pid != started:
             yield f"attempt {attempt.number} rank {rank} was process {started}, its trace is of process {trace.start.pid}"
-
-
-def _lost_steps(layout: LegLayout, attempt: Attempt) -> Iterator[str]:
-    """Problems of an attempt whose folder was lost, or that finished and whose trace lacks steps that the heartbeat has passed:
-    records come before beats."""
     if attempt.pids and not layout.attempt(attempt.number).path.is_dir():
         yield f"attempt {attempt.number} was started, but its folder is missing"
     for rank in sorted(attempt.pids) if attempt.stopped is not None else ():

@@ -75,8 +75,5 @@ def sync_traces(leg: LegLayout, ranks: int) -> None:
     disk = Filesystem()
     traces = (leg.attempt(number).trace(rank) for number in leg.attempts() for rank in range(ranks))
     for trace in filter(Path.exists, traces):
-        file = disk.open(trace)
-        try:
-            disk.sync(trace, file)
-        finally:
-            os.close(file)
+        with trace.open("rb") as file:
+            disk.sync(trace, file.fileno())
