@@ -13,9 +13,12 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 
 from chaosrun.errors import UsageError
+from chaosrun.spec import tree
 from chaosrun.spec.fields import job_name
 from chaosrun.spec.fragment import Entry, flow
 from chaosrun.spec.launch import attaches, program_file
+from chaosrun.spec.overrides import apply_overrides
+from chaosrun.spec.places import SourceText, spec_error
 from chaosrun.spec.tree import quoted
 
 JOB_FILES = (".yaml", ".yml")
@@ -285,18 +288,13 @@ def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:
 
 def _changed(job: TypedJob, changes: Sequence[str]) -> TypedJob:
     """The sections, with each changed key rewritten. Raises SpecError."""
-    from chaosrun.spec.overrides import apply_overrides
-    from chaosrun.spec.places import SourceText, spec_error
-    from chaosrun.spec.tree import Mapping, read_tree
-    from chaosrun.spec.tree import flow as flow_of
-
-    root, _ = read_tree(SourceText(label=job.label, text=job.text(anywhere=False), is_file=False))
-    assert isinstance(root, Mapping)
+    root, _ = tree.read_tree(SourceText(label=job.label, text=job.text(anywhere=False), is_file=False))
+    assert isinstance(root, tree.Mapping)
     changed, problems = apply_overrides(root, changes)
     if problems:
         raise spec_error(problems)
     new = {
-        key: f"{key}: {flow_of(entry.value)}\n"
+        key: f"{key}: {tree.flow(entry.value)}\n"
         for key, entry in changed.entries.items()
         if key not in root.entries or entry.value is not root.entries[key].value
     }

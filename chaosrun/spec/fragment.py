@@ -2,10 +2,11 @@
 a schedule. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import RESTORE_PHASES
+from chaosrun.records.grouping import grouped
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.tree import quoted
 
@@ -19,18 +20,10 @@ COUNTED = RESTORE_PHASES | {"rendezvous", "step", "reduce"}
 """Phases at which an entry without a step gives the occurrence."""
 
 
-def as_entries(faults: Iterable[Fault], workers: int) -> list[Entry]:
+def as_entries(faults: Sequence[Fault], workers: int) -> list[Entry]:
     """The entries of `faults.schedule` that plan these faults; a group of all ranks is one entry."""
-    entries: list[Entry] = []
-    groups: dict[str, list[Fault]] = {}
-    for fault in faults:
-        if fault.group is None:
-            entries.append(_entry(fault))
-            continue
-        if fault.group not in groups:
-            groups[fault.group] = []
-        groups[fault.group].append(fault)
-    for members in groups.values():
+    entries = [_entry(fault) for fault in faults if fault.group is None]
+    for members in grouped((fault for fault in faults if fault.group is not None), lambda fault: fault.group).values():
         if {fault.rank for fault in members} == set(range(workers)):
             entries.append({**_entry(members[0]), "rank": "all"})
         else:

@@ -31,17 +31,18 @@ Combination = AnyMapping[str, Choice]
 """A choice for each key, in the order in which the suite has the keys."""
 
 
-def axes_of(matrix: Node) -> dict[str, tuple[Choice, ...]]:
+def axes_of(matrix: Node | None) -> dict[str, tuple[Choice, ...]]:
     """The choices of each key: the items of a list, or the values of a mapping with its keys as labels."""
     if not isinstance(matrix, Mapping):
         return {}
     return {key: tuple(_choices(entry)) for key, entry in matrix.entries.items()}
 
 
-def matrix_problem(matrix: Node) -> Problem | None:
+def matrix_problem(matrix: Node | None) -> Problem | None:
     """The problem with the keys, values, labels or number of combinations; checked before any is made."""
-    entries = matrix.entries if isinstance(matrix, Mapping) else {}
-    for key, axis in entries.items():
+    if not isinstance(matrix, Mapping):
+        return None
+    for key, axis in matrix.entries.items():
         if not list(_choices(axis)):
             return Problem(place=axis.key, message=f"{key} has no values", hint=f"list some, such as {key}: [1, 2]")
         for label, entry in axis.value.entries.items() if isinstance(axis.value, Mapping) else ():
@@ -52,7 +53,7 @@ def matrix_problem(matrix: Node) -> Problem | None:
         if (again := _twice(tuple(_choices(axis)))) is not None:
             hint = "keep one of the two, or label them"
             return Problem(place=again.value.place, message=f"{again.label} is there twice", hint=hint)
-    number = math.prod(len(list(_choices(axis))) for axis in entries.values())
+    number = math.prod(len(list(_choices(axis))) for axis in matrix.entries.values())
     if number > MOST_DRILLS:
         message = f"the matrix comes to {number} combinations, at most {MOST_DRILLS} drills can be done"
         return Problem(place=matrix.place, message=message, hint="leave out values, or split the suite")

@@ -20,7 +20,7 @@ from chaosrun.spec.fragment import flow as bare
 from chaosrun.spec.job_file import Job, load_job
 from chaosrun.spec.matrix import MOST_DRILLS, Combination, axes_of, combinations, matches, matrix_problem, named
 from chaosrun.spec.places import Place, Problem, refusal, spec_error
-from chaosrun.spec.tree import Mapping, MappingEntry, Node, Scalar, find, flow, plain, read_tree
+from chaosrun.spec.tree import Mapping, MappingEntry, Node, Scalar, child, find, flow, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
 from chaosrun.spec.validation import problems_of
 
@@ -149,7 +149,7 @@ class SuiteDrill:
     """Its changes, in the form of overrides of the command line."""
     expect: Expectation
     said: Node
-    """The node of its expectation in the suite's file."""
+    """The node of its expectation in the suite's file; if it has none, the node around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ def load_suite(path: Path) -> Suite:
         message = f"the suite comes to {number} drills, at most {MOST_DRILLS} can be done"
         raise refusal(matrix.place, message, "leave out values, or split the suite")
     drills = tuple(drill for reader in readers for drill in reader.drills())
-    for case in _items(_value(root, "cases")):
+    for case in _items(child(root, "cases")):
         if not any(_when(case) in reader.met for reader in readers):
             raise refusal(_when(case).place, "no drill has such a combination", "change when, or remove the case")
     if spec.comparison is not None and (problem := _not_comparable(root, spec.comparison, [drill.name for drill in drills])):
@@ -255,10 +255,10 @@ class _Reader:
         """The combinations of the drill's own matrix, else of the suite's; the suite's `exclude` and `include` belong to its
         matrix."""
         whose = (self._here,) if self._drill.matrix is not None else (self._root, self._here)
-        if (problem := matrix_problem(matrix := _value(whose[0], "matrix"))) is not None:
+        if (problem := matrix_problem(matrix := child(whose[0], "matrix"))) is not None:
             raise spec_error([problem])
         axes = axes_of(matrix)
-        exclude, include = ([item for each in whose for item in _items(_value(each, key))] for key in ("exclude", "include"))
+        exclude, include = ([item for each in whose for item in _items(child(each, key))] for key in ("exclude", "include"))
         everything = combinations(axes)
         for item in exclude:
             if not any(matches(item, each) for each in everything):
@@ -272,21 +272,21 @@ class _Reader:
     def _cases(self) -> Iterator[tuple[CaseSpec, Mapping]]:
         """The suite's cases, then the drill's: later ones win."""
         for section, cases in ((self._root, self._suite.cases), (self._here, self._drill.cases)):
-            for case, node in zip(cases, _items(_value(section, "cases")), strict=True):
+            for case, node in zip(cases, _items(child(section, "cases")), strict=True):
                 assert isinstance(node, Mapping)
                 yield case, node
 
     def _one(self, job: Path, name: str, combination: Combination, cases: Sequence[tuple[CaseSpec, Mapping]]) -> SuiteDrill:
         changes: dict[str, MappingEntry] = {}
         for section in (self._root, self._here):
-            changes |= _entries(_value(section, "set"))
+            changes |= _entries(child(section, "set"))
             if (entry := _entry(section, "faults")) is not None:
                 changes = _with_faults(changes, entry, job)
         for key, choice in combination.items():
             entry = MappingEntry(key=choice.key, value=choice.value)
             changes = _with_faults(changes, entry, job) if key == "faults" else {**changes, key: entry}
         for _, node in cases:
-            changes |= _entries(_value(node, "set"))
+            changes |= _entries(child(node, "set"))
         own = (self._drill.expect, self._here)
         expect, whose = next(((case.expect, node) for case, node in reversed(cases) if case.expect is not None), own)
         loaded = load_job(job, changes=changes)
@@ -299,7 +299,7 @@ class _Reader:
             "base": self._drill.name,
             "place": self._here.place,
             "expect": expect,
-            "said": _value(whose, "expect"),
+            "said": child(whose, "expect") or whose,
         }
         return SuiteDrill(**about, job=loaded, overrides=tuple(overrides))
 
@@ -334,22 +334,16 @@ def _said(value: Node) -> str:
 
 
 def _when(case: Node) -> Node:
-    return _value(case, "when")
+    return child(case, "when") or case
 
 
 def _entry(section: Node, key: str) -> MappingEntry | None:
     return section.entries.get(key) if isinstance(section, Mapping) else None
 
 
-def _value(section: Node, key: str) -> Node:
-    """The value of a key; an empty node where it is absent."""
-    entry = _entry(section, key)
-    return Scalar(place=section.place, value=None, text="") if entry is None else entry.value
-
-
-def _entries(node: Node) -> dict[str, MappingEntry]:
+def _entries(node: Node | None) -> dict[str, MappingEntry]:
     return dict(node.entries) if isinstance(node, Mapping) else {}
 
 
-def _items(node: Node) -> tuple[Node, ...]:
+def _items(node: Node | None) -> tuple[Node, ...]:
     return node.items if isinstance(node, List) else ()
