@@ -11,6 +11,7 @@ from typing import Literal
 
 from chaosrun.campaign.files import SuiteFolder, SweepFolder
 from chaosrun.errors import UsageError
+from chaosrun.records.grouping import grouped
 from chaosrun.records.layout import LEGS, RunLayout
 from chaosrun.records.run_file import RunInfo, is_owner, own_leg, read_object, read_run
 from chaosrun.records.supervision import is_supervised
@@ -77,9 +78,7 @@ class CleaningChoice:
 
 def choose(found: Sequence[KeptPlace], *, now_s: float, older_than_s: float, keep: int, failed: bool) -> CleaningChoice:
     """Remove what is older, not of the newest `keep` of its kind, not supervised, passed (unless `failed`), needed by none."""
-    newest: dict[Kind, list[Path]] = {}
-    for entry in sorted(found, key=lambda entry: (-entry.used_s, entry.name)):
-        newest.setdefault(entry.kind, []).append(entry.path)
+    newest = grouped(sorted(found, key=lambda entry: (-entry.used_s, entry.name)), lambda entry: entry.kind)
     removed: list[KeptPlace] = []
     kept: list[Kept] = []
     for entry in found:
@@ -90,7 +89,7 @@ def choose(found: Sequence[KeptPlace], *, now_s: float, older_than_s: float, kee
             why = "just begun"
         elif now_s - entry.used_s < older_than_s:
             why = "not old enough"
-        elif entry.path in newest[entry.kind][:keep]:
+        elif entry in newest[entry.kind][:keep]:
             why = f"among the newest {keep}"
         elif entry.kind != "reference" and entry.status != PASSED and not failed:
             why = f"{entry.status}: removed with --failed only"

@@ -110,7 +110,7 @@ def _pool(address: str | None, job: Job | None, interrupts: Interrupts) -> "Iter
 
 
 def _setting(request: Request, job: Job | None, root: Path) -> Setting:
-    from chaosrun.preflight.drills.on_ray import RayDrills
+    from chaosrun.preflight.drills.on_ray import run_drills
 
     storage = job.spec.checkpoint.storage if job else None
     return Setting(
@@ -123,7 +123,7 @@ def _setting(request: Request, job: Job | None, root: Path) -> Setting:
         mtbf_s=request.mtbf_s,
         forecast_nodes=tuple(request.forecast_nodes),
         last_run=earlier_run(root, job) if job else None,
-        drills=RayDrills(),
+        drills=run_drills,
     )
 
 

@@ -81,7 +81,7 @@ def costs_of(legs: Sequence[LegHistory]) -> Costs:
     steps = [step for attempt in attempts for trace in attempt.traces.values() for step in trace.steps]
     return Costs(
         step_s=_median(seconds for attempt in attempts for seconds in _steps(attempt)),
-        save_s=_median(seconds for attempt in attempts for seconds in _saves(attempt)),
+        save_s=_median(seconds for attempt in attempts for seconds in _saves(attempt).values()),
         restart_s=_median(times.total_s for leg in legs for times in recoveries_of(leg)),
         steps=max(steps, default=0),
     )
@@ -99,20 +99,21 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _steps(attempt: Attempt) -> Iterator[float]:
-    ends: dict[int, float] = {}
-    for trace in attempt.traces.values():
-        for record in trace.steps.values():
-            ends[record.step] = max(record.time_s, ends.get(record.step, record.time_s))
-    saved = {record.step for trace in attempt.traces.values() for record in trace.checkpoints}
+    ends = _slowest((each.step, each.time_s) for trace in attempt.traces.values() for each in trace.steps.values())
+    saved = _saves(attempt)
     for (before, begin_s), (step, end_s) in pairwise(sorted(ends.items())):
         if step == before + 1 and before not in saved:
             yield max(0.0, end_s - begin_s)
 
 
-def _saves(attempt: Attempt) -> Iterator[float]:
-    """Each save's seconds, on the slowest rank, for which the others wait."""
-    durations: dict[int, float] = {}
-    for trace in attempt.traces.values():
-        for record in trace.checkpoints:
-            durations[record.step] = max(record.duration_s, durations.get(record.step, 0.0))
-    yield from durations.values()
+def _saves(attempt: Attempt) -> dict[int, float]:
+    """By step, each save's seconds."""
+    return _slowest((each.step, each.duration_s) for trace in attempt.traces.values() for each in trace.checkpoints)
+
+
+def _slowest(values: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """By step, the value of the slowest rank, for which the others wait."""
+    found: dict[int, float] = {}
+    for step, value in values:
+        found[step] = max(value, found.get(step, value))
+    return found

@@ -149,7 +149,7 @@ class Engine:
         """Run a check over several nodes. An exception becomes an ERROR row, as nothing is known about the nodes then; the
         other checks continue."""
         try:
-            here = self._setting()
+            here = replace(self.setting, earlier=dict(self._facts))
             if check.gather is not None:
                 facts = check.gather(here, pool)
             else:
@@ -160,7 +160,7 @@ class Engine:
         answered = tuple(node.name for node in nodes if node.name in pool.answered)
         found = [
             replace(each, covers=each.covers or answered) if each.node is None and each.status is Status.PASS else each
-            for each in self._judged(check, nodes, facts)
+            for each in self._judged(check, here, nodes, facts)
         ]
         if check.call is not None:
             spoken_of = {finding.node for finding in found}
@@ -170,12 +170,9 @@ class Engine:
                     found.append(_rows(check).error(silence.error or silence.ended, remedy, node=name))
         return facts, found
 
-    def _setting(self) -> Setting:
-        return replace(self.setting, earlier=dict(self._facts))
-
-    def _judged(self, check: Check[Any], nodes: Sequence[Node], facts: Any) -> list[Finding]:
+    def _judged(self, check: Check[Any], here: Setting, nodes: Sequence[Node], facts: Any) -> list[Finding]:
         try:
-            return list(check.judge(self._setting(), nodes, facts))
+            return list(check.judge(here, nodes, facts))
         except Exception as error:
             return [_broken(check, "judge what was found", error, nodes)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaosrun.cluster.probe_pool import ProbePool
 from chaosrun.preflight.checks.drill import CHECK as DRILL
-from chaosrun.preflight.drills.on_ray import RayDrills
+from chaosrun.preflight.drills.on_ray import run_drills
 from chaosrun.preflight.engine import Participants
 from chaosrun.preflight.model import Level, Setting
 from chaosrun.records.codec import changed, to_plain
@@ -30,7 +30,7 @@ def main(root: Path, layers: list[str]) -> None:
         try:
             pool.start_agents()
             nodes = sorted(pool.nodes, key=lambda node: order.index(node.node_id))
-            setting = Setting(level=Level.STANDARD, root=root, storage=root, drills=RayDrills())
+            setting = Setting(level=Level.STANDARD, root=root, storage=root, drills=run_drills)
             assert DRILL.gather is not None
             facts = DRILL.gather(setting, Participants(pool, frozenset(node.name for node in pool.nodes)))
             facts = changed(facts, nodes={node.name: facts.nodes[node.name] for node in nodes})

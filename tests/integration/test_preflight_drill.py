@@ -18,7 +18,7 @@ import pytest
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.drill import DrillFacts, DrillRequest, Terms, request_on
 from chaosrun.preflight.checks.forecast import CHECK as FORECAST
-from chaosrun.preflight.drills.on_ray import JOB, RayDrills
+from chaosrun.preflight.drills.on_ray import JOB, run_drills
 from chaosrun.preflight.earlier_run import earlier_run
 from chaosrun.preflight.model import Level, Setting, Status
 from chaosrun.records.layout import RunLayout
@@ -50,7 +50,7 @@ def terms(root: Path, *, limit_s: float = 400.0, begin_within_s: float | None = 
 @pytest.mark.nightly
 def test_a_sound_node_comes_back_and_nothing_is_left(local_ray: None, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    (told,) = RayDrills().run([here()], terms(root, repeat_s=0.1))
+    (told,) = run_drills([here()], terms(root, repeat_s=0.1))
     assert (told.status, told.landed, told.rounds) == ("PASS", 2, 1), told
     assert all((told.costs.step_s, told.costs.save_s, told.costs.restart_s))
     assert not list((root / "runs").iterdir())
@@ -69,19 +69,19 @@ def test_a_drill_that_is_ended_leaves_nothing(how: str, local_ray: None, tmp_pat
     before = fork_servers()
     root = tmp_path / "root"
     if how == "limit":
-        (told,) = RayDrills().run([here()], terms(root, limit_s=1.0))
+        (told,) = run_drills([here()], terms(root, limit_s=1.0))
         assert told.status == "ERROR" and "did not end" in told.cause
     else:
         threading.Thread(target=lambda: when(lambda: any(root.glob("runs/*/reference")), interrupt), daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
-            RayDrills().run([here()], terms(root))
-    # Where the machine is slow, its thread ends later than `RayDrills.run` waits for it.
+            run_drills([here()], terms(root))
+    # Where the machine is slow, its thread ends later than `run_drills` waits for it.
     eventually(lambda: not list((root / "runs").iterdir()))
     eventually(lambda: not fork_servers() - before)
 
 
 def test_what_there_is_no_time_for_is_not_begun(local_ray: None, tmp_path: Path) -> None:
-    told = RayDrills().run([here(), here()], terms(tmp_path / "root", begin_within_s=-1.0))
+    told = run_drills([here(), here()], terms(tmp_path / "root", begin_within_s=-1.0))
     assert [each.status for each in told] == ["LATE", "LATE"]
 
 

@@ -49,7 +49,7 @@ class Answers(Answering):
         assert hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
         return {name: ProbeOutcome(facts={"missing": {path: self.blind[name]} if name in self.blind else {}}) for name in calls}
 
-    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
+    def __call__(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
         self.asked.append((list(wanted), terms))
         return [self.told.get(request.nodes[0].name, PASSED) if len(request.nodes) == 1 else self.whole for request in wanted]
 
@@ -194,9 +194,9 @@ def test_no_empty_folder_is_left_that_was_not_there(before: tuple[str, ...], tmp
         (root / part).mkdir()
 
     class Writing(Answers):
-        def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
+        def __call__(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
             (terms.root / "runs").mkdir(exist_ok=True)
-            return super().run(wanted, terms)
+            return super().__call__(wanted, terms)
 
     answers = Writing()
     setting = Setting(level=Level.STANDARD, root=root, storage=root, drills=answers)

@@ -198,16 +198,11 @@ def majority(values: Mapping[str, str]) -> Majority:
     """`values` by node, at least one."""
     groups = grouped(values, lambda node: values[node])
     most = max(len(nodes) for nodes in groups.values())
-    largest = [value for value, nodes in groups.items() if len(nodes) == most]
-    if len(largest) > 1:
+    value, *rivals = [value for value, nodes in groups.items() if len(nodes) == most]
+    if rivals:
         return Majority(value="", share="", odd=values, groups=groups)
-    (value,) = largest
-    return Majority(
-        value=value,
-        share=f"{most} of {len(values)} nodes",
-        odd={node: other for node, other in values.items() if other != value},
-        groups=groups,
-    )
+    odd = {node: other for node, other in values.items() if other != value}
+    return Majority(value=value, share=f"{most} of {len(values)} nodes", odd=odd, groups=groups)
 
 
 def differing(

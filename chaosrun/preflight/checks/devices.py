@@ -150,13 +150,8 @@ def _throttling(row: Rows, gpu: Gpu) -> Finding:
     if gpu.throttling is None:
         return row.skip("the driver does not say")
     slowed = ", ".join(f"{reason} ({SLOWED[reason]})" for reason in gpu.throttling if reason in SLOWED)
-    return row.judged(
-        Status.WARN if slowed else Status.PASS,
-        slowed or "none",
-        "none before the job begins",
-        "look at its cooling and power (nvidia-smi -q -d TEMPERATURE,POWER); leave the node out until it is gone",
-        reason="one slow GPU slows every rank",
-    )
+    remedy = "look at its cooling and power (nvidia-smi -q -d TEMPERATURE,POWER); leave the node out until it is gone"
+    return _none(row, slowed, remedy, "one slow GPU slows every rank")
 
 
 def _mig(row: Rows, gpu: Gpu, one_worker: bool) -> Finding:
@@ -190,14 +185,13 @@ def _memory(row: Rows, gpu: Gpu) -> Finding:
 
 
 def _others(row: Rows, gpu: Gpu) -> Finding:
-    computing = _computing(gpu)
-    return row.judged(
-        Status.WARN if computing else Status.PASS,
-        computing or "none",
-        "none before the job begins",
-        "end them, or wait until they are gone",
-        reason="they take memory and time from the job; left over from an earlier job, they also hold its ports",
-    )
+    why = "they take memory and time from the job; left over from an earlier job, they also hold its ports"
+    return _none(row, _computing(gpu), "end them, or wait until they are gone", why)
+
+
+def _none(row: Rows, found: str, remedy: str, reason: str) -> Finding:
+    status = Status.WARN if found else Status.PASS
+    return row.judged(status, found or "none", "none before the job begins", remedy, reason=reason)
 
 
 def _computing(gpu: Gpu) -> str:

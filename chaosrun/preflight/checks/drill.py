@@ -1,16 +1,16 @@
 """The check "drill": a small real drill on each node, and one over all nodes that passed.
 
-A `Drills` runs the drills; `preflight.drills.on_ray` implements it on Ray.
+A `Drills` runs the drills; `preflight.drills.on_ray` does on Ray.
 """
 
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
@@ -108,10 +108,8 @@ class DrillFacts(Struct, frozen=True, kw_only=True):
     """Whether the drill's job forbids nondeterministic operations."""
 
 
-class Drills(Protocol):
-    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
-        """The outcome of each request. A KeyboardInterrupt is raised again once no drill runs any more."""
-        ...
+Drills = Callable[[Sequence[DrillRequest], Terms], list[DrillOutcome]]
+"""Returns the outcome of each request. A KeyboardInterrupt is raised again once no drill runs any more."""
 
 
 def gather(setting: Setting, pool: Pool) -> DrillFacts:
@@ -147,7 +145,7 @@ def _each(setting: Setting, drills: Drills, wanted: dict[str, DrillRequest]) -> 
         limit_s=LIMIT_S,
         repeat_s=DEEP_SHARE * setting.seconds if deep and setting.seconds else 0.0,
     )
-    told = zip(wanted.items(), drills.run(list(wanted.values()), terms), strict=True)
+    told = zip(wanted.items(), drills(list(wanted.values()), terms), strict=True)
     return {name: _placed(outcome, request) for (name, request), outcome in told}
 
 
@@ -155,7 +153,7 @@ def _together(setting: Setting, drills: Drills, sound: dict[str, DrillRequest]) 
     if len(sound) < 2:
         return None
     request = request_over(list(sound.values()), setting.job)
-    (told,) = drills.run([request], Terms(root=setting.root, begin_within_s=None, limit_s=LIMIT_S))
+    (told,) = drills([request], Terms(root=setting.root, begin_within_s=None, limit_s=LIMIT_S))
     on = {node.name for node in request.nodes}
     return changed(_placed(told, request), left_out=tuple(name for name in sound if name not in on))
 

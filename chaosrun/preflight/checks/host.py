@@ -10,7 +10,8 @@ from typing import Any
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.model import Answers, Check, Finding, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
-from chaosrun.preflight.probes.host import Busy, Cpus, DirectoryFacts, HostFacts, KernelLog, Limits, Memory, Message, Process
+from chaosrun.preflight.probes.host import Busy, Cpus, DirectoryFacts, HostFacts, KernelLog, Limits, Memory, Process
+from chaosrun.records.grouping import grouped
 from chaosrun.records.order import ASYNC_FROM_BYTES
 from chaosrun.wording import GIB, MIB, ago, count, listed, size
 
@@ -241,11 +242,8 @@ def _left(row: Rows, left: Sequence[Process], hidden: bool) -> Finding:
 def _kernel_log(row: Rows, log: KernelLog) -> Iterator[Finding]:
     name, limit = "kernel's messages", "none within a day"
     told = [message for message in log.messages if message.code not in OF_PROGRAMS]
-    groups: dict[tuple[str, str], list[Message]] = {}
-    for message in told:
-        if message.age_s <= RECENT_S:
-            device = message.device if message.kind in ("gpu", "disk") else ""
-            groups.setdefault((message.kind, device), []).append(message)
+    recent = [message for message in told if message.age_s <= RECENT_S]
+    groups = grouped(recent, lambda each: (each.kind, each.device if each.kind in ("gpu", "disk") else ""))
     if log.error:
         yield row.skip(f"the kernel's messages cannot be read here: {log.error}", name=name)
     elif not groups:

@@ -35,20 +35,18 @@ END_WITHIN_S = 30.0
 """What interrupted drills need to end, placement included."""
 
 
-class RayDrills:
-    """Implements `preflight.checks.drill.Drills`. This process must stay connected to the Ray meanwhile."""
-
-    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
-        work = _Work(wanted=wanted, terms=terms)
-        try:
-            work.begin()
-            work.wait(work.until_s)
-        finally:
-            work.working.interrupt()
-            work.wait(time.monotonic() + END_WITHIN_S)
-        unended = DrillOutcome(status="ERROR", cause=f"it did not end within {terms.limit_s:g} s", seconds=terms.limit_s)
-        late = DrillOutcome(status="LATE")
-        return [work.told.get(number, unended if number in work.begun else late) for number in range(len(wanted))]
+def run_drills(wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
+    """See `preflight.checks.drill.Drills`. This process must stay connected to the Ray meanwhile."""
+    work = _Work(wanted=wanted, terms=terms)
+    try:
+        work.begin()
+        work.wait(work.until_s)
+    finally:
+        work.working.interrupt()
+        work.wait(time.monotonic() + END_WITHIN_S)
+    unended = DrillOutcome(status="ERROR", cause=f"it did not end within {terms.limit_s:g} s", seconds=terms.limit_s)
+    late = DrillOutcome(status="LATE")
+    return [work.told.get(number, unended if number in work.begun else late) for number in range(len(wanted))]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -156,7 +156,7 @@ def probe(*, places: dict[str, str]) -> HostFacts:
     return HostFacts(
         cpus=_cpus(),
         memory=_memory(),
-        places={purpose: _nearest(path) for purpose, path in asked.items()},
+        places={purpose: _place(path) for purpose, path in asked.items()},
         shared_memory=_place("/dev/shm", "/dev/shm"),
         limits=_limits(),
         busy=busy(),
@@ -181,15 +181,10 @@ def _memory() -> Memory:
     )
 
 
-def _nearest(path: str) -> DirectoryFacts:
+def _place(path: str, there: str = "") -> DirectoryFacts:
+    """`there`: the folder to look at; default: the nearest that exists."""
     try:
-        return _place(path, str(nearest_folder(Path(path))))
-    except OSError as error:
-        return DirectoryFacts(path=path, error=f"{error.filename}: {error.strerror}")
-
-
-def _place(path: str, there: str) -> DirectoryFacts:
-    try:
+        there = there or str(nearest_folder(Path(path)))
         seen = os.statvfs(there)
     except OSError as error:
         return DirectoryFacts(path=path, error=f"{error.filename}: {error.strerror}")

@@ -9,17 +9,16 @@ from datetime import UTC, datetime
 from chaosrun.preflight.model import Finding, Status
 from chaosrun.preflight.report.rows import WHOLE, report_of
 from chaosrun.preflight.result import Result
+from chaosrun.records.grouping import grouped
 from chaosrun.report.junit import Case, suite_of, to_xml
 
 
 def render_junit(result: Result) -> str:
-    found: dict[str, dict[str | None, list[Finding]]] = {}
-    for finding in result.findings:
-        found.setdefault(finding.check, {}).setdefault(finding.node, []).append(finding)
+    found = grouped(result.findings, lambda each: (each.check, each.node))
     suites = [suite_of("preflight", [_verdict(result)])]
     for run in result.checks:
         nothing = Case(name=WHOLE, result="skipped", message="it found nothing to look at", type="SKIP")
-        cases = [_case(node, findings, result.strict) for node, findings in found.get(run.name, {}).items()]
+        cases = [_case(node, those, result.strict) for (check, node), those in found.items() if check == run.name]
         suite = suite_of(f"preflight.{run.name}", cases or [nothing])
         suite.time = round(run.seconds, 3)
         suites.append(suite)
