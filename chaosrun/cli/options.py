@@ -30,7 +30,6 @@ Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="Show no progress
 Verbose = Annotated[
     bool, Parameter(name=["--verbose", "-v"], help="Also show tables of faults, attempts, checks; not with --quiet.")
 ]
-Job = Annotated[Path, Parameter(help="The job file (YAML).")]
 Drilled = Annotated[Path | None, Parameter(name="JOB", help="A job file, or a script (.py); else a command after two dashes.")]
 Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
 ToTheEnd = Annotated[bool, Parameter(help="Run every chaos leg to its end, even once its state is the reference run's.")]

@@ -20,7 +20,6 @@ from chaosrun.report.output import write_json, write_out, write_product
 if TYPE_CHECKING:
     from chaosrun.report.sentences import EventText
 
-POLL_S = 0.2
 Leg = Annotated[Literal["reference", "chaos", "confirm", "run"] | None, Parameter(help="Default: chaos/run, else reference.")]
 
 
@@ -268,14 +267,13 @@ def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank:
 
 def _until_ended(run: RunLayout, tell: Callable[[], bool], *, or_when: Callable[[], bool] = lambda: False) -> None:
     """Call `tell` repeatedly, and once more after the run's end, unless `tell` returns that the reader is gone."""
-    from chaosrun.records.supervision import is_supervised
+    from chaosrun.records.supervision import looks
 
-    while True:
+    for end in looks(run, None):
         # Checked before `tell`, which then reads everything written before the end.
-        over = or_when() or not is_supervised(run)
+        over = or_when() or end
         if not tell() or over:
             return
-        time.sleep(POLL_S)
 
 
 def _write_lines(values: Iterable[Mapping[str, object]]) -> bool:
