@@ -357,9 +357,7 @@ JournalEvent = (
     | HangDeclared
     | DeathUnplanned
     | AttemptStopped
-    | RecoveryAgreed
-    | RecoveryDiverged
-    | RecoveryUnjudged
+    | Judgement
     | OutputsReplacing
     | OutputsReplaced
     | LegFinished

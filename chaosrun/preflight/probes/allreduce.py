@@ -147,7 +147,7 @@ def _be(asked: SumOrder, rank: int, local: int, say: Say) -> None:
     def tell(**what: Any) -> None:
         for name, value in what.items():
             setattr(facts, name, value)
-        say(msgspec.to_builtins(facts))
+        say(facts)
 
     try:
         _reduce(tell, facts, asked, rank, local)

@@ -1,6 +1,5 @@
 """A forked child that does one thing, reports in JSON lines, and dies with this process."""
 
-import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ def forked(act: Callable[[Say], None]) -> tuple[int, int]:
     try:
         os.close(reading)
         die_with_parent(parent)
-        act(lambda said: write_all(writing, json.dumps(msgspec.to_builtins(said)).encode() + b"\n"))
+        act(lambda said: write_all(writing, msgspec.json.encode(said) + b"\n"))
         code = 0
     finally:
         os._exit(code)

@@ -14,7 +14,6 @@ from msgspec import Struct
 from chaosrun.observe.limits import cpu_limit, memory_limit, memory_room, process_room
 from chaosrun.preflight.probes.software import raylet_options
 from chaosrun.preflight.probes.storage_place import nearest_folder
-from chaosrun.processes import pids, stat_fields
 
 LONGEST_S = 0.5
 RECORD_BYTES = 8192
@@ -214,13 +213,8 @@ def _soft(which: int) -> int | None:
 
 def _threads_of_this_user() -> int:
     """Threads of this user, which the kernel counts against the limit of processes."""
-    found = 0
-    for pid in pids():
-        # It has ended meanwhile, or is another user's.
-        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            if os.stat(f"/proc/{pid}").st_uid == os.geteuid() and (fields := stat_fields(pid)) is not None:
-                found += int(fields[17])
-    return found
+    found = (each.info for each in psutil.process_iter(["uids", "num_threads"]))
+    return sum(each["num_threads"] or 0 for each in found if each["uids"] and each["uids"].effective == os.geteuid())
 
 
 # Other processes: those that use the CPUs, and those left over from earlier runs. Every process is read twice, some tenths of a
