@@ -12,7 +12,7 @@ from msgspec import Struct
 from chaosrun.errors import UsageError
 from chaosrun.records.history import Attempt, LegHistory, read_leg
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
-from chaosrun.records.run_file import read_object, read_run, recorded_leg
+from chaosrun.records.run_file import RunInfo, read_object, read_run, recorded_leg
 from chaosrun.spec.job_file import Job
 from chaosrun.verify.recovery_times import recoveries_of
 
@@ -39,7 +39,7 @@ class EarlierRun(Struct, frozen=True, kw_only=True):
 
 def earlier_run(root: Path, job: Job) -> EarlierRun | None:
     """The newest completed run of the same job under a root; None: there is none."""
-    found, asked = list[tuple[float, RunLayout]](), _training(job.spec.model_dump(mode="json"))
+    found, asked = list[tuple[RunLayout, RunInfo]](), _training(job.spec.model_dump(mode="json"))
     with suppress(OSError):
         for path in (root / "runs").iterdir():
             run = RunLayout(path)
@@ -47,12 +47,11 @@ def earlier_run(root: Path, job: Job) -> EarlierRun | None:
                 info = read_run(run)
                 same = info.job == str(job.path.resolve()) and _training(info.spec) == asked
                 if same and read_object(run.verdict_json).get("outcome") == "completed":
-                    found.append((info.created_s, run))
+                    found.append((run, info))
     if not found:
         return None
-    _, run = max(found, key=lambda entry: entry[0])
+    run, info = max(found, key=lambda entry: entry[1].created_s)
     with suppress(UsageError, OSError):
-        info = read_run(run)
         legs = [recorded_leg(run, info, name) for name in ("chaos", "reference")]
         size = next(filter(None, map(_newest_checkpoint, legs)), None)
         return EarlierRun(run=run.run_id, costs=costs_of([read_leg(leg) for leg in legs]), bytes=size)

@@ -5,6 +5,11 @@ An ordinary accelerate script, with everything that a restart must restore, and 
 
 import argparse
 
+STEPS_AN_EPOCH = 8
+BATCH_SIZE = 16
+"""Samples of a step, on each worker."""
+WIDTH = 64
+
 
 def main() -> None:
     import torch
@@ -14,20 +19,22 @@ def main() -> None:
 
     import chaosrun
 
-    args = parse_arguments()
-    accelerator = Accelerator(
-        cpu=args.cpu or not torch.cuda.is_available(), dataloader_config=chaosrun.dataloader_configuration(data_seed=args.seed)
-    )
+    parser = argparse.ArgumentParser(description="Train a small network on synthetic data, for a preflight's drill.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=3)
+    args = parser.parse_args()
+    data_order = chaosrun.dataloader_configuration(data_seed=args.seed)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), dataloader_config=data_order)
     set_seed(args.seed)
-    count = args.steps_an_epoch * args.batch_size * accelerator.num_processes
-    data = TensorDataset(torch.randn(count, args.width), torch.randint(10, (count,)))
-    loader = DataLoader(data, batch_size=args.batch_size, shuffle=True)
+    count = STEPS_AN_EPOCH * BATCH_SIZE * accelerator.num_processes
+    data = TensorDataset(torch.randn(count, WIDTH), torch.randint(10, (count,)))
+    loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
     model = torch.nn.Sequential(
-        torch.nn.Linear(args.width, 4 * args.width),
-        torch.nn.LayerNorm(4 * args.width),
+        torch.nn.Linear(WIDTH, 4 * WIDTH),
+        torch.nn.LayerNorm(4 * WIDTH),
         torch.nn.GELU(),
         torch.nn.Dropout(0.1),
-        torch.nn.Linear(4 * args.width, 10),
+        torch.nn.Linear(4 * WIDTH, 10),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # accelerate steps a prepared scheduler once for each process at every optimizer step.
@@ -45,17 +52,6 @@ def main() -> None:
 
     accelerator.wait_for_everyone()
     accelerator.end_training()
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small network on synthetic data, for a preflight's drill.")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--steps-an-epoch", type=int, default=8)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples of a step, on each worker")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
