@@ -43,7 +43,6 @@ from chaosrun.cluster.messages import (
 )
 from chaosrun.cluster.stacks import read_activities, write_stacks
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError, UsageError
-from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.node_evidence import RankEnd
 from chaosrun.faults.outside import NodeProcesses, OutsideStrike, StrikeOrder
 from chaosrun.processes import (
@@ -332,9 +331,9 @@ class NodeAgent:
         )
 
         def strike(order: StrikeOrder) -> bool:
-            outside = KINDS[order.kind].outside
-            assert outside is not None, order.kind
-            here = order.attempt == server.attempt and server.ranks.get(order.rank) == order.victim
+            outside = order.fault.facts.outside
+            assert outside is not None, order.fault.kind
+            here = order.attempt == server.attempt and server.ranks.get(order.fault.rank) == order.victim
             return here and outside(OutsideStrike(order=order, node=node))
 
         return [strike(order) for order in orders]

@@ -16,7 +16,6 @@ from chaosrun.cluster.forkserver import PRELOAD, WHERE_INSTALLED
 from chaosrun.cluster.messages import AgentDied, RankStack
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
-from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import NodePlace, PlacementAcquired
@@ -184,14 +183,14 @@ class ClusterWorkers:
         because its agent's answer was lost."""
         done: dict[str, bool | None] = {}
         calls: list[tuple[AgentClient, list[str], Any]] = []
-        for node, own in grouped(orders, lambda order: self.node_of(order.rank)).items():
+        for node, own in grouped(orders, lambda order: self.node_of(order.fault.rank)).items():
             if node in self._lost | self._leaving:
                 continue
-            if any(KINDS[order.kind].evidence == "node" for order in own):
+            if any(order.fault.facts.evidence == "node" for order in own):
                 # From here on, whatever Ray reports about this agent was planned.
                 self._leaving.add(node)
             agent = self._cluster.agents[node]
-            calls.append((agent, [order.fault for order in own], agent.submit("strike", own)))
+            calls.append((agent, [order.fault.id for order in own], agent.submit("strike", own)))
         for agent, faults, reference in calls:
             try:
                 struck: list[bool | None] = agent.collect(reference, timeout_s=60.0)
@@ -201,7 +200,7 @@ class ClusterWorkers:
             done.update(zip(faults, struck, strict=True))
             if all(each is False for each in struck):
                 self._leaving.discard(agent.node_id)
-        return [done.get(order.fault, False) for order in orders]
+        return [done.get(order.fault.id, False) for order in orders]
 
     def lose(self, node: str) -> None:
         """Note that the agent of this node is gone; it is not reported again."""

@@ -7,15 +7,18 @@ or to its raylet; no other process is ever struck. The supervisor has claimed th
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chaosrun.faults.node_evidence import UNNAMED, EndNote, NamedProcess, RankEnd, named
 from chaosrun.faults.witness import WitnessOrder, call_witness
 from chaosrun.processes import ProcessIdentity, children, send_signal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Note, write_note
+
+if TYPE_CHECKING:
+    from chaosrun.faults.fault import Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +49,11 @@ class NodeProcesses:
 class StrikeOrder:
     """The supervisor's order to an agent to strike one rank, or its node, now."""
 
-    fault: str
-    kind: str
+    fault: "Fault"
     leg_path: str
     attempt: int
-    rank: int
     victim: ProcessIdentity
     """The rank's process."""
-    options: Mapping[str, int | float | str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class OutsideStrike:
         return self.order.victim
 
     def option(self, name: str) -> Any:
-        return self.order.options[name]
+        return self.order.fault.option(name)
 
     def signal(self, number: int) -> bool:
         """Signal the rank; False when it is gone."""
@@ -76,19 +76,19 @@ class OutsideStrike:
 
     def later(self, act: Callable[[], None]) -> bool:
         """Start `act`, which takes time, in a separate thread. Returns True: the strike is under way."""
-        threading.Thread(target=act, name=f"fault {self.order.fault}", daemon=True).start()
+        threading.Thread(target=act, name=f"fault {self.order.fault.id}", daemon=True).start()
         return True
 
     def note(self, note: Note) -> None:
         """Record what the fault did."""
-        write_note(LegLayout(Path(self.order.leg_path)), self.order.fault, note)
+        write_note(LegLayout(Path(self.order.leg_path)), self.order.fault.id, note)
 
     def end(self, strike: Collection[NamedProcess], *, watch: Collection[NamedProcess] = (), **more: Any) -> bool:
         """Make a witness kill these processes, and record which of them, of `watch` and of the node are gone then."""
         node = self.node
         about = EndNote(node=node.node_id, agent=os.getpid(), **more)
         whom = {"strike": tuple(strike), "watch": (*watch, *node.everybody()), "mark": node.mark}
-        call_witness(WitnessOrder(leg_path=self.order.leg_path, fault=self.order.fault, about=about, **whom))
+        call_witness(WitnessOrder(leg_path=self.order.leg_path, fault=self.order.fault.id, about=about, **whom))
         return True
 
 

@@ -59,9 +59,7 @@ class OutsideFaults:
         self._ready: list[Fault] = []
         """Timed faults that have not been claimed."""
         self._parking: list[Fault] = []
-        """Faults at whose point a rank may wait in this attempt."""
-        self._arrived: dict[str, Marker] = {}
-        """Markers of those whose rank has come to its point, and whose group is not complete."""
+        """Faults at whose point a rank may wait in this attempt. None of them has a group: see `plan.entries`."""
         self._claimed: dict[str, Fault] = {}
         """All faults that were claimed in this attempt."""
         self._ending: str | None = None
@@ -93,7 +91,6 @@ class OutsideFaults:
         if self._first_start_s is None:
             self._first_start_s = self._clock()
         self._attempt, self._ending = attempt, None
-        self._arrived.clear()
         self._claimed.clear()
         claimed = read_markers(self._leg)
         self._ready = [fault for fault in self._timed if fault.id not in claimed]
@@ -165,20 +162,12 @@ class OutsideFaults:
         return self._first_start_s + _after_s(self._ready[0])
 
     def _arrivals(self) -> Iterator[tuple[Fault, Marker]]:
-        """Faults whose trigger point a rank has reached, with their markers; for a group, once all of its faults have."""
+        """Faults whose trigger point a rank has reached, with their markers."""
         for fault in list(self._parking):
             marker = read_marker(self._leg, fault.id)
-            if marker is not None and marker.attempt == self._attempt and fault.id not in self._arrived:
-                self._arrived[fault.id] = marker
-        for fault in list(self._parking):
-            if fault.id in self._arrived and self._is_complete(fault.group):
+            if marker is not None and marker.attempt == self._attempt:
                 self._parking.remove(fault)
-                yield fault, self._arrived[fault.id]
-
-    def _is_complete(self, group: str | None) -> bool:
-        """Whether as many faults have arrived as the group's name says."""
-        arrived = sum(fault.group == group and fault.id in self._arrived for fault in self._waited_for)
-        return group is None or arrived >= int(group.rpartition("/")[2])
+                yield fault, marker
 
     def _claims(self) -> Iterator[tuple[Fault, Marker]]:
         """Faults whose time has come and whose rank runs, claimed, with their markers."""
@@ -230,23 +219,18 @@ class OutsideFaults:
                     continue
                 limit_s = self._clock() + WITNESS_LIMIT_S + (fault.option("grace_s") if fault.facts.notice else 0.0)
                 self._terminating[node] = NodeTermination(fault=fault, limit_s=limit_s, struck={fault.id: marker})
-            orders.append(self._order(fault, marker))
+            assert marker.start_ticks is not None
+            victim = ProcessIdentity(marker.pid, marker.start_ticks)
+            orders.append(StrikeOrder(fault=fault, leg_path=str(self._leg.path), attempt=marker.attempt, victim=victim))
         if not orders:
             return
         for order, done in zip(orders, self._workers.strike(orders), strict=True):
             if done is not False:
                 continue  # otherwise it is unknown: the fault stays claimed until its attempt is over
-            self._terminating = {
-                node: termination for node, termination in self._terminating.items() if termination.fault.id != order.fault
-            }
-            self._claimed.pop(order.fault)
-            self._observations.withdraw(order.fault, f"rank {order.rank} was gone before it was struck")
-
-    def _order(self, fault: Fault, marker: Marker) -> StrikeOrder:
-        assert marker.start_ticks is not None
-        who = {"attempt": marker.attempt, "rank": marker.rank, "victim": ProcessIdentity(marker.pid, marker.start_ticks)}
-        options = {name: fault.option(name) for name in fault.facts.options}
-        return StrikeOrder(fault=fault.id, kind=fault.kind, leg_path=str(self._leg.path), **who, options=options)
+            fault = order.fault
+            self._terminating = {node: each for node, each in self._terminating.items() if each.fault.id != fault.id}
+            self._claimed.pop(fault.id)
+            self._observations.withdraw(fault.id, f"rank {fault.rank} was gone before it was struck")
 
     def _see_notes(self) -> None:
         """Record the notes of faults that left their rank alive as soon as these faults are over: a client may wait for

@@ -289,25 +289,25 @@ class SimulatedAgent(NodeAgent):
             return [False] * len(orders)
         done: list[bool] = []
         for order in orders:
-            here = order.attempt == server.attempt and server.ranks.get(order.rank) == order.victim
-            done.append(here and fork_server.is_live(order.rank))
-            if done[-1] and order.kind == "node":
+            here = order.attempt == server.attempt and server.ranks.get(order.fault.rank) == order.victim
+            done.append(here and fork_server.is_live(order.fault.rank))
+            if done[-1] and order.fault.kind == "node":
                 asyncio.get_running_loop().call_soon(self._end_node, order, server)
             elif done[-1]:
-                fork_server.die({order.rank: (None, signal.SIGKILL)})
+                fork_server.die({order.fault.rank: (None, signal.SIGKILL)})
         return done
 
     def _end_node(self, order: StrikeOrder, server: Server) -> None:
         """The node goes; its witness says so."""
         assert self.fork_server is not None
-        self._note("struck", ranks=[order.rank])
+        self._note("struck", ranks=[order.fault.rank])
         own = [NamedProcess(what="agent", pid=self._pid, start_ticks=1)]
         own.append(NamedProcess(what="fork server", pid=self.fork_server.pid, start_ticks=1))
         own += [NamedProcess(what=f"rank {r}", pid=i.pid, start_ticks=i.start_ticks) for r, i in server.ranks.items()]
         gone = tuple(own)
         self._die()
         note = EndNote(struck=gone, gone=gone, left=(), node=self._node_id, agent=self._pid)
-        write_note(LegLayout(Path(order.leg_path)), order.fault, note)
+        write_note(LegLayout(Path(order.leg_path)), order.fault.id, note)
 
 
 def no_sync(_descriptor: int) -> None:
