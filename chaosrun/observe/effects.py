@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from chaosrun.observe.opened import caches, mapped_files, open_files
-from chaosrun.observe.writers import path_of, wrap_imported
+from chaosrun.observe.writers import NATIVE_WRITERS, path_of, wrap_imported
 from chaosrun.records.layout import LegLayout
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -25,7 +25,6 @@ TALKING = ("socket.connect", "socket.sendto")
 OF_MULTIPROCESSING = ("/dev/shm/torch_", "/dev/shm/pym-")
 """Beginnings of files in shared memory that hold objects, which are examined themselves."""
 PROBE = tempfile._get_default_tempdir.__code__  # pyright: ignore[reportAttributeAccessIssue]
-WRITERS = (("torch.serialization", "_open_zipfile_writer_file"), ("safetensors.torch", "save_file"))
 
 
 class Effects:
@@ -44,8 +43,7 @@ class Effects:
     def begin(self) -> None:
         """Listen from now until the end of the process."""
         sys.addaudithook(self._hear)
-        # An argument of bytes is the data written, not a path.
-        wrap_imported(WRITERS, lambda path: None if isinstance(path, bytes) else self._written(path))
+        wrap_imported(NATIVE_WRITERS, self._written)
 
     def seen(self) -> Iterator[str]:
         """The first effect of each attempt so far, and files that are open for writing now."""

@@ -11,18 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from chaosrun.observe.writers import path_of, wrap_imported
+from chaosrun.observe.writers import NATIVE_WRITERS, path_of, wrap_imported
 
-_NATIVE_WRITERS = (
-    ("torch", "save"),
-    ("torch.jit", "save"),
-    ("safetensors.torch", "save_file"),
-    ("safetensors.torch", "save_model"),
-    ("safetensors.numpy", "save_file"),
-    # The name by which accelerate imports it.
-    ("accelerate.utils.other", "safe_save_file"),
-    ("transformers.modeling_utils", "safe_save_file"),
-)
 _WRITING = os.O_WRONLY | os.O_RDWR
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 MOST = 1000
@@ -44,7 +34,7 @@ class Results:
 
     def watch(self) -> None:
         """Watch until the end of the process; each path is noted before it is written to."""
-        wrap_imported(_NATIVE_WRITERS, self._note)
+        wrap_imported(NATIVE_WRITERS, self._note)
         sys.addaudithook(self._hear)
 
     def saves(self) -> dict[str, tuple[tuple[int, float], ...]]:

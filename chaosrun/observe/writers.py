@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 WRITERS = (
     ("torch", "save", 1, "torch.save"),
@@ -17,6 +17,14 @@ WRITERS = (
     ("safetensors.numpy", "save_file", 1, "safetensors"),
 )
 """Module, function, position of the path among its arguments, and the writer's name in a record."""
+NATIVE_WRITERS = (
+    ("torch.serialization", "_open_zipfile_writer_file"),
+    ("torch.jit", "save"),
+    ("safetensors.torch", "serialize_file"),
+    ("safetensors.numpy", "serialize_file"),
+)
+"""What writes files in native code, by module and function: as deep as possible, as a script may have imported the functions
+that call them by name before they are wrapped."""
 
 Around = Callable[[Any, str, Any, Callable[[], Any]], Any]
 """Makes a call: (path, or a file without one, the writer's name, what is to be written, the call) → what the call returned."""
@@ -50,20 +58,22 @@ def _wrap(module: Any, name: str, place: int, how: str, around: Around) -> None:
 
 
 def wrap_imported(functions: Iterable[tuple[str, str]], tell: Callable[[Any], None]) -> None:
-    """Wrap those functions, by module and name, whose modules are imported: `tell` is called with their path arguments."""
+    """Wrap those functions, by module and name, whose modules are imported: `tell` is called with their path arguments, once
+    however often this is called with it."""
     for module, name in functions:
         function = getattr(sys.modules.get(module), name, None)
-        if function is not None and not hasattr(function, "chaosrun_watches"):
-            setattr(sys.modules[module], name, _telling(function, tell))
+        if function is not None and tell not in (told := getattr(function, "chaosrun_tells", ())):
+            watched = _telling(function, tell)
+            watched.chaosrun_tells = (*told, tell)
+            setattr(sys.modules[module], name, watched)
 
 
-def _telling(function: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
+def _telling(function: Callable[..., Any], tell: Callable[[Any], None]) -> Any:
     @functools.wraps(function, updated=())
     def watched(*arguments: Any, **options: Any) -> Any:
         for path in [*arguments, *options.values()]:
-            if isinstance(path, str | bytes | os.PathLike):
+            if isinstance(path, str | os.PathLike):  # bytes are the data
                 tell(path)
         return function(*arguments, **options)
 
-    cast(Any, watched).chaosrun_watches = True
     return watched

@@ -93,7 +93,8 @@ def test_a_writer_that_is_not_pythons_is_heard(
     native: Any = ModuleType("native")
     native.write = lambda data, path: len(data)
     monkeypatch.setitem(sys.modules, "native", native)
-    monkeypatch.setattr("chaosrun.observe.effects.WRITERS", [("native", "write"), ("native", "no"), ("not_imported", "write")])
+    writers = [("native", "write"), ("native", "no"), ("not_imported", "write")]
+    monkeypatch.setattr("chaosrun.observe.effects.NATIVE_WRITERS", writers)
     monkeypatch.setattr(sys, "addaudithook", lambda hook: None)
     effects.begin()
     write = native.write
