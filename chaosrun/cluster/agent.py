@@ -154,24 +154,12 @@ class NodeAgent:
     async def _launch(self, key: str, env: Mapping[str, str], temporary: Path) -> Server:
         mark = f"{self._mark}#{uuid.uuid4().hex}"
         environment = {**with_package(env), **IMPORT_ENVIRONMENT, MARK_VARIABLE: mark}
-        ours, theirs = socket.socketpair()
         output = os.memfd_create("forkserver", os.MFD_CLOEXEC)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "chaosrun.cluster.forkserver", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
+            process, ours = start_program("forkserver", env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         except OSError:
-            ours.close()
             os.close(output)
             raise
-        finally:
-            theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MESSAGE_LIMIT)
         ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         server = Server(
@@ -368,6 +356,24 @@ class NodeAgent:
         """Kill everything below this agent and wait until it is gone."""
         if self._server is not None:
             await self._close_server(self._server)
+
+
+def start_program(
+    name: str, *arguments: str, env: Mapping[str, str], stdin: int, stdout: int, stderr: int
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a program of this package, in a session of its own, whose first argument is its end of a socket to this process;
+    returns the other end as well."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", f"chaosrun.cluster.{name}", str(theirs.fileno()), *arguments]
+        try:
+            started = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True
+            )
+        except OSError:
+            ours.close()
+            raise
+    return started, ours
 
 
 def leave_with_the_raylet() -> None:

@@ -48,10 +48,6 @@ class CleanupProcess:
         self._process.stdin.write(json.dumps(watch).encode() + b"\n")
         self._process.stdin.flush()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def goodbye(self) -> None:
         """End the cleanup process; it removes nothing."""
         self._process.communicate(GOODBYE)

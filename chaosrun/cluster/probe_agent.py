@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
 import uuid
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaosrun.cluster.agent import RAY_SETTINGS, is_raylet, leave_with_the_raylet
+from chaosrun.cluster.agent import RAY_SETTINGS, is_raylet, leave_with_the_raylet, start_program
 from chaosrun.cluster.probe_guard import KILL_S
 from chaosrun.cluster.probing import Call, ProbeOutcome
 from chaosrun.faults.observed import signal_name
@@ -59,34 +58,20 @@ class ProbeAgent:
             os.write(asked, json.dumps(call.parameters).encode())
             os.lseek(asked, 0, os.SEEK_SET)
             mark = f"{self._mark}#{uuid.uuid4().hex}"
-            end = await self._run(mark, call, (asked, answer, printed))
+            end = await self._run(mark, call, stdin=asked, stdout=answer, stderr=printed)
             return _outcome(end, _end_of(answer, 1 << 30), _end_of(printed, PRINTED_BYTES), call.limit_s)
         finally:
             for descriptor in (asked, answer, printed):
                 os.close(descriptor)
 
-    async def _run(self, mark: str, call: Call, files: tuple[int, int, int]) -> GuardReport | None:
+    async def _run(self, mark: str, call: Call, **files: int) -> GuardReport | None:
         """The report of its guard; None if the guard itself was killed."""
         if self._stopped:
             return None
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         command = [sys.executable, "-m", "chaosrun.cluster.probing", call.probe]
-        try:
-            guard = subprocess.Popen(
-                [sys.executable, "-m", "chaosrun.cluster.probe_guard", str(theirs.fileno()), str(call.limit_s), *command],
-                pass_fds=[theirs.fileno()],
-                stdin=files[0],
-                stdout=files[1],
-                stderr=files[2],
-                env={**_environment(call.env), MARK_VARIABLE: mark},
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        environment = {**_environment(call.env), MARK_VARIABLE: mark}
+        guard, ours = start_program("probe_guard", str(call.limit_s), *command, env=environment, **files)
+        ours.setblocking(False)
         self._guards[ours] = gone = asyncio.get_running_loop().create_future()
         said = b""
         try:

@@ -4,7 +4,6 @@ Owns Ray's life (if it started it), the placement group and the agents' handles.
 restarts are off, and the processes that train are the agents' children, not Ray's workers. Decides nothing about attempts.
 """
 
-import os
 import queue
 import threading
 import time
@@ -27,7 +26,6 @@ from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import AgentDied, NodeEvent, RanksStarted, Ready
 from chaosrun.cluster.placement import Placement, places_for, rooms_for
 from chaosrun.errors import RecoveryError, ResourcesError
-from chaosrun.processes import ProcessIdentity, child_called
 from chaosrun.records.events import NodePlace, NotPreloaded
 from chaosrun.records.grouping import grouped
 from chaosrun.records.order import WorkerOrder
@@ -344,10 +342,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def own_node(self) -> str:
         """The node that this process is connected to."""
         return ray.get_runtime_context().get_node_id()
-
-    def head(self) -> ProcessIdentity | None:
-        """The head process of a private Ray, which is a child of this process."""
-        return child_called("gcs_server", os.getpid()) if self.kind == "private" else None
 
     def close(self) -> None:
         """End agents and all below them, the placement, and a private Ray with its folder."""

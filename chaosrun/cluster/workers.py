@@ -17,7 +17,7 @@ from chaosrun.cluster.messages import AgentDied, RankStack
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.outside import StrikeOrder
-from chaosrun.processes import ProcessIdentity
+from chaosrun.processes import ProcessIdentity, child_called
 from chaosrun.records.events import NodePlace, PlacementAcquired
 from chaosrun.records.grouping import grouped
 from chaosrun.records.heartbeat import Activity
@@ -216,8 +216,8 @@ class ClusterWorkers:
         return self._cluster.placement is not None and self.node_of(rank) == self._cluster.own_node
 
     def head(self) -> ProcessIdentity | None:
-        """Ray's head process, if this process started it."""
-        return self._cluster.head()
+        """The head process of a private Ray, which is a child of this process."""
+        return child_called("gcs_server", os.getpid()) if self._cluster.kind == "private" else None
 
     def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
         """The activity of every rank as of the last request; also sends the next request. None if there is no answer yet: at

@@ -21,7 +21,6 @@ from chaosrun.cluster.agent_client import Sink
 from chaosrun.cluster.messages import AgentDied
 from chaosrun.cluster.ray_cluster import Placement, RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
-from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import NodePlace
 from tests.simulated_nodes.farm import HEADER_BYTES
 from tests.simulated_nodes.fork_server import Pace
@@ -188,9 +187,6 @@ class SimulatedCluster(RayCluster):
     @property
     def own_node(self) -> str:
         return "head"
-
-    def head(self) -> ProcessIdentity | None:
-        return None
 
     def happened(self, what: str) -> Sequence[dict[str, Any]]:
         """What the nodes noted of this, in the order of time."""

@@ -275,9 +275,6 @@ class SimulatedCluster(RayCluster):
     def own_node(self) -> str:
         return "n-supervisor"
 
-    def head(self) -> None:
-        return None
-
     def stop(self, attempt: int, nodes: Collection[str]) -> None:
         for node in nodes:
             self.agents[node].submit("stop", attempt)
