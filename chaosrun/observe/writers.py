@@ -22,9 +22,10 @@ NATIVE_WRITERS = (
     ("torch.jit", "save"),
     ("safetensors.torch", "serialize_file"),
     ("safetensors.numpy", "serialize_file"),
+    ("safetensors", "serialize_file"),
 )
 """What writes files in native code, by module and function: as deep as possible, as a script may have imported the functions
-that call them by name before they are wrapped."""
+that call them by name before they are wrapped. The last is for modules that are imported later."""
 
 Around = Callable[[Any, str, Any, Callable[[], Any]], Any]
 """Makes a call: (path, or a file without one, the writer's name, what is to be written, the call) → what the call returned."""

@@ -1,11 +1,13 @@
 """Who is told of files that native code writes."""
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import pytest
+import safetensors.numpy
 import torch
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file, save_model
@@ -35,8 +37,9 @@ class Observer:
         lambda path: save_file({"a": torch.ones(2)}, path),
         lambda path: save_model(torch.nn.Linear(1, 1), path),
         lambda path: save_arrays({"a": numpy.ones(2)}, path),
+        lambda path: importlib.reload(safetensors.numpy).save_file({"a": numpy.ones(2)}, path),
     ],
-    ids=["torch.save", "torch.jit.save", "save_file", "save_model", "save_file of numpy"],
+    ids=["torch.save", "torch.jit.save", "save_file", "save_model", "save_file of numpy", "a module that is imported later"],
 )
 def test_every_observer_is_told_once_also_where_the_script_had_imported_the_function(
     write: Callable[[str], object], tmp_path: Path
