@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,18 +20,21 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
     folder = (default_root() if root is None else root) / "runs"
     runs = [RunLayout(path) for path in (folder.iterdir() if folder.is_dir() else ())]
     # A directory without run.json is a run being created, or not ours.
-    summaries = [_summary(run) for run in runs if run.run_json.is_file()]
-    return sorted(summaries, key=lambda summary: (-summary.created_s, summary.run_id))
+    summaries = (_summary(run) for run in runs if run.run_json.is_file())
+    return sorted(filter(None, summaries), key=lambda summary: (-summary.created_s, summary.run_id))
 
 
-def _summary(run: RunLayout) -> RunSummary:
+def _summary(run: RunLayout) -> RunSummary | None:
+    """None: it was removed meanwhile."""
     summary = partial(RunSummary, run_id=run.run_id, path=run.path)
     try:
         info = read_run(run)
         ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
     except UsageError:
         # One damaged run must not hide the others.
-        return summary(name="?", status="damaged", created_s=run.run_json.stat().st_mtime)
+        with suppress(FileNotFoundError):
+            return summary(name="?", status="damaged", created_s=run.run_json.stat().st_mtime)
+        return None
     summary = partial(summary, name=info.name, created_s=info.created_s)
     if ended is not None:
         outcome, exit_code = ended.get("outcome"), ended.get("exit_code")

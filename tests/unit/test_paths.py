@@ -12,9 +12,10 @@ from chaosrun import api
 from chaosrun.errors import ChaosrunError, ResourcesError, SpecError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import own_leg, read_run
+from chaosrun.records.run_file import RunInfo, own_leg, read_run
 from chaosrun.records.supervision import supervision
 from chaosrun.spec.job_file import load_job
+from chaosrun.supervise import find_runs
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import leg_of
 
@@ -194,6 +195,19 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path) -> None:
     for run in (damaged, torn):
         with pytest.raises(UsageError, match=r"run\.json"):
             api.verify(api.find_run(run.run_id, root))
+
+
+def test_a_run_removed_while_the_list_is_made_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, root = job(tmp_path / "job"), tmp_path / "root"
+    kept, removed = (create(path, root) for _ in range(2))
+
+    def reading(run: RunLayout) -> RunInfo:
+        if run == removed:
+            run.run_json.unlink()
+        return read_run(run)
+
+    monkeypatch.setattr(find_runs, "read_run", reading)
+    assert [summary.run_id for summary in api.list_runs(root)] == [kept.run_id]
 
 
 def test_the_list_has_how_a_run_ended(tmp_path: Path) -> None:
