@@ -234,27 +234,24 @@ class ClusterWorkers:
             found = self._collect(asked.calls, timeout_s=1.0)
         else:
             found = None
-        if (calls := self._ask(lambda place: ("activities", str(leg.path), attempt, place.ranks))) is not None:
-            self._asked = _Asked(about=(leg.path, attempt), calls=calls, limit_s=now_s + ANSWER_LIMIT_S)
+        calls = self._ask(lambda place: ("activities", str(leg.path), attempt, place.ranks))
+        self._asked = _Asked(about=(leg.path, attempt), calls=calls, limit_s=now_s + ANSWER_LIMIT_S)
         return found
 
     def stacks(self, leg: LegLayout, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
         """Make all live ranks write their stacks to their logs; returns them by rank. None if an agent has just died."""
         calls = self._ask(lambda place: ("stacks", str(leg.path), attempt, wait_s))
-        return None if calls is None else self._collect(calls, timeout_s=ANSWER_LIMIT_S)
+        return self._collect(calls, timeout_s=ANSWER_LIMIT_S)
 
-    def _ask(self, call: Callable[[NodePlace], tuple[Any, ...]]) -> list[tuple[AgentClient, Any]] | None:
-        """Call every agent of the placement in parallel; None if one has died, which an event reports."""
+    def _ask(self, call: Callable[[NodePlace], tuple[Any, ...]]) -> list[tuple[AgentClient, Any]]:
+        """Call every agent of the placement in parallel."""
         placement, agents = self._cluster.placement, self._cluster.agents
         assert placement is not None, "acquire comes first"
-        try:
-            return [(agents[node], agents[node].submit(*call(place))) for node, place in placement.nodes.items()]
-        except RecoveryError:
-            return None
+        return [(agents[node], agents[node].submit(*call(place))) for node, place in placement.nodes.items()]
 
     @staticmethod
     def _collect(calls: Sequence[tuple[AgentClient, Any]], *, timeout_s: float) -> dict[int, Any] | None:
-        """The answers of all agents, by rank; None if an agent has died."""
+        """The answers of all agents, by rank; None if an agent has died, which an event reports."""
         try:
             answers = [agent.collect(reference, timeout_s=timeout_s) for agent, reference in calls]
         except RecoveryError:
