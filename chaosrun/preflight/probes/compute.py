@@ -76,14 +76,7 @@ class ComputeFacts(Struct, frozen=True, kw_only=True):
 
 
 def probe(
-    *,
-    device: str,
-    progress: int,
-    threads: int = 1,
-    products: bool = False,
-    repeats: int = 0,
-    seconds: float = 0.0,
-    visible: str = "",
+    *, device: str, progress: int, threads: int = 1, products: bool = False, repeats: int = 0, seconds: float = 0.0
 ) -> ComputeFacts:
     """`device`: "cpu" or "cuda"; `progress`: the file descriptor for announcing phases; `products`: whether to test memory and
     products; `repeats` of the training, for `seconds`."""

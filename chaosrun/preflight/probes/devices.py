@@ -57,11 +57,10 @@ def probe(*, gpus: int, patience_s: float, works: dict[str, dict[str, object]]) 
     visible = visible_gpus()
     # First, as the processes started below would be counted as others'.
     driver = ask_driver()
-    devices = gpu_devices(gpus, visible, [gpu.uuid for gpu in driver.gpus if gpu.uuid])
-    orders = {"cpu": {**works["cpu"], "visible": ""}} if "cpu" in works else {}
-    orders |= {name: {**works["cuda"], "visible": token} for name, token in devices.items()}
-    with ThreadPoolExecutor(max_workers=max(1, len(orders))) as pool:
-        running = {name: pool.submit(_compute, name, order, patience_s) for name, order in orders.items()}
+    tokens = {"cpu": ""} if "cpu" in works else {}
+    tokens |= gpu_devices(gpus, visible, [gpu.uuid for gpu in driver.gpus if gpu.uuid])
+    with ThreadPoolExecutor(max_workers=max(1, len(tokens))) as pool:
+        running = {name: pool.submit(_compute, name.split(":")[0], token, works, patience_s) for name, token in tokens.items()}
         computed = {name: answer.result() for name, answer in running.items()}
     return DevicesFacts(visible=visible, driver=driver, computed=computed)
 
@@ -104,9 +103,9 @@ def _ours(pid: int) -> bool:
         return False
 
 
-def _compute(name: str, order: Mapping[str, object], patience_s: float) -> Computed:
+def _compute(device: str, token: str, works: Mapping[str, Mapping[str, object]], patience_s: float) -> Computed:
     reading, writing = os.pipe()
-    parameters = json.dumps({**order, "device": name.partition(":")[0], "progress": writing})
+    parameters = json.dumps({**works[device], "device": device, "progress": writing})
     # Files, not pipes, as output needs no reader then. In memory, as the disk may be full.
     with os.fdopen(os.memfd_create("out"), "rb") as out, os.fdopen(os.memfd_create("err"), "rb") as err:
         process = subprocess.Popen(
@@ -115,7 +114,7 @@ def _compute(name: str, order: Mapping[str, object], patience_s: float) -> Compu
             stdout=out,
             stderr=err,
             # Let waiting threads sleep: on a small machine they would block others.
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "CUDA_VISIBLE_DEVICES": str(order["visible"])},
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "CUDA_VISIBLE_DEVICES": token},
             pass_fds=[writing],
         )
         os.close(writing)
