@@ -17,6 +17,7 @@ from chaosrun.spec.fragment import as_entries, flow
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.places import Problem, spec_error
 from chaosrun.spec.suite import Expectation, SuiteDrill
+from chaosrun.supervise.reference import IRRELEVANT
 
 NO_LENGTH = "give the suite, or the drill, set: {max_steps: 60}, with as many steps as the job makes"
 DRAWS = 50
@@ -92,7 +93,7 @@ def planned_drill(
     drill: SuiteDrill, overrides: Sequence[str], plan: FaultPlan, *, name: str | None = None, rerun: str | None = None
 ) -> PlannedDrill:
     spec = drill.job.spec
-    fault_free = spec.model_dump(mode="json", exclude={"name", "faults", "recovery", "verify", "timeout"})
+    fault_free = spec.model_dump(mode="json", exclude=IRRELEVANT)
     return PlannedDrill(
         name=name or drill.name,
         drill=drill.name,
