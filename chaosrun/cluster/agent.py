@@ -260,7 +260,7 @@ class NodeAgent:
 
         Starts a lost fork server again. Raises ResourcesError if a log cannot be opened, or no process or port is available:
         then the attempt is over, and the ranks that had been forked are dead. Raises RecoveryError if the attempt was stopped
-        meanwhile.
+        meanwhile, or the fork server died.
         """
         self._over = 0
         async with self._launching:
@@ -283,7 +283,7 @@ class NodeAgent:
             return await started
 
     async def stop(self, attempt: int) -> Sequence[int]:
-        """SIGKILL all ranks of an attempt; returns those killed once all are gone. Sends Stopped even if it never began."""
+        """SIGKILL all ranks of an attempt; returns those killed once all are gone. Tells RanksStopped even if none began."""
         server = self._server
         waiting = None if server is None else server.stopped.get(attempt)
         if server is None or waiting is None:

@@ -22,7 +22,7 @@ Sink = Callable[[str, NodeEvent], None]
 
 
 class AgentClient:
-    """One agent. In addition to the agent's own events the sink gets an AgentLost when the agent or its node dies."""
+    """One agent. In addition to the agent's own events the sink gets an AgentDied when the agent or its node dies."""
 
     def __init__(self, handle: Any, node_id: str, sink: Sink) -> None:
         self.node_id = node_id

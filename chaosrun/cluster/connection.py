@@ -37,7 +37,7 @@ LONGEST_FOLDER = 40
 UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's Node that start processes which a private Ray does not need."""
 DEATHS = ("Raylet is terminated.", "A worker died or was killed", "The node with node id")
-"""How Ray's messages begin of deaths that chaosrun tells of itself, planned ones, too; the first holds the end of a log."""
+"""How Ray's messages about deaths begin, which chaosrun reports itself, planned ones, too; the first holds the end of a log."""
 # One per driver process: Ray reads the token once and keeps it.
 AUTH_TOKEN = secrets.token_hex(32)
 SETTINGS = {
@@ -69,7 +69,7 @@ def connect(address: str | None, *, cpus: float) -> Connection:
 
     `cpus`: a private one counts at least this many CPUs, and never fewer than the machine has. Call it from the main thread:
     Ray's processes die with the thread that starts them. Raises ResourcesError if the address does not answer, or there is no
-    room for Ray's files.
+    room for Ray's files; UsageError for an address of Ray's client, and in a directory that was removed.
     """
     unique = uuid.uuid4().hex
     if ray.is_initialized():
@@ -78,7 +78,7 @@ def connect(address: str | None, *, cpus: float) -> Connection:
         os.getcwd()
     except FileNotFoundError as error:
         # Ray's driver needs the current directory.
-        raise UsageError("the current directory no longer exists", hint="change to one that is") from error
+        raise UsageError("the current directory no longer exists", hint="change to one that exists") from error
     address = address or os.environ.get("RAY_ADDRESS") or None
     with ExitStack() as stack:
         stack.enter_context(_errors_off_stdout())
@@ -133,8 +133,8 @@ def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
 
 @contextmanager
 def _errors_off_stdout() -> Iterator[None]:
-    """Print on stderr the errors that Ray's driver prints on stdout, which no setting of Ray's prevents; those that tell of a
-    death nowhere."""
+    """Print on stderr the errors that Ray's driver prints on stdout, which no setting of Ray's prevents; drop those
+    about a death."""
     printed: Any = getattr(worker, "print_to_stdstream", None)
 
     def told(data: Any, *about: Any, **more: Any) -> None:

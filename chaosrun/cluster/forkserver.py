@@ -334,7 +334,7 @@ def main(arguments: list[str]) -> int:
         server.send(Ready(pid=os.getpid(), left_out=configure.left_out))
         server.serve()
     except BrokenPipeError:
-        pass  # the agent died meanwhile, and with it whoever would remove the folder
+        pass  # the agent died meanwhile
     finally:
         shutil.rmtree(configure.temporary, ignore_errors=True)
     return 0

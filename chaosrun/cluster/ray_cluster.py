@@ -113,7 +113,8 @@ class RayCluster(AbstractContextManager["RayCluster"]):
     def acquire(self, timeout_s: float, *, avoid: Collection[str] = ()) -> Placement:
         """Reserve the whole world size and put an agent on each of its nodes, none of which is in `avoid`.
 
-        Raises ResourcesError if that fails within `timeout_s`. Has no effect if there is a placement already.
+        Raises ResourcesError if that fails within `timeout_s`, RecoveryError if agents still die then. Has no effect if there
+        is a placement already.
         """
         if self.placement is not None:
             return self.placement

@@ -75,7 +75,7 @@ class ClusterWorkers:
         return ", ".join(models) or "gpu"
 
     def acquire(self) -> PlacementAcquired:
-        """Get places for all ranks, new ones if a node was lost. Raises ResourcesError."""
+        """Get places for all ranks, new ones if a node was lost. Raises ResourcesError, RecoveryError if further nodes die."""
         if self._lost:
             healthy = self._cluster.agents.keys() - self._lost - self._leaving - self._avoid.keys()
             self._cluster.release(lost=self._lost, keep=healthy)
@@ -129,7 +129,7 @@ class ClusterWorkers:
 
     def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
         """Fork all ranks of an attempt; returns their pids by rank (empty if a command starts them, as events report them),
-        and the rendezvous address. Raises ResourcesError."""
+        and the rendezvous address. Raises ResourcesError, RecoveryError if an agent has died."""
         if place := _hash_order_at_restart(orders[0]):
             hashing = {**self._hashing(orders[0].attempt), HASH_ORDER: place}
             self._cluster.start_servers({**self._env, **hashing}, **self._runs)
@@ -146,7 +146,7 @@ class ClusterWorkers:
         self._cluster.stop(attempt, self._cluster.agents.keys() - self._lost - self._leaving)
 
     def next_event(self, timeout_s: float) -> tuple[str, Any] | None:
-        """The next event and its node; None if none came in time. Stopped comes once from each node."""
+        """The next event and its node; None if none came in time. RanksStopped comes once from each node."""
         try:
             node, event = self._cluster.events.get(timeout=timeout_s)
         except queue.Empty:
@@ -172,7 +172,7 @@ class ClusterWorkers:
         return placement.node_of[rank][1]
 
     def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
-        """(pid, start time) of a rank that runs in this attempt; None if it does not, or is not `listening` for notices."""
+        """(pid, start ticks) of a rank that runs in this attempt; None if it does not, or is not `listening` for notices."""
         try:
             return self._cluster.agents[self.node_of(rank)].call("identify_rank", attempt, rank, listening)
         except RecoveryError:
