@@ -189,7 +189,7 @@ class _SweepRun:
         chosen = matching(points, only)
         if not chosen:
             phases = ", ".join(dict.fromkeys(point.phase for point in points))
-            raise UsageError(f"no point matches {' or '.join(only)}", hint=f"phases that the job comes by: {phases}")
+            raise UsageError(f"no point matches {' or '.join(only)}", hint=f"phases that the job reaches: {phases}")
         known = Sweep(
             sweep_id=self.folder.path.name,
             created_s=time.time(),

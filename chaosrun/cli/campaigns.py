@@ -122,7 +122,7 @@ def sweep(
     root: options.Root = None,
     out: options.Out = options.OUT,
 ) -> int:
-    """Kill the job once at every point that it comes by, one drill each: exit code 0 when all PASS, 3 when one does not, 6 when
+    """Kill the job once at every point that it reaches, one drill each: exit code 0 when all PASS, 3 when one does not, 6 when
     none fails and one is inconclusive."""
     from chaosrun.campaign.report.text import render_sweep
 

@@ -148,7 +148,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """Every fault of a drill, in the order the job meets them; written to plan.json before anything starts."""
+    """Every fault of a drill, in the order the job meets them, injected ones last; plan.json has it before any can strike."""
 
     version: int = PLAN_VERSION
     seed: int

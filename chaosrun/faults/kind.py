@@ -51,7 +51,7 @@ Evidence = Literal["death", "note", "hang", "node", "successor"]
 """How a fault is known to have happened.
 
 death: the very process it was meant for was seen, from outside, to end in this kind's way.
-note: the process goes on, and whoever struck wrote down what it found before and after.
+note: the process goes on, and the one that struck recorded what it found before and after.
 hang: the supervisor declared the hang, and named this rank as the one that stopped first.
 node: the agent, and with it every process below, was seen to be gone, from outside.
 successor: the supervisor itself was gone; the one that took over noted it.

@@ -206,7 +206,7 @@ def _bit(strike: Strike, values: Tensor, stream: random.Random) -> int:
 
 
 def _hexadecimal(element: Tensor) -> str:
-    """The element's bits, most significant first (Linux runs on little-endian machines only where torch does)."""
+    """The element's bits, most significant first (torch runs on little-endian machines only)."""
     import torch
 
     return bytes(reversed(element.view(torch.uint8).tolist())).hex()

@@ -1,7 +1,7 @@
 """Evidence of the end of a node, or of the supervisor and Ray's head: which processes were struck and seen gone, by pid and
 start time.
 
-Pure. The note of a node's end is written by `faults.witness`, that of the supervisor's by `faults.control_plane`.
+The note of a node's end is written by `faults.witness`, that of the supervisor's by `faults.control_plane`.
 """
 
 from collections.abc import Callable, Iterable

@@ -119,7 +119,7 @@ class Observation:
 
     @property
     def standstill(self) -> str:
-        """ "state S, no progress for 20 s"."""
+        """ "(state S), no progress for 20 s"."""
         assert self.hang is not None
         silence = "" if self.hang.silent_s is None else f", no progress for {self.hang.silent_s:.0f} s"
         return f"(state {self.hang.state}){silence}"

@@ -1,7 +1,7 @@
 """Strikes from outside the rank: the values that the agent of its node, or the supervisor itself, needs to carry one out.
 
-Every signal goes to a process, identified by pid and start time, that this agent's own fork server forked, to the agent itself,
-or to its raylet; no other process is ever struck. The supervisor has claimed the fault before.
+An agent signals only processes known by pid and start time: itself, its raylet, its fork server and those below that one. The
+supervisor has claimed the fault before.
 """
 
 import os

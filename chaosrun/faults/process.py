@@ -59,7 +59,7 @@ class LoaderWorkerNote(Note, frozen=True, kw_only=True):
 
 
 def preempt(strike: Strike) -> None:
-    """Send the notice, and SIGKILL when grace runs out. `train.preemption`, or the script, decides what the rank does."""
+    """Send the notice, and SIGKILL when grace runs out. `protocol.preemption`, or the script, decides what the rank does."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler == signal.SIG_DFL:
         strike.note(NoticeNote(unhandled=True))

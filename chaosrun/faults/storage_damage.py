@@ -166,14 +166,14 @@ def look(path: Path) -> Look | None:
 
 
 def _expect_own(strike: Strike, path: Path) -> None:
-    """Raises RefusedError unless `path` is in this leg's own folders."""
+    """Raises NoFileToDamageError unless `path` is in this leg's own folders."""
     resolved = path.resolve()
     if not any(resolved.is_relative_to(folder.resolve()) for folder in _run_folders(strike)):
         raise NoFileToDamageError(f"{path} leads to {resolved}, outside the run's own folder")
 
 
 def _expect_inside(checkpoint: Path, path: Path) -> None:
-    """Raises RefusedError unless `path` is in the checkpoint, by every name it has."""
+    """Raises NoFileToDamageError unless `path` is in the checkpoint, by every name it has."""
     resolved = path.resolve()
     if not resolved.is_relative_to(checkpoint.resolve()):
         raise NoFileToDamageError(f"{path} leads to {resolved}, outside the checkpoint")

@@ -79,7 +79,8 @@ class Strike:
     at: Mapping[str, Any]
     """The objects that the point passes on. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk`
     (Filesystem), `objects` (ObjectStorage, where there is one) and `until_saved` (ExitStack, closed when it is saved). While it
-    is: `path` of the file concerned, and its `descriptor` if it is being written."""
+    is: `path` of the file concerned, and its `descriptor` if it is being written. At the rendezvous: `listen_fd`. Inside a
+    script's save: `points` (SavePoints)."""
     pid: int = field(default_factory=os.getpid)
     """The rank's process, even if another process strikes for it."""
 
@@ -113,8 +114,8 @@ class Strike:
             complete.touch()
         while not complete.exists():
             if time.monotonic() > deadline_s:
-                message = f"fault {self.fault.id}: {self._came()} of the {size} ranks that it is to strike at once came"
-                raise RecoveryError(message, hint="something else keeps the others from their point")
+                message = f"fault {self.fault.id}: {self._came()} of the {size} ranks that it strikes at once reached its point"
+                raise RecoveryError(message, hint="another fault, or the script, keeps the others from it")
             time.sleep(LOOK_EVERY_S)
 
     def _came(self) -> int:

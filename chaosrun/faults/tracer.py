@@ -61,7 +61,7 @@ class TraceOrder(Record, frozen=True, kw_only=True):
     leg: str = ""
     fault: str = ""
     before: int | None = None
-    """Strike before the operation with this number; None: right after the first write."""
+    """Strike before the operation with this number; None: right after the first write (act fail: the first file created)."""
     file: str | None = None
     """Count only operations on files below the outputs that match this pattern."""
     error: str = ""

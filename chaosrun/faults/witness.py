@@ -53,7 +53,7 @@ def main() -> int:
     # A process that Ray ends kills its direct children first, so the witness must not be one.
     if os.fork() > 0:
         os._exit(0)
-    # This mark identifies processes of the agent; the witness is not one of them.
+    # The witness itself does not bear `order.mark`, which the fork server gives to all below it.
     struck = tuple(each for each in order.strike if is_alive(each.identity))
     for each in struck:
         send_signal(each.identity, signal.SIGKILL)  # one may have ended already, with another that was struck before it

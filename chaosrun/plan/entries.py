@@ -16,6 +16,8 @@ MAX_FAULTS = 10_000
 
 
 class RefusedError(Exception):
+    """Why an entry of the spec cannot be planned."""
+
     def __init__(self, entry: str, why: str) -> None:
         self.objection = Objection(entry, why)
         super().__init__(str(self.objection))
@@ -34,7 +36,7 @@ def at_one_moment(
     after_s: float | None = None,
     required: bool = True,
 ) -> Iterator[Fault]:
-    """One fault, or one for each rank that it strikes at once."""
+    """One fault, or one for each rank that it strikes at once; ids are still empty. Raises RefusedError."""
     ranks = _ranks(spec, entry, source, phase, chance)
     together = len(ranks) > 1
     for rank in ranks:

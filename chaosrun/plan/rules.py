@@ -117,7 +117,7 @@ def _too_often(timeline: Timeline, fault: Fault, unusual: int) -> Iterator[str]:
     if fault.phase in CHECKPOINT_PHASES:
         most = -(-timeline.last // timeline.every) + unusual
     if fault.occurrence > most:
-        yield f"{fault.describe()} may never happen, no attempt comes by there {count(fault.occurrence, 'time')}"
+        yield f"{fault.describe()} may never happen, no attempt gets there {count(fault.occurrence, 'time')}"
 
 
 def _of_this_job(spec: JobSpec, fault: Fault) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _alone_at_its_place(timeline: Timeline, fault: Fault) -> Iterator[str]:
         return
     alone = only_rank(fault.kind, fault.phase, fault.target)
     if alone not in (None, fault.rank):
-        does = f"syncs {fault.target}" if fault.target else f"comes by {fault.phase}"
+        does = f"syncs {fault.target}" if fault.target else f"reaches {fault.phase}"
         if fault.phase == "rendezvous":
             does = "has the rendezvous port"
         yield f"rank {fault.rank} never {does}, only rank {alone} does"
@@ -365,7 +365,7 @@ def _unled_attempt(fault: Fault, restarts: Sequence[_Restart], others: int, *, k
         return None
     begin = f"from step {resume}" if resume else "from the beginning"
     end = f"until {until.by.source} ends it" if until else "to the end"
-    return f"{fault.describe()} may never happen: that attempt goes {begin} {end}, and does not come by there"
+    return f"{fault.describe()} may never happen: that attempt goes {begin} {end}, and does not get there"
 
 
 def _unread(timeline: Timeline, fault: Fault, restarts: Sequence[_Restart]) -> str | None:

@@ -47,7 +47,7 @@ NPROCS = re.compile(rb"\bn(?:um_)?proc(?:esse)?s\s*=\s*([1-9][0-9]{0,3})\b")
 NUM_PROCESSES = re.compile(r"^num_processes: ([1-9][0-9]{0,3})\b", re.MULTILINE)
 """In the configuration of accelerate, as `accelerate config` writes it."""
 ONE_PROCESS = re.compile(r"^distributed_type: ['\"]?(NO|MULTI_CPU)\b", re.MULTILINE)
-"""Whatever number it gives: on CPUs it leaves several to mpirun."""
+"""One process, whatever number it gives: on CPUs accelerate leaves several to mpirun."""
 GUESSED_WORKERS = 2
 LAUNCHING_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "lightning", "torchx"})
 """Packages with modules that start several ranks."""

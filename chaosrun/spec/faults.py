@@ -109,7 +109,7 @@ class ScheduledFault(FaultOptions):
     at_step: Positive | None = Field(default=None, description="the step it happens at, counted from 1")
     every_steps: Positive | None = Field(default=None, description="repeat at each multiple of this many steps")
     until_step: Positive | None = Field(default=None, description="the last step of every_steps; default: max_steps")
-    occurrence: Positive | None = Field(default=None, description="the n-th time the rank comes by the phase, counted from 1")
+    occurrence: Positive | None = Field(default=None, description="the n-th time the rank reaches the phase, counted from 1")
     attempt: Positive | None = Field(default=None, description="only in this attempt, counted from 1")
     after: Duration | None = Field(default=None, description="time after the first attempt has started, such as 5s")
 
@@ -247,7 +247,7 @@ class PresetFault(FaultOptions):
         if once and self.occurrence is None:
             yield conflict("phase", f"no step has a {self.moment}", "say which one, such as occurrence: 1")
         if self.occurrence is not None and not once:
-            yield conflict("occurrence", f"{self.moment} comes by its step", "occurrence is for restore.* and rendezvous")
+            yield conflict("occurrence", f"{self.moment} is placed by its step", "occurrence is for restore.* and rendezvous")
         if once and (self.count is not None or self.mean is not None or self.then is not None):
             yield conflict("phase", f"no step has a {self.moment}", "leave out count, mean and then")
 

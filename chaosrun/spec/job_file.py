@@ -36,7 +36,7 @@ class Job:
     directory: Path
     """Absolute; the script and other relative paths of the spec start here."""
     script_path: Path
-    """Absolute: the Python file that begins the training if known, else the job file."""
+    """Absolute: the file that begins the training if known, else the job file."""
     text: str
     """The file's text, without overrides."""
     tree: Mapping

@@ -154,7 +154,7 @@ def test_a_damage_that_did_not_happen_is_not_counted(drill: Drill) -> None:
         (("kind: truncate, rank: 1, at_step: 4",), "nobody reads the checkpoint again"),
         (("kind: truncate, rank: 1, at_step: 4", "rank: 1, at_step: 7"), "nobody reads the checkpoint again"),
         (("kind: stale_staging, rank: 1, at_step: 20",), "nobody reads the checkpoint again"),
-        (("kind: failed_rename, rank: 1, at_step: 4",), "rank 1 never comes by checkpoint.rename.before, only rank 0 does"),
+        (("kind: failed_rename, rank: 1, at_step: 4",), "rank 1 never reaches checkpoint.rename.before, only rank 0 does"),
         (
             ("kind: truncate, rank: 1, at_step: 4, file: ../../journal.jsonl", "rank: 1, at_step: 5"),
             "is not a path within a checkpoint",

@@ -120,7 +120,7 @@ def test_several_ranks_are_struck_together_from_outside_too():
         (
             {"at_step": 10, "rank": "all", "phase": "checkpoint.rename.before"},
             {},
-            "rank 1 never comes by checkpoint.rename.before",
+            "rank 1 never reaches checkpoint.rename.before",
         ),
         ({"at_step": 10, "rank": 1, "phase": "checkpoint.rename.after"}, {}, "only rank 0 does"),
         ({"at_step": 10, "rank": 1, "kind": "failed_rename"}, {}, "only rank 0 does"),
@@ -141,8 +141,8 @@ def test_several_ranks_are_struck_together_from_outside_too():
         ({"phase": "rendezvous", "attempt": 2}, {}, "attempt 2 may never begin, the other faults lead to 1 attempt"),
         ({"at_step": 5, "attempt": 3}, {}, "attempt 3 may never begin"),
         ({"phase": "rendezvous", "occurrence": 2}, {}, "attempt 2 may never begin, the other faults lead to 1 attempt"),
-        ({"phase": "fetch", "occurrence": 61}, {}, "no attempt comes by there 61 times"),
-        ({"phase": "checkpoint.file", "occurrence": 7}, {}, "no attempt comes by there 7 times"),
+        ({"phase": "fetch", "occurrence": 61}, {}, "no attempt gets there 61 times"),
+        ({"phase": "checkpoint.file", "occurrence": 7}, {}, "no attempt gets there 7 times"),
         ({"kind": "truncate", "at_step": 20}, {}, "nobody reads the checkpoint again"),
         ({"kind": "truncate", "at_step": 5, "phase": "step"}, {}, "there is no checkpoint yet"),
         ({"kind": "preempt", "at_step": 60}, {}, "leave after the step that follows the notice, and none may follow"),
@@ -187,7 +187,7 @@ FIT: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str]] = {
     "an attempt that does not come by": (
         [kill(17), kill(15, 1, attempt=2)],
         [kill(17), kill(5, 1, attempt=2)],
-        "that attempt goes from step 10 to the end, and does not come by there",
+        "that attempt goes from step 10 to the end, and does not get there",
     ),
     "damage that leaves nothing leads back to the beginning": (
         [{"kind": "truncate", "at_step": 10}, *AGAIN],
@@ -214,7 +214,7 @@ class TestTogether:
         damage = {"kind": "truncate", "at_step": 20}
         assert len(faults(damage, kill(25))) == 2
         assert "nobody reads" in refusal(damage, kill(35))
-        # Back at step 10, the job comes by step 20 once more.
+        # Back at step 10, the job reaches step 20 once more.
         assert len(faults(damage, kill(25), kill(10, 1, phase="restore.end"))) == 3
         message = refusal(damage, kill(25), kill(20, 1, phase="restore.end"))
         assert "step 20 is never restored; the other faults lead to a restore of step 10" in message

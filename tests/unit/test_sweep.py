@@ -34,7 +34,7 @@ FILES = ("model.safetensors", ".", "model.safetensors")
 
 
 def leg(workers: int, after: int = 0) -> Iterator[Passage]:
-    """What the ranks of an attempt come by that goes on after step `after`."""
+    """The points that the ranks reach of an attempt that continues after step `after`."""
     for rank in range(workers):
         yield Passage(rank=rank, phase="rendezvous", step=0)
         if after:
@@ -205,7 +205,7 @@ class TestVerdict:
         assert "Not passed" not in text and "resume    " not in text
         row = next(line for line in text.splitlines() if "checkpoint.fsync.before" in line)
         assert row.split()[1:] == ["5,10,12", "0", "2", "9/9", "9", "PASS"]
-        told = "13 of 13 points reached, 6 of 6 places (phase, rank, file); the job comes by 321 points"
+        told = "13 of 13 points reached, 6 of 6 places (phase, rank, file); the job reaches 321 points"
         assert told in " ".join(text.split())
         assert text.splitlines()[-1].split() == ["PASS", "13", "drills,", "0.50", "s", "each:", "13", "PASS"]
 

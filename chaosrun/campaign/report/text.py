@@ -60,7 +60,7 @@ def render_sweep(sweep: Sweep, *, root: Path | None = None, quiet: bool = False)
     reached = [point for point in sweep.points if point.id in sweep.tried and sweep.tried[point.id].reached]
     coverage = (
         f"{len(reached)} of {len(sweep.points)} points reached, {len({point.place for point in reached})} of {len(places)} "
-        f"places (phase, rank, file); the job comes by {sweep.passages} points in all"
+        f"places (phase, rank, file); the job reaches {sweep.passages} points in all"
     )
     parts += ["", labelled("coverage", coverage), labelled(label, told, style=style)]
     if sweep.left:
