@@ -131,7 +131,7 @@ def drill_on(
     survey: bool = False,
 ) -> Verdict:
     """Execute a run as one of many, on these agents or (None) on its own ones at `address`. `root`: its cache of references is
-    used. Raises as `Drill.execute` does."""
+    used. Raises as `carry_out`."""
     with OneOfMany(watch) as interrupts:
         return carry_out(run, root, address, on_record, interrupts, report, cluster=cluster, survey=survey)
 

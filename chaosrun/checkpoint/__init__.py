@@ -1,2 +1,2 @@
-"""Checkpoints as directories on disk: manifest, audit, store, retention. No torch, no ray, no knowledge of what the files
-mean."""
+"""Checkpoints as directories on disk, or in an object store: audit, store, retention. No torch, no ray, no knowledge of what
+the files mean."""

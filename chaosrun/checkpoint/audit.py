@@ -52,7 +52,7 @@ def audit_directory(directory: Path, step: int, *, hashed: Collection[str] | Non
 
 
 def signature_of(directory: Path) -> str:
-    """A digest of all sizes, change times and inodes below. While it is unchanged, nothing was written through the file system.
+    """A digest of all sizes, modification times and inodes below. Unchanged: nothing was written through the file system.
 
     Raises as `list_members`.
     """

@@ -45,7 +45,7 @@ class KeptPlace:
     kind: Kind
     path: Path
     used_s: float
-    """When it was begun; for a reference, when it was last used."""
+    """When a run was begun, a reference was last used, the file of a sweep or suite was last written."""
     status: str
     """A verdict, "interrupted" or "damaged"; for a reference "cached"."""
     supervised: bool = False

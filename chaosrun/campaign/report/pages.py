@@ -27,9 +27,9 @@ SIGNS = {"as expected": "✅", "not as expected": "❌", "cut short": "🚫", "n
 MOST_REPEATED = 5
 """Drills whose command is in the summary; each report has its own."""
 TOP, FLOOR, HEIGHT = 12, 126, 150
-"""Where what is drawn begins and ends, and all of a figure."""
+"""Top and floor of the drawn area, and the height of a figure."""
 LEAST_NIGHTS = 12
-"""Places for so many: a bar of one night is not as wide as the figure."""
+"""A figure has room for at least this many nights: the bar of one alone does not fill it."""
 
 
 def write_pages(folder: SuiteFolder, result: SuiteResult, history: Path) -> SuiteResult:
@@ -162,7 +162,7 @@ def hand_out(result: SuiteResult, junit: Path | None, markdown: Path | None) -> 
 
 
 def rates(known: Sequence[Night]) -> Shown | None:
-    """A bar per night: all of its drills, and how many were as expected. None for nights without drills."""
+    """A bar per night: all of its drills, and how many were as expected. None without nights."""
     if not known:
         return None
     most = max(len(night.drills) for night in known)

@@ -10,7 +10,7 @@ from chaosrun.verify.trajectory import LossDifference
 from chaosrun.wording import count, span
 
 LOOKED_AT = 8
-"""Drills that a command is shown for although they are as expected: where there are no more."""
+"""Up to this many drills, each is shown with its command; of more, only those that are not as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
